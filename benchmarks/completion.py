@@ -54,7 +54,7 @@ def grown(num_entities: int, is_narrow: bool) -> dict[str, Any]:
     return {
         "entities": num_entities,
         "bfloat16": is_narrow,
-        "links": len(links.query),
+        "links": len(links),
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - begin,
         "pairs_per_cpu_second": QUERIES * num_entities / (time.process_time() - begin),

@@ -15,17 +15,20 @@ from dglkge.distributed import dgl_import
 __version__ = "1.0.0"
 
 if TYPE_CHECKING:
-    from dglkge.checkpoint.reader import open_checkpoint
-    from dglkge.cli.common import run_command
-    from dglkge.config import load_config
-    from dglkge.errors import InputError, JobError
-    from dglkge.evaluation.metrics import format_table
-    from dglkge.inference.run import open_run
-    from dglkge.train_job import train
-    from dglkge.training.build import build_trainer
-    from dglkge.training.elastic import elastic
-    from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
-    from dglkge.training.join import join_cluster
+    from dglkge.checkpoint.reader import open_checkpoint as open_checkpoint
+    from dglkge.cli.common import run_command as run_command
+    from dglkge.config import load_config as load_config
+    from dglkge.errors import InputError as InputError
+    from dglkge.errors import JobError as JobError
+    from dglkge.evaluation.metrics import format_table as format_table
+    from dglkge.inference.run import open_run as open_run
+    from dglkge.train_job import train as train
+    from dglkge.training.build import build_trainer as build_trainer
+    from dglkge.training.elastic import elastic as elastic
+    from dglkge.training.epochs import current_epoch as current_epoch
+    from dglkge.training.epochs import finished_epochs as finished_epochs
+    from dglkge.training.epochs import remaining_epochs_until as remaining_epochs_until
+    from dglkge.training.join import join_cluster as join_cluster
 
 _HOME = {
     "InputError": "dglkge.errors",
@@ -44,23 +47,7 @@ _HOME = {
     "train": "dglkge.train_job",
 }
 
-__all__ = [
-    "InputError",
-    "JobError",
-    "build_trainer",
-    "current_epoch",
-    "elastic",
-    "finished_epochs",
-    "format_table",
-    "join_cluster",
-    "load_config",
-    "open_checkpoint",
-    "open_run",
-    "remaining_epochs_until",
-    "run_command",
-    "train",
-]
-
+__all__ = [*_HOME]
 
 dgl_import.install()
 

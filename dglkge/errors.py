@@ -39,13 +39,7 @@ class InputError(DglkgeError):
 
 
 class InputErrors(InputError):
-    """Several mistakes at once; as a text they are one line.
-
-    Parameters
-    ----------
-    problems : sequence of str
-        A line each. Commands print each on a line of its own.
-    """
+    """Several mistakes at once, a line each; as a text they are one line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -59,8 +53,7 @@ class CheckpointError(InputError):
 class NotReadyError(InputError):
     """A machine cannot take the job now: a port in use, a name without an address, another job's lock.
 
-    The user can correct this before a first start. Before a restart it may pass by itself, so another
-    attempt is made.
+    Before a restart it may pass by itself, so another attempt is made.
     """
 
 
@@ -74,14 +67,7 @@ class StorageError(JobError):
 
 @contextlib.contextmanager
 def os_errors(kind: type[DglkgeError], what: str) -> Iterator[None]:
-    """Raise a failure of the operating system in the block as an error with a text of ours.
-
-    Parameters
-    ----------
-    kind : type
-        Of the error.
-    what : str
-        The action that failed, e.g. ``"cannot read a/b.txt"``.
+    """Raise a failure of the operating system in the block as an error with a text of ours, and the reason.
 
     Examples
     --------
@@ -98,26 +84,14 @@ def os_errors(kind: type[DglkgeError], what: str) -> Iterator[None]:
 
 
 def write_error(what: str, error: OSError) -> DglkgeError:
-    """Build the error for a file or folder that cannot be written.
+    """Return the error for a file or folder that cannot be written.
 
-    Parameters
-    ----------
-    what : str
-        The action that failed, e.g. ``"cannot write runs/a/checkpoint/model.v2.h5"``.
-    error : OSError
-        Why.
-
-    Returns
-    -------
-    DglkgeError
-        CheckpointError for a wrong path or missing rights, else StorageError. Not raised.
+    It is a CheckpointError for a wrong path or missing rights, else a StorageError.
 
     Examples
     --------
     >>> write_error("cannot write a", OSError(errno.ENOSPC, "No space left on device"))
     StorageError('cannot write a: No space left on device')
-    >>> write_error("cannot write a", OSError(errno.EACCES, "Permission denied"))
-    CheckpointError('cannot write a: Permission denied')
     """
     # strerror alone: str(error) would repeat the path, which `what` has. It is None for errors without errno.
     text = f"{what}: {error.strerror or error}"
@@ -148,23 +122,7 @@ def one_line(error: BaseException) -> str:
 
 
 def missing_package(user: str, package: str, extra: str, error: ImportError) -> InputError:
-    """Build the error for a package of an extra that cannot be imported.
-
-    Parameters
-    ----------
-    user : str
-        What needs it, e.g. ``"dglkge serve"``.
-    package : str
-        Name of the package on the package index.
-    extra : str
-        The extra of dglkge that installs it.
-    error : ImportError
-        Shown as well: the package may be there, and one that it needs may not.
-
-    Returns
-    -------
-    InputError
-        Not raised, as of :func:`unknown_name`.
+    """Return the error for a package of an extra, or one that it needs, that cannot be imported.
 
     Examples
     --------
@@ -175,22 +133,9 @@ def missing_package(user: str, package: str, extra: str, error: ImportError) -> 
 
 
 def import_extra(user: str, module: str, extra: str, package: str = "") -> Any:
-    """Import a module of an extra.
+    """Import a module of an extra for a user such as a command; the package may have another name than it.
 
-    Parameters
-    ----------
-    user : str
-        What needs it, e.g. ``"dglkge serve"``.
-    module : str
-    extra : str
-        The extra of dglkge that installs it.
-    package : str
-        Name of the package on the package index, by default that of the module.
-
-    Raises
-    ------
-    InputError
-        If it cannot be imported; with the command that installs it.
+    A module that cannot be imported is an InputError with the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -199,23 +144,9 @@ def import_extra(user: str, module: str, extra: str, package: str = "") -> Any:
 
 
 def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> InputError:
-    """Build the error for an unknown name.
+    """Return the error for an unknown name, with so many near names, or else known ones.
 
-    Parameters
-    ----------
-    noun : str
-        Kind of the name, e.g. ``"score function"``.
-    got : str
-        The name as the user wrote it.
-    known : iterable of str
-        All names that would have been right.
-    limit : int
-        How many near names to show; where none is near, how many of the known ones.
-
-    Returns
-    -------
-    InputError
-        Not raised: the caller writes ``raise``, so that control flow shows there.
+    It is not raised: the caller writes ``raise``, so that control flow shows there.
 
     Examples
     --------
@@ -225,11 +156,10 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     unknown data set 'ulms'; did you mean 'UMLS'? known: 'UMLS'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=limit, cutoff=0.6)
+    near = difflib.get_close_matches(got, names, n=limit)
     if not near:
         in_lower = {name.lower(): name for name in names}
-        close = difflib.get_close_matches(got.lower(), in_lower, n=limit, cutoff=0.6)
-        near = [in_lower[name] for name in close]
+        near = [in_lower[name] for name in difflib.get_close_matches(got.lower(), in_lower, n=limit)]
     message = f"unknown {noun} {got!r}"
     if near:
         message += "; did you mean " + " or ".join(repr(name) for name in near) + "?"

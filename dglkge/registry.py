@@ -86,18 +86,13 @@ class Registry(Generic[T]):
         if self._group:
             group, self._group = self._group, ""
             for entry in importlib.metadata.entry_points(group=group):
-                self._load(group, entry)
-
-    def _load(self, group: str, entry: importlib.metadata.EntryPoint) -> None:
-        """Register what an installed package declares, unless it has registered itself."""
-        try:
-            member = entry.load()
-        except Exception as error:  # another package's code: anything can be raised
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(
-                f"cannot load the entry point {entry.name} = {entry.value} of {group} ({reason})"
-            ) from error
-        self._members.setdefault(entry.name, member)
+                try:
+                    member = entry.load()
+                except Exception as error:  # another package's code: anything can be raised
+                    what = f"the entry point {entry.name} = {entry.value} of {group}"
+                    raise InputError(f"cannot load {what} ({_reason(error)})") from error
+                # Unless it has registered itself.
+                self._members.setdefault(entry.name, member)
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers its argument under a name.
@@ -151,13 +146,7 @@ class Registry(Generic[T]):
 
 
 def registry_of(noun: str) -> Registry[Any]:
-    """Return the registry of a kind of components.
-
-    Parameters
-    ----------
-    noun : str
-        A key of :data:`HOMES`.
-    """
+    """Return the registry of a kind of components, a key of :data:`HOMES`."""
     module, _, name = HOMES[noun].partition(":")
     found: Registry[Any] = getattr(importlib.import_module(module), name)
     return found
@@ -177,11 +166,6 @@ def import_modules(modules: Iterable[str]) -> None:
     modules : iterable of str
         Each is the name of a module, searched in the current folder too, or a path that ends in ``.py``. A
         module that is imported already is not run again.
-
-    Raises
-    ------
-    InputError
-        If a module is not there or fails; in one line, with the module and the reason.
     """
     for module in modules:
         try:
@@ -192,11 +176,14 @@ def import_modules(modules: Iterable[str]) -> None:
         except InputError:
             raise
         except Exception as error:  # the module is the user's code: anything can be raised
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(
-                f"cannot import {module!r} ({reason}); --import takes the name of a module, sought in "
-                f"{os.getcwd()} too, or the path of a .py file"
+                f"cannot import {module!r} ({_reason(error)}); --import takes the name of a module, sought "
+                f"in {os.getcwd()} too, or the path of a .py file"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _import_file(path: str) -> None:

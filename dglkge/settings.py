@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
@@ -119,13 +119,10 @@ class Tree(dict[str, Any]):
 
 
 def setting(default: Any, help: str, resume: str = FIXED, component: str = "", **limits: Any) -> Any:
-    """Declare a field of the configuration.
+    """Declare a field of the configuration; ``...`` is the default of one that must be given.
 
     Parameters
     ----------
-    default : object
-        ``...`` for a field that must be given.
-    help : str
     resume : str
         Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
         :data:`FREE`.
@@ -145,15 +142,20 @@ until_finished = functools.partial(setting, resume=UNTIL_FINISHED)
 """Declares a field that may change while there are epochs left to train."""
 
 
-def not_empty(allowed: str) -> AfterValidator:
-    """Return a check that a text is given; ``allowed`` describes it."""
+def check(holds: Callable[[Any], object], allowed: str) -> AfterValidator:
+    """Return a check of a value; ``allowed`` describes what passes."""
 
-    def check(value: str) -> str:
-        if not value:
+    def checked(value: Any) -> Any:
+        if not holds(value):
             raise ValueError(allowed)
         return value
 
-    return AfterValidator(check)
+    return AfterValidator(checked)
+
+
+def not_empty(allowed: str) -> AfterValidator:
+    """Return a check that a text is given."""
+    return check(bool, allowed)
 
 
 Text = Annotated[str, not_empty("a non-empty text")]
@@ -175,10 +177,7 @@ class Settings(BaseModel):
 
 
 class ComponentSettings(Settings):
-    """Settings of a component, a member of a registry; each family has a class of its own.
-
-    A member of a registry declares its settings as ``Settings``, a subclass of its family's.
-    """
+    """Settings of a component; a member of a registry declares a subclass of its family's as ``Settings``."""
 
     name: str = setting("", "name of the component")
 
@@ -225,24 +224,11 @@ def section(of: type[BaseModel], help: str) -> Any:
 
 def at_least_or(special: float, low: float) -> AfterValidator:
     """Return a check that a number is a special one or at least ``low``."""
-
-    def check(value: float) -> float:
-        if value != special and value < low:
-            raise ValueError(f"{special:g}, or at least {low:g}")
-        return value
-
-    return AfterValidator(check)
+    return check(lambda value: value == special or value >= low, f"{special:g}, or at least {low:g}")
 
 
 def expected(problem: Mapping[str, Any], value: Any) -> str:
-    """Return what is allowed in place of a value, and the nearest name.
-
-    Parameters
-    ----------
-    problem : mapping
-        One of pydantic's ``ValidationError.errors()``.
-    value : object
-    """
+    """Return what is allowed in place of a value, and the nearest name, by one of pydantic's ``errors()``."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":
         return f"allowed: {context['error']}"
@@ -257,13 +243,7 @@ Member = TypeVar("Member", bound=ComponentSettings)
 
 
 def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Member:
-    """Return the settings of a component from values in Python.
-
-    Raises
-    ------
-    InputError
-        If the component has no such option, or a value is not allowed.
-    """
+    """Return the settings of a component from values in Python."""
     try:
         return of.model_validate(dict(values), strict=True)
     except ValidationError as error:
@@ -280,11 +260,6 @@ def read_as(value: Any, kind: Any) -> Any:
 
     The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
     decimal (or hexadecimal after 0x).
-
-    Raises
-    ------
-    ValueError
-        With a description of the allowed values.
     """
     if not isinstance(value, (Scalar, Items, Tree)):
         return value

@@ -62,11 +62,6 @@ class DataOptions:
                 raise unknown_name("argument of dglkge.train", name, known)
         return cls(**values)
 
-    @property
-    def has_splits(self) -> bool:
-        """Whether there are further splits."""
-        return self.valid is not None or self.test is not None
-
     def to_options(self, name: str, progress: bool) -> Options:
         """Return the options of partitioning.
 
@@ -94,13 +89,7 @@ _ARGUMENTS = tuple("triples score_function output config settings trainers overw
 
 
 def config_file(config: Any) -> Path | None:
-    """Return the file of a configuration: a path, or the name of a recipe.
-
-    Raises
-    ------
-    InputError
-        If there is neither.
-    """
+    """Return the file of a configuration: a path, or the name of a recipe."""
     if config is None:
         return None
     if not isinstance(config, (str, os.PathLike)):
@@ -116,13 +105,7 @@ def config_file(config: Any) -> Path | None:
 
 
 def overrides(settings: Any, score_function: Any) -> list[str]:
-    """Return the overrides KEY=VALUE of all settings.
-
-    Raises
-    ------
-    InputError
-        If an argument or a value is of another type.
-    """
+    """Return the overrides KEY=VALUE of all settings."""
     if settings is not None and not isinstance(settings, Mapping):
         raise _wrong_type("settings", settings, "a mapping of field to value")
     if score_function is not None and not isinstance(score_function, str):
@@ -166,13 +149,7 @@ def _as_yaml(name: str, value: Any) -> str:
 
 
 def path_override(name: str, path: Any) -> list[str]:
-    """Return the override of a path, none for None.
-
-    Raises
-    ------
-    InputError
-        If it is no path, or empty, which would mean this folder.
-    """
+    """Return the override of a path, none for None."""
     if path is None:
         return []
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
@@ -181,13 +158,7 @@ def path_override(name: str, path: Any) -> list[str]:
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """Return a number of Python or numpy as an int.
-
-    Raises
-    ------
-    InputError
-        If it is none, or too small.
-    """
+    """Return a number of Python or numpy as an int."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -27,7 +26,7 @@ from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.launch.console import plain_text
-from dglkge.partition.options import DATASET_FOLDER, Options
+from dglkge.partition.options import DATASET_FOLDER
 from dglkge.train_arguments import (
     DataOptions,
     config_file,
@@ -131,29 +130,39 @@ def train(
     words.append(f"output={folder}")
     making = options.to_options(folder.absolute().name, is_shown)
     workers = None if trainers is None else whole_number("trainers", trainers, least=1)
-    source = _Source.of(triples, options)
-    _check_output(folder, overwrite, source)
+    dataset = _dataset_of(triples, options)
+    _check_output(folder, overwrite, dataset)
     require_dgl("dglkge.train")
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
+    from dglkge.partition.make_dataset import dataset_of_run
     from dglkge.planning.adaptive import adapted, describe
     from dglkge.training.building.checks import check_config
 
     check_config(read)
-    dataset = source.dataset or _make(source, folder, making, overwrite)
-    if source.dataset is not None and overwrite:
-        _remove(folder)
-    chosen = adapted(file, words, Path(dataset))
+    if dataset is None:
+        splits = {"valid": options.valid, "test": options.test}
+        with in_python():
+            dataset, notes = dataset_of_run(triples, folder, making, overwrite, **splits)
+        for note in notes:
+            _say(pythonic(note), is_shown)
+    elif overwrite and folder.exists():
+        shutil.rmtree(folder)
+    chosen = adapted(file, words, dataset)
     if chosen:
         _say(describe(chosen), is_shown)
     words += [f"dataset={dataset}", *chosen, *_unranked(read, dataset, is_shown)]
     read = load_config(file, words)
     script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
     script += [] if file is None else ["--config", str(file)]
-    if workers is None and is_small(read, Path(dataset)):
+    if workers is None and is_small(read, dataset):
         _run_job([sys.executable, *script], folder, is_shown)
     else:
-        _launch(script, workers, folder, is_shown)
+        _say(f"logs: {folder / LOGS}", is_shown)
+        with ip_config(None) as machines:
+            launcher = ["-m", "dglkge.cli.launch", "--ip_config", machines, "--log_dir", str(folder / LOGS)]
+            launcher += [] if workers is None else ["--num_trainers", str(workers)]
+            _run_job([sys.executable, *launcher, *script], folder, is_shown)
     _say(NEXT.format(folder), is_shown)
     _say(
         'next, in Python: run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)',
@@ -162,44 +171,34 @@ def train(
     return open_run(folder, dataset=str(dataset), imports=read.imports)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Triples, and whether they are paths, a data set folder or an object."""
+def _dataset_of(triples: Any, options: DataOptions) -> Path | None:
+    """Return the folder of a data set; check what can be known of other triples before they are read."""
+    from dglkge.partition.sources import as_paths, check_kind, named_data
 
-    triples: Any
-    options: DataOptions
-    dataset: Path | None = None
-
-    @classmethod
-    def of(cls, triples: Any, options: DataOptions) -> _Source:
-        """Check what can be known of the triples before they are read."""
-        from dglkge.partition.sources import as_paths, check_kind, named_data
-
-        paths = as_paths(triples)
-        if not paths:
-            if options.reading.keys() - {"relation_attribute"}:
-                raise InputError(
-                    "reading is for files and folders of triples, not for an object or a data set"
-                )
-            for name, each in (("triples", triples), ("valid", options.valid), ("test", options.test)):
-                if name == "triples" or each is not None:
-                    check_kind(each, name)
-            return cls(triples, options)
-        if options.has_splits:
-            raise InputError("valid and test go with an object; a folder has files of these names")
-        for path in paths:
-            if not path.exists() and named_data(paths) is None:
-                raise InputError(f"triples: {path}: there is no such file or folder")
-        if len(paths) > 1 or not (paths[0] / DESCRIPTION).is_file():
-            return cls(triples, options)
-        if options.reading:
-            raise InputError("reading is for files and folders of triples, not for an object or a data set")
-        if options.split is not None:
-            raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
-        return cls(triples, options, paths[0].absolute())
+    not_read = "reading is for files and folders of triples, not for an object or a data set"
+    paths = as_paths(triples)
+    if not paths:
+        if options.reading.keys() - {"relation_attribute"}:
+            raise InputError(not_read)
+        for name, each in (("triples", triples), ("valid", options.valid), ("test", options.test)):
+            if name == "triples" or each is not None:
+                check_kind(each, name)
+        return None
+    if options.valid is not None or options.test is not None:
+        raise InputError("valid and test go with an object; a folder has files of these names")
+    for path in paths:
+        if not path.exists() and named_data(paths) is None:
+            raise InputError(f"triples: {path}: there is no such file or folder")
+    if len(paths) > 1 or not (paths[0] / DESCRIPTION).is_file():
+        return None
+    if options.reading:
+        raise InputError(not_read)
+    if options.split is not None:
+        raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
+    return paths[0].absolute()
 
 
-def _check_output(folder: Path, overwrite: bool, source: _Source) -> None:
+def _check_output(folder: Path, overwrite: bool, dataset: Path | None) -> None:
     """Refuse a folder that cannot be a run's, or that must not be removed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output is {folder}, which is a file; expected a folder")
@@ -208,32 +207,11 @@ def _check_output(folder: Path, overwrite: bool, source: _Source) -> None:
         raise InputError(f"output is {folder}, and {parent} is not a folder that can be written")
     if not overwrite or not folder.exists():
         return
-    is_run = _has_run(folder) or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
+    is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
     if not is_run and any(folder.iterdir()):
         raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
-    if source.dataset is not None and source.dataset.is_relative_to(folder.absolute()):
-        raise InputError(f"{source.triples} lies in {folder}, which overwrite would remove")
-
-
-def _has_run(folder: Path) -> bool:
-    return (folder / RUN_CONFIG_FILE).is_file()
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def _make(source: _Source, folder: Path, making: Options, overwrite: bool) -> Path:
-    """Return the data set of the triples, made in the run's folder if it is not one already."""
-    from dglkge.partition.make_dataset import dataset_of_run
-
-    valid, test = source.options.valid, source.options.test
-    with in_python():
-        made, notes = dataset_of_run(source.triples, folder, making, overwrite, valid=valid, test=test)
-    for note in notes:
-        _say(pythonic(note), bool(making.progress))
-    return made
+    if dataset is not None and dataset.is_relative_to(folder.absolute()):
+        raise InputError(f"{dataset} lies in {folder}, which overwrite would remove")
 
 
 def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
@@ -243,16 +221,6 @@ def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
         return []
     _say(f"nothing is ranked: there are no {split} triples", is_shown)
     return ["evaluation.split=none"]
-
-
-def _launch(script: list[str], workers: int | None, folder: Path, is_shown: bool) -> None:
-    """Run the job with servers and trainers."""
-    options = ["--log_dir", str(folder / LOGS)]
-    options += [] if workers is None else ["--num_trainers", str(workers)]
-    _say(f"logs: {folder / LOGS}", is_shown)
-    with ip_config(None) as machines:
-        launcher = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines]
-        _run_job([*launcher, *options, *script], folder, is_shown)
 
 
 def _default_output(triples: Any, config: Config) -> Path:
@@ -273,13 +241,7 @@ def _say(line: str, is_shown: bool) -> None:
 
 
 def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
-    """Run the launcher, or a small training itself, to its end.
-
-    Raises
-    ------
-    InputError, JobError
-        If it fails, with its own words.
-    """
+    """Run the launcher, or a small training itself, to its end."""
     parent = os.getpid()
 
     def die_with_parent() -> None:

@@ -188,8 +188,7 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
     entity_type = model.type_of(entity, args.type)
     answers = model.nearest(entity, entity_type, args.k)
     rows = [
-        {"rank": rank, "name": answer.name, "cosine": answer.score}
-        for rank, answer in enumerate(answers, start=1)
+        {"rank": rank, "name": name, "cosine": cosine} for rank, (name, cosine) in enumerate(answers, start=1)
     ]
     return {"entity": entity, "type": entity_type, "similar": rows}
 

@@ -71,21 +71,10 @@ class EdgeBuckets:
         ascend inside a bucket only.
     counts : (S, K, P, P) int64
         Triples by edge set, edge type, range of the head and range of the tail.
-    bounds : dict of str to (num_parts * P + 1,) int64
-        Bounds of the ranges of each entity type, see :func:`dglkge.data.range_walk.range_bounds`.
-    path : Path
-        The folder.
     """
 
     table: EdgeTable
     counts: Ids
-    bounds: dict[str, Ids]
-    path: Path
-
-    @property
-    def num_ranges(self) -> int:
-        """Ranges of each entity type on each machine."""
-        return int(self.counts.shape[2])
 
     @property
     def triples_of_sets(self) -> Ids:
@@ -172,12 +161,14 @@ class BucketFiles:
             except InputError as error:
                 problems.append(error)
                 continue
-            return EdgeBuckets(EdgeTable(triple_ids, edges, weights), counts, self._bounds(), folder)
+            return EdgeBuckets(EdgeTable(triple_ids, edges, weights), counts)
         raise problems[0]
 
     def _write(self, folder: Path, edges: EdgeTable, pair_of_relation: Ids) -> None:
         """Write the files by a counting sort: a pass that counts, and one that places each triple."""
-        rows_of_sets, bounds = self.sets.rows_of(np.asarray(edges.triple_ids)), self._bounds()
+        rows_of_sets = self.sets.rows_of(np.asarray(edges.triple_ids))
+        names = {name for pair in self.pairs for name in pair}
+        bounds = {name: range_bounds(self.layout.range_starts(name), self.num_ranges) for name in names}
         shape = (len(rows_of_sets), len(self.pairs), self.num_ranges, self.num_ranges)
 
         def numbered() -> Iterator[tuple[int, slice | Rows, Ids]]:
@@ -223,10 +214,6 @@ class BucketFiles:
 
     def _folder(self, parent: Path) -> Path:
         return parent / dataset_files.buckets_folder(self.num_ranges, self.sets.folder_mark)
-
-    def _bounds(self) -> dict[str, Ids]:
-        names = dict.fromkeys(name for pair in self.pairs for name in pair)
-        return {name: range_bounds(self.layout.range_starts(name), self.num_ranges) for name in names}
 
     def _made_of(self) -> dict[str, Any]:
         """Describe what buckets are made of, as JSON gives it back."""

@@ -34,7 +34,7 @@ LOCK_SECONDS = 3600.0
 
 _CHUNK_ROWS = 1 << 20
 _RANDOM_ABOVE = 64 << 20
-_MAGIC = b"dglkge known answers 1\n"
+_MAGIC = b"dglkge known answers 2\n"
 _LOW_BITS = np.uint64(32)
 _INDEXED = (Side.TAIL, Side.HEAD)
 
@@ -181,7 +181,6 @@ def open_known_index(
     source: str,
     triples: np.ndarray,
     num_relations: int,
-    limit_seconds: float = LOCK_SECONDS,
 ) -> Index:
     """Map the index of a split; built by the first process that asks for it, while others wait.
 
@@ -199,12 +198,12 @@ def open_known_index(
         return _map(path, identity)
     except FileNotFoundError:
         pass
-    except (OSError, _UnfitError) as fault:
+    except (OSError, ValueError) as fault:
         logger.info("%s is built again: %s", path, fault)
     try:
-        with _locked(dataset, path, limit_seconds):
+        with _locked(dataset, path):
             # The process that held the lock has built it meanwhile.
-            with contextlib.suppress(OSError, _UnfitError):
+            with contextlib.suppress(OSError, ValueError):
                 return _map(path, identity)
             for left in path.parent.glob(partial_files(path.name)):
                 if not os.path.exists(f"/proc/{left.name.split('.')[-2]}"):  # of a process that was killed
@@ -222,19 +221,15 @@ def open_known_index(
         return index_in_memory([triples], num_relations, _INDEXED)
 
 
-class _UnfitError(Exception):
-    """A file is not the wanted index: cut off, damaged, or of other triples."""
-
-
 @contextlib.contextmanager
-def _locked(folder: Path, path: Path, limit_seconds: float) -> Iterator[None]:
+def _locked(folder: Path, path: Path) -> Iterator[None]:
     """Hold the lock of the folder; the kernel releases it when the process ends."""
     # The folder itself is locked: no lock file is left behind in a data set.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if not wait_for_lock(handle, limit_seconds):
+        if not wait_for_lock(handle, LOCK_SECONDS):
             raise JobError(
-                f"another process has been building {path} for {limit_seconds:.0f} s (the limit): "
+                f"another process has been building {path} for {LOCK_SECONDS:.0f} s (the limit): "
                 "end it, or wait and start again"
             )
         yield
@@ -259,78 +254,48 @@ def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> Non
         sections.append([keys_at, int(starts[-1])])
         # Behind it is what duplicates left free.
         file.truncate(end)
-    checksums = [
-        zlib.crc32(os.pread(file.fileno(), min(CHECKED_BYTES, end - start), start))
-        for start in range(HEADER_BYTES, end, CHECKED_BYTES)
-    ]
-    table = np.array(checksums, "<u4").tobytes()
-    os.pwrite(file.fileno(), table, end)
-    text = json.dumps(
-        {
-            **identity,
-            "sections": sections,
-            "checksums_at": end,
-            "checksums": zlib.crc32(table),
-            "bytes": end + len(table),
-        }
-    ).encode()
-    header = _MAGIC + f"{zlib.crc32(text)}\n".encode() + text + b"\n"
-    os.pwrite(file.fileno(), header.ljust(HEADER_BYTES, b"\0"), 0)
+    text = json.dumps({**identity, "sections": sections, "checksums_at": end}).encode()
+    os.pwrite(file.fileno(), (_MAGIC + text).ljust(HEADER_BYTES, b"\0"), 0)
+    blocks = (
+        os.pread(file.fileno(), min(CHECKED_BYTES, end - at), at) for at in range(0, end, CHECKED_BYTES)
+    )
+    os.pwrite(file.fileno(), np.array([zlib.crc32(block) for block in blocks], "<u4").tobytes(), end)
 
 
 def _map(path: Path, identity: dict[str, Any]) -> Index:
-    """Map a file and check it; raises OSError if it cannot be read, _UnfitError if it is another one."""
+    """Map a file and check it; raises OSError if it cannot be read, ValueError if it is another one."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < HEADER_BYTES:
-            raise _UnfitError(f"it has {size} bytes, less than a header")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    header = _read_header(mapped[:HEADER_BYTES])
-    for key, value in {**identity, "bytes": size}.items():
-        if header[key] != value:
-            raise _UnfitError(f"{key} is {header[key]}, expected {value}")
-    _check_blocks(mapped, header)
+    size, start = len(mapped), mapped[:HEADER_BYTES]
+    if not start.startswith(_MAGIC):
+        raise ValueError("it does not begin as an index of this version")
+    try:
+        header = json.loads(start[len(_MAGIC) :].rstrip(b"\0"))
+        found, end = {key: header[key] for key in identity}, int(header["checksums_at"])
+    except (ValueError, TypeError, KeyError):
+        raise ValueError("its header is damaged") from None
+    if found != identity:
+        raise ValueError(f"it is of {found}, expected {identity}")
+    num_blocks = -(-end // CHECKED_BYTES)
+    if size != end + 4 * num_blocks:
+        raise ValueError(f"it has {size} bytes, expected {end + 4 * num_blocks}")
+    checksums = np.frombuffer(mapped, "<u4", num_blocks, end)
+    # The first block, which has the header, and the last one are always among those that are checked.
+    for number in {*range(0, num_blocks, -(-num_blocks // MAX_CHECKED)), num_blocks - 1}:
+        at = number * CHECKED_BYTES
+        if zlib.crc32(mapped[at : min(at + CHECKED_BYTES, end)]) != checksums[number]:
+            raise ValueError(f"the bytes from {at} are damaged")
     if size > _RANDOM_ABOVE:
         # Queries are random accesses: without read-ahead the kernel reads the pages that they touch only.
         mapped.madvise(mmap.MADV_RANDOM)
-    found = {}
+    index = {}
     for side, (keys_at, count) in zip(_INDEXED, header["sections"]):
         num_starts = identity["relations"] + 1
         starts = np.frombuffer(mapped, "<i8", num_starts, keys_at - 8 * num_starts)
         # No buffer begins at the end of a map.
         keys = np.frombuffer(mapped, np.uint64, count, keys_at) if count else np.empty(0, np.uint64)
-        found[side] = Direction.of(starts, keys)
-    return found
-
-
-def _read_header(content: bytes) -> dict[str, Any]:
-    """Return the fields of a header."""
-    if not content.startswith(_MAGIC):
-        raise _UnfitError("it does not begin as an index of this version")
-    try:
-        checksum, text = content[len(_MAGIC) :].rstrip(b"\0").split(b"\n")[:2]
-        intact = zlib.crc32(text) == int(checksum)
-        header: dict[str, Any] = json.loads(text) if intact else {}
-    except ValueError:
-        header = {}
-    if not header:
-        raise _UnfitError("its header is damaged")
-    return header
-
-
-def _check_blocks(mapped: mmap.mmap, header: dict[str, Any]) -> None:
-    """Check the table of checksums, and the blocks that opening reads."""
-    end = header["checksums_at"]
-    table = mapped[end:]
-    if zlib.crc32(table) != header["checksums"]:
-        raise _UnfitError("its checksums are damaged")
-    checksums = np.frombuffer(table, "<u4")
-    step = max(1, -(-len(checksums) // MAX_CHECKED))
-    # The last block is always among them.
-    for number in {*range(0, len(checksums), step), len(checksums) - 1} - {-1}:
-        start = HEADER_BYTES + number * CHECKED_BYTES
-        if zlib.crc32(mapped[start : min(start + CHECKED_BYTES, end)]) != checksums[number]:
-            raise _UnfitError(f"the bytes from {start} are damaged")
+        index[side] = Direction.of(starts, keys)
+    return index
 
 
 class KnownTriples:

@@ -1,8 +1,4 @@
-"""Files of triples: which column holds what, how lines are split, and the first bad line.
-
-The fast reader parses blocks and has no line numbers. After an error in a block, the code here reads the file
-again line by line to find the first bad line for the message.
-"""
+"""Files of triples: which column holds what, how lines are split, and what a field may hold."""
 
 from __future__ import annotations
 
@@ -255,7 +251,11 @@ class RowRules:
         """Whether head, relation and tail are integers."""
         return bool(self.limits)
 
-    def fault(self, role: str, value: str) -> str | None:
+    def first_fault(self, values: Iterable[tuple[str, str]]) -> str | None:
+        """Return the fault of the first bad one of the fields (role, text) of a row, or None."""
+        return next(filter(None, (self._fault(role, value) for role, value in values)), None)
+
+    def _fault(self, role: str, value: str) -> str | None:
         """Return the fault of one field as text, or None."""
         if role == WEIGHT:
             try:
@@ -279,50 +279,3 @@ class RowRules:
         if role == "relation" and number is not None and 0 <= number < self.limits["head"]:
             fault += "; it could be an entity's: see --columns for the order of the columns"
         return fault
-
-
-def first_bad_line(
-    lines: Iterable[bytes],
-    text: TextFormat,
-    places: dict[str, int],
-    num_fields: int,
-    has_header: bool,
-    rules: RowRules,
-) -> tuple[int, str] | None:
-    """Return the number of the first bad line, from 1, and its fault; None if every line is good.
-
-    ``places`` has the index of each role's field.
-    """
-    for number, raw in enumerate(lines, start=1):
-        content = raw.rstrip(b"\n")
-        # Only one carriage return belongs to the end of a line.
-        content = content[:-1] if content.endswith(b"\r") else content
-        if content == b"" or (has_header and number == 1):
-            continue
-        try:
-            # A byte order mark is allowed at the start of the file only.
-            line = content.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            return number, f"byte {error.start + 1} of the line is not UTF-8"
-        fault = _line_fault(line, text, places, num_fields, rules)
-        if fault:
-            return number, fault
-    return None
-
-
-def _line_fault(
-    line: str, text: TextFormat, places: dict[str, int], num_fields: int, rules: RowRules
-) -> str | None:
-    if "\r" in line:
-        return "there is a carriage return inside the line"
-    try:
-        fields = text.split(line)
-    except ValueError as error:
-        return str(error)
-    if len(fields) != num_fields:
-        separator = {"\t": "tabs", ",": "commas"}.get(text.delimiter, repr(text.delimiter))
-        hint = "; see --delimiter" if len(fields) == 1 else ""
-        got = f"got {len(fields)} columns separated by {separator}"
-        return f"{got}, expected {num_fields}: {line[:80]!r}{hint}"
-    faults = (rules.fault(role, fields[place]) for role, place in places.items())
-    return next((fault for fault in faults if fault), None)

@@ -30,7 +30,6 @@ from dglkge.data.text_format import (
     columns_of_header,
     compression,
     extension,
-    first_bad_line,
     open_stream,
     read_errors,
     text_format,
@@ -89,8 +88,8 @@ class TripleFile:
         ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
     skip_first : bool
         Whether the first line of text is neither a triple nor a header.
-    block_bytes, read_bytes : int
-        Bytes of text that are parsed at a time (no line may be longer), and, if fewer, that are read.
+    read_bytes : int
+        Bytes of text that are read at a time, up to :data:`BLOCK_BYTES`; no line may be longer than these.
     """
 
     def __init__(
@@ -102,7 +101,6 @@ class TripleFile:
         *,
         kind: str | None = None,
         skip_first: bool = False,
-        block_bytes: int = BLOCK_BYTES,
         read_bytes: int | None = None,
     ) -> None:
         self.path = path
@@ -111,8 +109,7 @@ class TripleFile:
         self._rules = rules or RowRules()
         self._suffix = f".{kind}" if kind else extension(path)
         self._skip_first = skip_first
-        self._block_bytes = block_bytes
-        self._read_bytes = min(read_bytes or block_bytes, block_bytes)
+        self._read_bytes = min(read_bytes or BLOCK_BYTES, BLOCK_BYTES)
         # Of Parquet, once the first block was asked for.
         self._parquet_names: dict[str, str]
 
@@ -263,10 +260,9 @@ class TripleFile:
             content = rest + read
             # A lone carriage return ends a line for Arrow. Of "\r\n" cut in two, it skips the empty line.
             cut = 1 + max(content.rfind(b"\n"), content.rfind(b"\r"))
-            if cut == 0 and len(content) > self._block_bytes:
-                raise InputError(
-                    f"{self.path}: cannot be read: a line is longer than a block of {self._block_bytes} bytes"
-                )
+            if cut == 0 and len(content) > BLOCK_BYTES:
+                fault = f"a line is longer than a block of {BLOCK_BYTES} bytes"
+                raise InputError(f"{self.path}: cannot be read: {fault}")
             rest = content[cut:]
             if cut == 0:
                 continue
@@ -292,18 +288,39 @@ class TripleFile:
         return arrays
 
     def _bad_line(self, otherwise: str) -> InputError:
-        file = self._text
-        places = {role: file.field_names.index(name) for role, name in file.names.items()}
+        """Return the error of the first bad line: blocks have no line numbers, so the file is read again."""
         try:
             with read_errors(self.path), open_stream(self.path) as (_, lines):
-                bad = first_bad_line(
-                    lines, file.text, places, len(file.field_names), file.has_header, self._rules
-                )
+                for number, line in enumerate(lines, start=1):
+                    if fault := self._line_fault(number, line):
+                        return InputError(f"{self.path}:{number}: {fault}")
         except InputError as error:
             return error
-        if bad is None:
-            return InputError(f"{self.path}: cannot be read: {otherwise}")
-        return InputError(f"{self.path}:{bad[0]}: {bad[1]}")
+        return InputError(f"{self.path}: cannot be read: {otherwise}")
+
+    def _line_fault(self, number: int, raw: bytes) -> str | None:
+        file, delimiter = self._text, self._text.text.delimiter
+        # Only one carriage return belongs to the end of a line.
+        content = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if content == b"" or (file.has_header and number == 1):
+            return None
+        try:
+            # A byte order mark is allowed at the start of the file only.
+            line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+            if "\r" in line:
+                return "there is a carriage return inside the line"
+            fields = file.text.split(line)
+        except UnicodeDecodeError as error:
+            return f"byte {error.start + 1} of the line is not UTF-8"
+        except ValueError as error:
+            return str(error)
+        if len(fields) != len(file.field_names):
+            separator = {"\t": "tabs", ",": "commas"}.get(delimiter, repr(delimiter))
+            hint = "; see --delimiter" if len(fields) == 1 else ""
+            got = f"got {len(fields)} columns separated by {separator}"
+            return f"{got}, expected {len(file.field_names)}: {line[:80]!r}{hint}"
+        by_name = dict(zip(file.field_names, fields))
+        return self._rules.first_fault((role, by_name[name]) for role, name in file.names.items())
 
 
 def _unmarked(content: bytes, is_first: bool) -> bytes:
@@ -368,8 +385,8 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
     bad = _bad_rows(data, rules)
     if len(bad):
         row = int(bad[0])
-        faults = [rules.fault(role, str(array[row].as_py())) for role, array in data.items()]
-        raise InputError(f"{place}: row {first_row + row + 1}: {next(fault for fault in faults if fault)}")
+        fault = rules.first_fault((role, str(array[row].as_py())) for role, array in data.items())
+        raise InputError(f"{place}: row {first_row + row + 1}: {fault}")
     return data
 
 

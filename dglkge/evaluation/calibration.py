@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError
 
 MAX_NEWTON_STEPS = 100
 SMALLEST_STEP = 1e-10
@@ -30,12 +30,7 @@ SMALLEST_PROBABILITY = 1e-15
 
 @dataclass(frozen=True)
 class Platt:
-    """Probability 1 / (1 + exp(-(slope * score + offset))) (Platt 1999, with the signs turned).
-
-    Attributes
-    ----------
-    slope, offset : float
-    """
+    """Probability 1 / (1 + exp(-(slope * score + offset))) (Platt 1999, with the signs turned)."""
 
     slope: float
     offset: float
@@ -43,15 +38,6 @@ class Platt:
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         """Return the probability of each score, float64."""
         return _sigmoid(self.slope * np.asarray(scores, dtype=np.float64) + self.offset)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the parameters, ready for JSON."""
-        return {"slope": self.slope, "offset": self.offset}
-
-    @classmethod
-    def from_dict(cls, parameters: Mapping[str, Any]) -> Platt:
-        """Build from :meth:`to_dict`."""
-        return cls(float(parameters["slope"]), float(parameters["offset"]))
 
     @classmethod
     def fit(cls, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Platt:
@@ -125,15 +111,6 @@ class Isotonic:
         """Return the probability of each score, float64."""
         return np.interp(np.asarray(scores, dtype=np.float64), self.scores, self.values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the parameters, ready for JSON."""
-        return {"scores": self.scores.tolist(), "values": self.values.tolist()}
-
-    @classmethod
-    def from_dict(cls, parameters: Mapping[str, Any]) -> Isotonic:
-        """Build from :meth:`to_dict`."""
-        return cls(*(np.array(parameters[name], dtype=np.float64) for name in ("scores", "values")))
-
     @classmethod
     def fit(cls, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Isotonic:
         """Fit the least squares curve by pooling adjacent violators (Best and Chakravarti 1990).
@@ -175,13 +152,6 @@ METHODS: Mapping[str, type[Curve]] = {"isotonic": Isotonic, "platt": Platt}
 """Ways of fitting probabilities."""
 
 
-def curve_class(method: str) -> type[Curve]:
-    """Return the class of a way of fitting probabilities; an unknown one is an InputError."""
-    if method not in METHODS:
-        raise unknown_name("method of calibration", method, METHODS)
-    return METHODS[method]
-
-
 def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
     """Return weights under which a given share of the triples is true, with mean 1.
 
@@ -197,11 +167,6 @@ def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
     Returns
     -------
     (n,) float64 array
-
-    Raises
-    ------
-    InputError
-        If the share is out of range, or there are no triples of one kind.
     """
     if not 0 < positive_rate < 1:
         raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
@@ -278,29 +243,26 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        return {**vars(self), "curve": self.curve.to_dict()}
+        curve = {name: np.asarray(numbers).tolist() for name, numbers in vars(self.curve).items()}
+        return {**vars(self), "curve": curve}
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Read a file with the JSON of :meth:`to_dict`.
-
-        Raises
-        ------
-        InputError
-            If it is missing or damaged.
-        """
+        """Read a file with the JSON of :meth:`to_dict`."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             fields = {name: content[name] for name in cls.__dataclass_fields__}
-            curve = METHODS[fields.pop("method")].from_dict(fields.pop("curve"))
-            return cls(method=content["method"], curve=curve, **fields)
+            curve: dict[str, Any] = {
+                name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()
+            }
+            return cls(**{**fields, "curve": METHODS[fields["method"]](**curve)})
         except FileNotFoundError:
             raise InputError(
                 f"{path} does not exist: fit probabilities first, with dglkge calibrate {path.parent}"
             ) from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} is damaged ({error!r}); fit probabilities again, with dglkge calibrate"
             ) from None

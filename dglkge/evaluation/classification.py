@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import places_by_id
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
-from dglkge.typing import Relation, Side
+from dglkge.typing import Side
 
 
 def best_threshold(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -53,7 +54,6 @@ class Thresholds:
 
     Attributes
     ----------
-    of_relation : mapping of int to float
     shared : float
         For relations without triples to fit on.
     """
@@ -76,11 +76,6 @@ def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndar
     relation_ids : (n,) int64 array
     scores : (n,) float64 array
     labels : (n,) bool array
-
-    Raises
-    ------
-    InputError
-        If there are no true or no false triples.
     """
     if not labels.any() or labels.all():
         missing = "false" if labels.any() else "true"
@@ -143,10 +138,6 @@ class ClassificationMetrics:
             average_precision=average_precision(margins, labels) if both_kinds else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the metrics by name, ready for JSON."""
-        return dict(vars(self))
-
 
 def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the area under the ROC curve; needs triples of both kinds."""
@@ -173,7 +164,6 @@ class ClassificationResult:
 
     Attributes
     ----------
-    thresholds : Thresholds
     relation_labels : sequence of str
         By relation id.
     relation_ids : (n,) int64 array
@@ -207,7 +197,7 @@ class ClassificationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        per_relation = {label: metrics.to_dict() for label, metrics in self.per_relation().items()}
+        per_relation = {label: {**vars(metrics)} for label, metrics in self.per_relation().items()}
         for id_, threshold in self.thresholds.of_relation.items():
             if self.relation_labels[id_] in per_relation:
                 per_relation[self.relation_labels[id_]]["threshold"] = threshold
@@ -215,7 +205,7 @@ class ClassificationResult:
             "negatives": self.negatives,
             "thresholds": "one for each relation, fitted on the valid split",
             "shared_threshold": self.thresholds.shared,
-            **self.overall.to_dict(),
+            **vars(self.overall),
             "per_relation": per_relation,
         }
 
@@ -224,22 +214,6 @@ Pools = Mapping[tuple[int, Side], np.ndarray]
 """By relation id and side: the entities that may take the place, ascending ids."""
 
 Stream = Sequence[int | str]
-
-
-@dataclass(frozen=True)
-class Corruptions:
-    """False triples.
-
-    Attributes
-    ----------
-    triples : (m, 3) int64 array
-        Head, relation and tail.
-    source : (m,) int64 array
-        Index of the true triple that each was drawn for.
-    """
-
-    triples: np.ndarray
-    source: np.ndarray
 
 
 def seen_entities(triples: np.ndarray) -> Pools:
@@ -271,12 +245,11 @@ def draw_corruptions(
     triples: np.ndarray,
     side: Side,
     num_each: int,
-    relations: Sequence[Relation],
-    num_entities: Mapping[str, int],
+    dataset: Dataset,
     known: KnownTriples,
     stream: Stream,
     pools: Pools | None = None,
-) -> Corruptions:
+) -> np.ndarray:
     """Draw false triples with another entity on one side, uniformly among those that make no known triple.
 
     The draws depend only on the stream, the side and the triple's place.
@@ -284,17 +257,9 @@ def draw_corruptions(
     Parameters
     ----------
     triples : (n, 3) int64 array
-        True triples.
-    side : Side
-        The side that is replaced.
+        True triples; each one's own answer is excluded too.
     num_each : int
         Draws for each triple, with replacement.
-    relations : sequence of Relation
-        By relation id.
-    num_entities : mapping of str to int
-        Entities of each type.
-    known : KnownTriples
-        All known triples; a triple's own answer is excluded too.
     stream : sequence of int or str
         Key of the random numbers: the seed, and words that tell uses apart.
     pools : mapping, optional
@@ -302,8 +267,8 @@ def draw_corruptions(
 
     Returns
     -------
-    Corruptions
-        None for a triple where every entity of the type makes a known triple.
+    (m, 3) int64 array
+        In the order of the true ones; none for a triple where every entity of the type makes a known triple.
     """
     query, answers = known.answers(side, triples[:, side.anchor_column], triples[:, 1])
     ends = np.searchsorted(query, np.arange(len(triples) + 1))
@@ -312,20 +277,19 @@ def draw_corruptions(
     drawn = np.full((len(triples), num_each), -1, dtype=np.int64)
     for place, (relation_id, own) in enumerate(triples[:, [1, side.column]].tolist()):
         excluded = np.union1d(answers[ends[place] : ends[place + 1]], own)
-        pool = None if pools is None else pools.get((relation_id, side))
-        if pool is not None:
-            excluded_here = np.flatnonzero(np.isin(pool, excluded, assume_unique=True))
-            found = _draw(bits[place], len(pool), excluded_here)
-            if found is not None:
-                drawn[place] = pool[found]
-                continue
-        found = _draw(bits[place], num_entities[relations[relation_id].candidate_type(side)], excluded)
+        pool = (pools or {}).get((relation_id, side), np.empty(0, np.int64))
+        found = _draw(bits[place], len(pool), np.flatnonzero(np.isin(pool, excluded, assume_unique=True)))
+        if found is not None:
+            drawn[place] = pool[found]
+            continue
+        type_ = dataset.relations[relation_id].candidate_type(side)
+        found = _draw(bits[place], dataset.num_entities(type_), excluded)
         if found is not None:
             drawn[place] = found
     source, column = np.nonzero(drawn >= 0)
     false = triples[source]
     false[:, side.column] = drawn[source, column]
-    return Corruptions(false, source)
+    return false
 
 
 def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> np.ndarray | None:

@@ -16,11 +16,10 @@ import torch
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol, RankingResult, ranks
+from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.evaluation.queries import (
     Bonus,
     QueryBatch,
-    ScoredQueries,
     full_float32_matmuls,
     plan_queries,
     score_queries,
@@ -54,10 +53,8 @@ class RankingEvaluator:
 
     Attributes
     ----------
-    model : KgeModel
     relations : sequence of Relation
         By relation id.
-    protocol : Protocol
     kernels : {"auto", "reference"}
         Count by compiled loops, or by torch's operations; the ranks are the same.
     device : ComputeDevice
@@ -120,12 +117,6 @@ class RankingEvaluator:
         -------
         RankingResult
             The same on every process.
-
-        Raises
-        ------
-        InputError
-            If there is nothing to rank, the known answers are missing, the shards do not contain each entity
-            once, or rows are not finite.
         """
         if not len(triples):
             raise InputError(f"the {self.protocol.split} split has no triples to rank")
@@ -157,7 +148,18 @@ class RankingEvaluator:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
-        return self._result(triples, greater, equal, negatives // num_groups)
+
+        def by_side(of_sides: np.ndarray) -> dict[Side, np.ndarray]:
+            return dict(zip(SIDES, of_sides))
+
+        return RankingResult(
+            protocol=self.protocol,
+            relation_labels=RelationVocabulary(self.relations).labels.names,
+            relation_ids=triples[:, 1],
+            num_negatives=by_side(negatives // num_groups),
+            num_greater=by_side(greater),
+            num_equal=by_side(equal),
+        )
 
     def _rank(
         self,
@@ -174,7 +176,10 @@ class RankingEvaluator:
         known = known if self.protocol.filtered else None
         queries = score_queries(model, batch, rows, known, device, self.bonus)
         if candidates is None:
-            negatives = _count_negatives(queries, num_entities)
+            excluded = queries.added.query[queries.added.values == -torch.inf]
+            num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
+            true_is_known = queries.known_among(queries.query_of, queries.true_ids)
+            negatives = num_entities - num_known - (~true_is_known).long()
             staged = self.device.is_staged
             counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
@@ -213,38 +218,13 @@ class RankingEvaluator:
                 found[name].append(RankedShard(shard, self.device.device if left >= 0 else None))
         return found
 
-    def _result(
-        self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray
-    ) -> RankingResult:
-        labels = RelationVocabulary(self.relations).labels
-        return RankingResult(
-            protocol=self.protocol,
-            relation_labels=[labels[id_] for id_ in range(len(self.relations))],
-            relation_ids=triples[:, 1],
-            ranks={side: ranks(greater[i], equal[i], self.protocol.ties) for i, side in enumerate(SIDES)},
-            num_negatives={side: num_negatives[i] for i, side in enumerate(SIDES)},
-            num_greater={side: greater[i] for i, side in enumerate(SIDES)},
-            num_equal={side: equal[i] for i, side in enumerate(SIDES)},
-        )
-
 
 def _count_entities(
     types: Sequence[str], shards: Shards, reduce: Reduce, turn: tuple[int, int]
 ) -> tuple[dict[str, int], int]:
-    """Count the rows of each type over all processes, and check that their ids are 0, 1, 2, ... once each.
+    """Count the rows of each type over all processes, and the groups that share batches out.
 
-    The check compares number and sum of the ids, two integers for each type in one reduction.
-
-    Returns
-    -------
-    num_entities : dict of str to int
-    num_groups : int
-        Groups of processes that share batches out.
-
-    Raises
-    ------
-    InputError
-        If rows are missing or occur twice.
+    Compares number and sum of the ids with those of 0, 1, 2, ...: two integers a type in one reduction.
     """
     found = np.zeros((len(types) + 1, 2), np.int64)
     if turn[0] == 0:  # one process of each group counts: the others have the same rows
@@ -260,11 +240,3 @@ def _count_entities(
                 "are not 0, 1, 2, ... once each"
             )
     return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}, int(found[-1, 0])
-
-
-def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:
-    """Return the number of entities that each true answer is ranked among in a full ranking, (K,) int64."""
-    excluded = queries.added.query[queries.added.is_excluded]
-    num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
-    true_is_known = queries.known_among(queries.query_of, queries.true_ids)
-    return num_entities - num_known - (~true_is_known).long()

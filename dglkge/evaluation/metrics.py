@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,41 +26,18 @@ SHARE_OF_EQUALS_ABOVE = {"optimistic": 0.0, "realistic": 0.5, "pessimistic": 1.0
 """Share of the candidates of equal score that a rule ranks above the true answer (Berrendorf et al. 2020)."""
 
 
-def share_of_equals_above(ties: str) -> float:
-    """Return the share of a rule for ties; an unknown rule is an InputError."""
-    if ties not in SHARE_OF_EQUALS_ABOVE:
-        raise unknown_name("rule for ties", ties, SHARE_OF_EQUALS_ABOVE)
-    return SHARE_OF_EQUALS_ABOVE[ties]
-
-
 def ranks(num_greater: np.ndarray, num_equal: np.ndarray, ties: str = "realistic") -> np.ndarray:
-    """Return the rank of each true answer; 1 is the best.
+    """Return the rank of each true answer, from 1: (n,) float64.
 
-    Parameters
-    ----------
-    num_greater : (n,) int64 array
-        Candidates that score higher than the true answer.
-    num_equal : (n,) int64 array
-        Candidates, other than the true answer, with the same score.
-    ties : str
-        ``"optimistic"`` ranks the true answer before equal scores, ``"pessimistic"`` behind them,
-        ``"realistic"`` in the middle, which is the mean over all orders of the equal ones.
-
-    Returns
-    -------
-    (n,) float64 array
-
-    Raises
-    ------
-    InputError
-        If the rule for ties is unknown.
+    Candidates, other than the true answer, with the same score are behind it (``"optimistic"``), before it
+    (``"pessimistic"``) or half of them before it (``"realistic"``), the mean over all their orders.
 
     Examples
     --------
     >>> ranks(np.array([2]), np.array([3]))
     array([4.5])
     """
-    return 1.0 + num_greater + share_of_equals_above(ties) * num_equal
+    return 1.0 + num_greater + SHARE_OF_EQUALS_ABOVE[ties] * num_equal
 
 
 @dataclass(frozen=True)
@@ -101,7 +79,8 @@ class Protocol:
     given: bool = False
 
     def __post_init__(self) -> None:
-        share_of_equals_above(self.ties)
+        if self.ties not in SHARE_OF_EQUALS_ABOVE:
+            raise unknown_name("rule for ties", self.ties, SHARE_OF_EQUALS_ABOVE)
         if self.num_candidates is not None and self.num_candidates < 1:
             raise InputError(
                 f"the number of candidates must be at least 1 (or none, for all), got {self.num_candidates}"
@@ -121,10 +100,7 @@ class Protocol:
     def suffix(self, limit: int | None = None) -> str:
         """Return what differs from the default protocol, for the name of a file of results.
 
-        Parameters
-        ----------
-        limit : int, optional
-            Number of the first triples that are ranked; None for all.
+        ``limit`` is the number of the first triples that are ranked, None for all.
 
         Examples
         --------
@@ -170,7 +146,6 @@ class RankingMetrics:
 
     Attributes
     ----------
-    num_queries : int
     mr : float
         Mean rank.
     mrr : float
@@ -190,14 +165,7 @@ class RankingMetrics:
 
     @classmethod
     def of(cls, ranks: np.ndarray, num_negatives: np.ndarray) -> RankingMetrics:
-        """Compute the metrics of at least one rank.
-
-        Parameters
-        ----------
-        ranks : (n,) float64 array
-        num_negatives : (n,) int64 array
-            Candidates that each true answer was ranked among, without itself.
-        """
+        """Compute the metrics of ranks (n,) among so many other candidates (n,); n is at least 1."""
         beaten_by = (ranks - 1.0) / np.maximum(num_negatives, 1)
         return cls(
             num_queries=len(ranks),
@@ -228,17 +196,13 @@ class RankingResult:
 
     Attributes
     ----------
-    protocol : Protocol
     relation_labels : sequence of str
         Label of each relation, by relation id.
     relation_ids : (n,) int64 array
         Relation of each triple.
-    ranks : mapping of Side to (n,) float64 array
-        Rank of each triple's true head and of its true tail.
-    num_negatives : mapping of Side to (n,) int64 array
-        Number of other candidates that each was ranked among.
-    num_greater, num_equal : mapping of Side to (n,) int64 array, optional
-        Candidates above and equal to each true answer, from which the ranks under any rule for ties follow.
+    num_negatives, num_greater, num_equal : mapping of Side to (n,) int64 array
+        Other candidates of each triple's head and tail: all, those with a greater score, those with an equal
+        one.
     categories : RelationCategories, optional
         Category of each relation.
     loss : float, optional
@@ -249,10 +213,9 @@ class RankingResult:
     protocol: Protocol
     relation_labels: Sequence[str]
     relation_ids: np.ndarray
-    ranks: Mapping[Side, np.ndarray]
     num_negatives: Mapping[Side, np.ndarray]
-    num_greater: Mapping[Side, np.ndarray] | None = None
-    num_equal: Mapping[Side, np.ndarray] | None = None
+    num_greater: Mapping[Side, np.ndarray]
+    num_equal: Mapping[Side, np.ndarray]
     categories: RelationCategories | None = None
     loss: float | None = None
 
@@ -269,35 +232,30 @@ class RankingResult:
 
     @classmethod
     def joined(cls, results: Sequence[RankingResult], places: np.ndarray | None = None) -> RankingResult:
-        """Return the result of all triples of several results of the same relations.
+        """Return the result of all triples of results of the same relations, with the first one's protocol.
 
-        Parameters
-        ----------
-        results : sequence of RankingResult
-            At least one; protocol and categories of the first are taken.
-        places : (n,) int64 array, optional
-            Place of each of their triples in the new result; by default they follow each other.
+        ``places`` (n,) of their triples in the new result; by default they follow each other.
         """
         order = slice(None) if places is None else np.argsort(places, kind="stable")
 
-        def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-            joined: np.ndarray = np.concatenate(arrays)[order]
+        def join(arrays: Iterable[np.ndarray]) -> np.ndarray:
+            joined: np.ndarray = np.concatenate(list(arrays))[order]
             return joined
 
-        def join_sides(name: str) -> dict[Side, np.ndarray]:
-            sides = [getattr(one, name) for one in results]
-            return {side: join([one[side] for one in sides]) for side in results[0].ranks}
-
-        has_counts = all(one.num_greater is not None and one.num_equal is not None for one in results)
+        counts: dict[str, Any] = {
+            name: {side: join(getattr(one, name)[side] for one in results) for side in Side}
+            for name in ("num_negatives", "num_greater", "num_equal")
+        }
         return replace(
-            results[0],
-            relation_ids=join([one.relation_ids for one in results]),
-            ranks=join_sides("ranks"),
-            num_negatives=join_sides("num_negatives"),
-            num_greater=join_sides("num_greater") if has_counts else None,
-            num_equal=join_sides("num_equal") if has_counts else None,
-            loss=None,
+            results[0], relation_ids=join(one.relation_ids for one in results), loss=None, **counts
         )
+
+    @cached_property
+    def ranks(self) -> dict[Side, np.ndarray]:
+        """Rank of each triple's true head and of its true tail, (n,) float64 each."""
+        return {
+            side: ranks(self.num_greater[side], self.num_equal[side], self.protocol.ties) for side in Side
+        }
 
     @property
     def both(self) -> RankingMetrics:
@@ -321,13 +279,15 @@ class RankingResult:
         num_negatives = np.concatenate([self.num_negatives[side][places] for side in chosen])
         return RankingMetrics.of(ranks, num_negatives)
 
+    def _groups(self, ids: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, RankingMetrics]]:
+        return {
+            labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
+            for id_, places in places_by_id(ids).items()
+        }
+
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
-        groups = places_by_id(self.relation_ids)
-        return {
-            self.relation_labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
-            for id_, places in groups.items()
-        }
+        return self._groups(self.relation_ids, self.relation_labels)
 
     def per_category(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each category that occurs: name -> both, head, tail -> metrics.
@@ -337,31 +297,12 @@ class RankingResult:
         if self.categories is None:
             return {}
         names = (*CATEGORIES, UNSEEN)
-        category_ids = np.array([names.index(name) for name in self.categories.names])
-        groups = places_by_id(category_ids[self.relation_ids])
-        return {
-            names[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
-            for id_, places in groups.items()
-        }
+        of_relations = np.array([names.index(name) for name in self.categories.names])
+        return self._groups(of_relations[self.relation_ids], names)
 
     def with_ties(self, ties: str) -> RankingResult:
-        """Return the result of the same ranking under another rule for ties.
-
-        Raises
-        ------
-        ValueError
-            If the result has no counts.
-        """
-        if ties == self.protocol.ties:
-            return self
-        if self.num_greater is None or self.num_equal is None:
-            raise ValueError("ranks under another rule for ties need the counts of the ranking")
-        new = {side: ranks(self.num_greater[side], self.num_equal[side], ties) for side in self.ranks}
-        return replace(self, protocol=replace(self.protocol, ties=ties), ranks=new)
-
-    def by_ties(self) -> dict[str, RankingResult]:
-        """Return the results under the rules of :data:`SHOWN_TIES`; empty if the result has no counts."""
-        return {} if self.num_greater is None else {ties: self.with_ties(ties) for ties in SHOWN_TIES}
+        """Return the result of the same ranking under another rule for ties."""
+        return replace(self, protocol=replace(self.protocol, ties=ties))
 
     def to_frame(self, by: str = "side") -> pd.DataFrame:
         """Return the metrics as a data frame.
@@ -387,8 +328,9 @@ class RankingResult:
         if by not in GROUPS:
             raise unknown_name("way of dividing the queries", by, GROUPS)
         if by == "side":
-            return pd.DataFrame([{"side": sides, **self.metrics(sides).to_dict()} for sides in SIDES])
-        groups = self.per_relation() if by == "relation" else self.per_category()
+            groups = {"": {sides: self.metrics(sides) for sides in SIDES}}
+        else:
+            groups = self.per_relation() if by == "relation" else self.per_category()
         rows = [
             {by: label, "side": sides, **metrics.to_dict()}
             for label, by_side in groups.items()
@@ -398,26 +340,26 @@ class RankingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return protocol and metrics, ready for JSON."""
+
+        def sides(result: RankingResult) -> dict[str, dict[str, float]]:
+            return {sides: result.metrics(sides).to_dict() for sides in SIDES}
+
         found: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
-            **self._sides(),
+            **sides(self),
             BOTH: self.figures(),
-            "per_relation": as_dicts(self.per_relation()),
+            "per_relation": _as_dicts(self.per_relation()),
+            "ties": {ties: sides(self.with_ties(ties)) for ties in SHOWN_TIES},
         }
-        if self.num_greater is not None:
-            found["ties"] = {ties: result._sides() for ties, result in self.by_ties().items()}
         if self.categories is not None:
-            found["per_category"] = as_dicts(self.per_category())
+            found["per_category"] = _as_dicts(self.per_category())
             found["relation_categories"] = self.categories.to_dict(self.relation_labels)
         return found
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of both sides by name, and the loss where there is one."""
         return {**self.both.to_dict(), **({} if self.loss is None else {"loss": self.loss})}
-
-    def _sides(self) -> dict[str, dict[str, float]]:
-        return {sides: self.metrics(sides).to_dict() for sides in SIDES}
 
 
 def places_by_id(ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -427,7 +369,7 @@ def places_by_id(ids: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(distinct.tolist(), np.split(order, first[1:])))
 
 
-def as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
+def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the metrics of groups, ready for JSON."""
     return {
         label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
@@ -445,7 +387,7 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
     Parameters
     ----------
     result : RankingResult
-        If it has counts, both sides under the other rules of :data:`SHOWN_TIES` are added.
+        Both sides under the other rules of :data:`SHOWN_TIES` are added.
     per_relation : bool
         As ``"relation"`` in ``by``.
     by : collection of str
@@ -467,8 +409,8 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
         if way not in GROUPS:
             raise unknown_name("way of dividing the queries", way, GROUPS)
     lines = [(f"{sides} sides" if sides == "both" else sides, result.metrics(sides)) for sides in SIDES]
-    others = {ties: other for ties, other in result.by_ties().items() if ties != result.protocol.ties}
-    lines += [(f"both, {ties} ties", other.both) for ties, other in others.items()]
+    others = [ties for ties in SHOWN_TIES if ties != result.protocol.ties]
+    lines += [(f"both, {ties} ties", result.with_ties(ties).both) for ties in others]
     groups = list(result.per_category().items()) if "category" in by else []
     if per_relation or "relation" in by:
         groups += sorted(result.per_relation().items(), key=lambda group: -group[1]["both"].num_queries)
@@ -512,8 +454,7 @@ class RelationCategories:
     names : sequence of str
         By relation id: one of :data:`CATEGORIES`, or :data:`UNSEEN`. ``1-N`` means one head, many tails.
     tails_per_head, heads_per_tail : (R,) float64 array
-        Mean number of distinct tails of a (head, relation) and of heads of a (relation, tail); NaN for a
-        relation without triples.
+        Mean number of distinct tails of a (head, relation) and of heads of a (relation, tail), or NaN.
     """
 
     names: Sequence[str]
@@ -534,18 +475,11 @@ class RelationCategories:
 
 
 def relation_categories(triples: np.ndarray, num_relations: int) -> RelationCategories:
-    """Compute the category of each relation.
+    """Compute the category of each relation from training triples (n, 3); duplicates count once.
 
     A side is many if its mean is at least :data:`MANY_FROM`: hpt heads of a (relation, tail), tph tails of a
     (head, relation). hpt and tph decide N-N, N-1, 1-N and 1-1 (Bordes et al. 2013, section 4.3; Wang et al.
     2014, section "Link Prediction").
-
-    Parameters
-    ----------
-    triples : (n, 3) int64 array
-        Head, relation and tail of the training triples; duplicates count once.
-    num_relations : int
-        R.
 
     Examples
     --------
@@ -579,11 +513,6 @@ def load_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
     A file holds one result, as ``dglkge evaluate`` writes it, or several by split, as a training job does.
     The name is that of the file, and for one of several ``FILE: SPLIT``. Other JSON files are left out.
-
-    Raises
-    ------
-    InputError
-        If a file is damaged.
     """
     results: dict[str, Any] = {}
     for path in paths:

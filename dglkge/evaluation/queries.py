@@ -21,6 +21,9 @@ BLOCK_ELEMENTS = 30_000
 RELATION_NUMBERS = 1 << 22
 """Most numbers of relations' rows, one for each query, that are copied at a time."""
 
+TRIPLES_AT_A_TIME = 8192
+"""Triples whose rows are in memory while they are scored."""
+
 Bonus = Callable[[Side, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Of queries (Q,) of a side, by anchors and relations: query (M,), candidate (M,) and what is added to its
 score (M,), not below 0; each pair once."""
@@ -29,22 +32,10 @@ score (M,), not below 0; each pair once."""
 def exact_scores(
     model: KgeModel, query: Tensor, query_index: Tensor, rows: Tensor, row_index: Tensor
 ) -> Tensor:
-    """Score pairs of a query and a row in float64.
+    """Score pairs of a query, of (U, D) float64, and a row, of (N, D), given by indices (M,): (M,) float64.
 
     The score of a pair depends only on its two rows: equal rows have equal scores at any position, so ties
     are preserved.
-
-    Parameters
-    ----------
-    model : KgeModel
-    query : (U, D) float64 tensor
-    query_index : (M,) int64 tensor
-    rows : (N, D) float32 tensor
-    row_index : (M,) int64 tensor
-
-    Returns
-    -------
-    (M,) float64 tensor
     """
     # All blocks have one shape, the last one padded: on an accelerator torch's order of summation, and with
     # it the rounding, may depend on the number of rows.
@@ -104,53 +95,33 @@ class QueryBatch:
 
 
 def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size: int) -> Iterator[QueryBatch]:
-    """Yield batches of queries that cover both sides of every triple.
-
-    Parameters
-    ----------
-    triples : (n, 3) int64 array
-        Head, relation and tail, original ids.
-    relations : sequence of Relation
-        By relation id.
-    batch_size : int
-        Maximal number of true answers in a batch.
-    """
+    """Yield batches of at most so many true answers that cover both sides of every triple (n, 3)."""
     pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
     pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
     pair_of_triple = pair_of_relation[triples[:, 1]]
     for side in Side:
         for pair in np.unique(pair_of_triple):
-            lhs, rhs = pairs[pair]
-            types = (rhs, lhs) if side is Side.HEAD else (lhs, rhs)
             places = np.flatnonzero(pair_of_triple == pair)
-            yield from _batches(side, types, triples, places, batch_size)
-
-
-def _batches(
-    side: Side, types: tuple[str, str], triples: np.ndarray, places: np.ndarray, batch_size: int
-) -> Iterator[QueryBatch]:
-    """Yield the batches of one side and one pair of (anchor, candidate) types."""
-    # A batch has few relations: those of few rows, and of few rules.
-    asked = triples[places][:, [1, side.anchor_column]]
-    queries, query_of = np.unique(asked, axis=0, return_inverse=True)
-    query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
-    # In the order of queries a batch needs few distinct ones: a query is scored in two batches at most twice.
-    order = np.argsort(query_of, kind="stable")
-    places, query_of = places[order], query_of[order]
-    for start in range(0, len(places), batch_size):
-        end = min(start + batch_size, len(places))
-        first = query_of[start]
-        chosen = queries[first : query_of[end - 1] + 1]
-        yield QueryBatch(
-            side=side,
-            anchor_type=types[0],
-            candidate_type=types[1],
-            anchor_ids=chosen[:, 1],
-            relation_ids=chosen[:, 0],
-            places=places[start:end],
-            query_of=query_of[start:end] - first,
-            true_ids=triples[places[start:end], side.column],
-        )
+            # A batch has few relations: those of few rows, and of few rules.
+            asked = triples[places][:, [1, side.anchor_column]]
+            queries, query_of = np.unique(asked, axis=0, return_inverse=True)
+            query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
+            # In the order of queries a batch needs few: a query is scored in two batches at most twice.
+            order = np.argsort(query_of, kind="stable")
+            places, query_of = places[order], query_of[order]
+            for start in range(0, len(places), batch_size):
+                own, of_own = places[start : start + batch_size], query_of[start : start + batch_size]
+                relation_ids, anchor_ids = queries[of_own[0] : of_own[-1] + 1].T
+                yield QueryBatch(
+                    side=side,
+                    anchor_type=pairs[pair][side is Side.HEAD],
+                    candidate_type=pairs[pair][side is Side.TAIL],
+                    anchor_ids=anchor_ids,
+                    relation_ids=relation_ids,
+                    places=own,
+                    query_of=of_own - of_own[0],
+                    true_ids=triples[own, side.column],
+                )
 
 
 @dataclass(frozen=True)
@@ -177,16 +148,6 @@ class PairScores:
         is_first = np.ones(len(ids), bool)
         is_first[1:] = (query[1:] != query[:-1]) | (ids[1:] != ids[:-1])
         return cls(*(torch.from_numpy(column[is_first]) for column in (query, ids, values)))
-
-    @property
-    def is_excluded(self) -> Tensor:
-        """Whether each pair is excluded: (M,) bool."""
-        return self.values == -torch.inf
-
-    @property
-    def greatest(self) -> float:
-        """Greatest number; 0 if none is added."""
-        return max(float(self.values.max()), 0.0) if len(self.values) else 0.0
 
     def of(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Return the numbers of pairs (n,), 0 for others: float64."""
@@ -238,19 +199,9 @@ def score_queries(
     device: torch.device,
     bonus: Bonus | None = None,
 ) -> ScoredQueries:
-    """Look up the rows of a batch and score its true answers.
+    """Look up the rows of a batch and score its true answers; ``known`` None is for raw ranking.
 
-    Parameters
-    ----------
-    model : KgeModel
-    batch : QueryBatch
-    rows : RowSource
-    known : KnownTriples, optional
-        None for raw ranking.
-    device : torch.device
-        Device of the candidates' rows. Scores are exactly comparable only if one device computed them.
-    bonus : Bonus, optional
-        What is added to scores of the model.
+    Scores are exactly comparable only if one device computed them: that of the candidates' rows.
     """
     query = _queries(model, batch, rows, device)
     query_of = torch.from_numpy(batch.query_of).to(device)
@@ -315,40 +266,18 @@ def score_triples(
     triples: np.ndarray,
     relations: Sequence[Relation],
     rows: RowSource,
-    batch_size: int = 8192,
     bonus: Bonus | None = None,
 ) -> dict[Side, np.ndarray]:
-    """Score triples in float64 as answers to (h, r, ?) and to (?, r, t).
+    """Score triples (n, 3) in float64 as answers to (h, r, ?) and to (?, r, t): by side (n,) each.
 
-    The two differ only with reciprocal relations, which have a row for each direction.
-
-    Parameters
-    ----------
-    model : KgeModel
-    triples : (n, 3) int64 array
-        Head, relation and tail, original ids.
-    relations : sequence of Relation
-        By relation id.
-    rows : RowSource
-    batch_size : int
-        Affects memory, not the result.
-    bonus : Bonus, optional
-        What is added to scores of the model.
-
-    Returns
-    -------
-    dict of Side to (n,) float64 array
-
-    Raises
-    ------
-    InputError
-        If a score is not finite.
+    The two differ only with reciprocal relations, which have a row for each direction. A score that is not
+    finite is an InputError.
     """
     scores = {side: np.empty(len(triples)) for side in Side}
     if not len(triples):
         return scores
     with torch.no_grad():
-        for batch in plan_queries(triples, relations, batch_size):
+        for batch in plan_queries(triples, relations, TRIPLES_AT_A_TIME):
             scored = score_queries(model, batch, rows, None, torch.device("cpu"), bonus)
             scores[batch.side][batch.places] = scored.true_scores.numpy()
     if not all(np.isfinite(values).all() for values in scores.values()):

@@ -25,15 +25,7 @@ from dglkge.typing import RowShard
 
 
 def count_greater(scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each row of scores with the limits of its true answers.
-
-    Parameters
-    ----------
-    scores : (b, n) float32 tensor
-    row_of : (K,) int64 tensor
-        Row of scores of each true answer.
-    low, high : (K,) float32 tensor
-        A score below ``low`` is less than the true one, a score above ``high`` is greater.
+    """Compare scores (b, n) with float32 limits (K,) of true answers, of which each has a row of scores.
 
     Returns
     -------
@@ -79,19 +71,7 @@ COPIED_PAIRS = 1 << 16
 
 
 class RankedShard:
-    """A shard during one ranking.
-
-    Parameters
-    ----------
-    shard : RowShard
-    device : torch.device, optional
-        Copy rows and ids there.
-
-    Attributes
-    ----------
-    rows : (n, D) tensor
-    original_ids : (n,) int64 tensor
-    """
+    """A shard during one ranking; rows and ids may be copied to a device."""
 
     def __init__(self, shard: RowShard, device: torch.device | None = None) -> None:
         self._shard = shard
@@ -112,103 +92,55 @@ class RankedShard:
         return float(torch.stack(norms).max())
 
 
-Counter = Callable[..., tuple[Tensor, Tensor, Tensor]]
-"""Has the parameters and the result of :func:`count_greater`."""
-
-
 def rank_against_shard(
     model: KgeModel,
     queries: ScoredQueries,
     shard: RankedShard,
-    count: Counter = count_greater,
+    count: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = count_greater,
     on_device: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Count the rows of a shard that score higher than, and the same as, each true answer.
+    """Count the rows of a shard that score higher than, and the same as, each true answer: (K,) int64 each.
 
     Known answers and the true answer itself are excluded. Rows that are not on the queries' device are copied
-    there, tile by tile.
-
-    Parameters
-    ----------
-    model : KgeModel
-    queries : ScoredQueries
-    shard : RankedShard
-    count : callable
-    on_device : bool
-        Score as many candidates at a time as suit an accelerator.
-
-    Returns
-    -------
-    num_greater, num_equal : (K,) int64 tensor
-
-    Raises
-    ------
-    InputError
-        If rows or queries are not finite, or too large for float32 scores.
+    there, tile by tile; on an accelerator with as many candidates at a time as suit it. Rows or queries that
+    are not finite, or too large for float32 scores, are an InputError.
     """
     num_greater, num_equal = torch.zeros_like(queries.true_ids), torch.zeros_like(queries.true_ids)
     rows = shard.rows
     if not len(rows):
         return num_greater, num_equal
     device, tile = queries.query.device, DEVICE_CANDIDATE_TILE if on_device else CANDIDATE_TILE
-    original_ids = shard.original_ids.to(device)
-    query, limits = queries.query.float(), _limits(model, queries, shard.max_norm)
+    original_ids, query_of = shard.original_ids.to(device), queries.query_of
+    query, (low, high) = queries.query.float(), _limits(model, queries, shard.max_norm)
     added = _AddedPlaces(queries, shard, tile)
+    starts = range(0, len(query), QUERY_TILE)
+    ends = torch.searchsorted(query_of, torch.tensor([*starts, len(query)], device=device)).tolist()
     for first in range(0, len(rows), tile):
         block = rows[first : first + tile].to(device)
-        greater, close, place = _count_block(
-            model, query, queries.query_of, limits, block.float(), first, added, count
-        )
+        narrow, counted = block.float(), []
+        for start, begin, end in zip(starts, ends, ends[1:]):
+            scores = model.compare(query[start : start + QUERY_TILE], narrow)
+            added.add_to(scores, start, first)
+            found = count(scores, query_of[begin:end] - start, low[begin:end], high[begin:end])
+            counted.append((found[0], found[1] + begin, found[2]))
+        greater, close, column = (torch.cat(parts) for parts in zip(*counted))
+        ids = original_ids[first + column]
         # The true answer is always among the close ones, so it is excluded here and not from the tiles.
-        others = original_ids[place] != queries.true_ids[close]
-        close, place = close[others], place[others]
-        exact = exact_scores(model, queries.query, queries.query_of[close], block, place - first)
-        exact += queries.added.of(queries.query_of[close], original_ids[place])
+        others = ids != queries.true_ids[close]
+        close, column, ids = close[others], column[others], ids[others]
+        exact = exact_scores(model, queries.query, query_of[close], block, column)
+        exact += queries.added.of(query_of[close], ids)
         true_scores = queries.true_scores[close]
         num_greater += greater + torch.bincount(close[exact > true_scores], minlength=len(num_greater))
         num_equal += torch.bincount(close[exact == true_scores], minlength=len(num_equal))
     return num_greater, num_equal
 
 
-def _count_block(
-    model: KgeModel,
-    query: Tensor,
-    query_of: Tensor,
-    limits: tuple[Tensor, Tensor],
-    block: Tensor,
-    first_place: int,
-    added: _AddedPlaces,
-    count: Counter,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Score queries (U, D) against a block of candidates (N, D) in float32.
-
-    Returns
-    -------
-    num_greater : (K,) int64 tensor
-        Candidates above the upper limit.
-    close, place : (m,) int64 tensor
-        Candidates between the limits: index of the true answer, and position in the shard.
-    """
-    low, high = limits
-    starts = range(0, len(query), QUERY_TILE)
-    answer_starts = torch.searchsorted(query_of, torch.tensor([*starts, len(query)], device=low.device))
-    counts, closes, places = [], [], []
-    for tile, first in enumerate(starts):
-        scores = model.compare(query[first : first + QUERY_TILE], block)
-        added.add_to(scores, first, first_place)
-        answers = slice(int(answer_starts[tile]), int(answer_starts[tile + 1]))
-        row_of = query_of[answers] - first
-        greater, close, column = count(scores, row_of, low[answers], high[answers])
-        counts.append(greater)
-        closes.append(close + answers.start)
-        places.append(column + first_place)
-    return torch.cat(counts), torch.cat(closes), torch.cat(places)
-
-
 def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[Tensor, Tensor]:
     """Return the float32 limits (K,) below and above which a float32 score is decided."""
     true_queries = queries.query[queries.query_of]
-    most = queries.added.greatest
+    added = queries.added.values
+    most = max(float(added.max()), 0.0) if len(added) else 0.0
     # A candidate's own score may be less than the true one by what is added to it. Each part of a bound
     # grows or falls with the score, so the sum of both ends bounds what is between. A bound depends on the
     # score of distances only, which is at most 0.
@@ -256,22 +188,9 @@ class _AddedPlaces:
 
 
 def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> Tensor:
-    """Sample the candidates of each true answer of a batch.
+    """Sample candidates of each true answer of a batch with replacement, (K, num_candidates) int64.
 
     They depend only on seed, side and the triple's row, so all processes have the same ones.
-
-    Parameters
-    ----------
-    batch : QueryBatch
-    num_candidates : int
-        Samples for each true answer, with replacement.
-    num_entities : int
-        Entities of the candidates' type.
-    seed : int
-
-    Returns
-    -------
-    (K, num_candidates) int64 tensor
     """
     # Keyed by the triple and not by the batch: batch size and number of processes must not change a rank.
     keys = row_keys(stream_key("candidates", seed, batch.side.value), batch.places)
@@ -288,19 +207,9 @@ def competing(queries: ScoredQueries, candidates: Tensor) -> Tensor:
 def rank_against_candidates(
     model: KgeModel, queries: ScoredQueries, shard: RowShard, candidates: Tensor, competes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Count the candidates in a shard that score higher than, and the same as, each true answer.
+    """Count the candidates (K, N) in a shard that score higher than, and the same as, each true answer.
 
-    Parameters
-    ----------
-    model : KgeModel
-    queries : ScoredQueries
-    shard : RowShard
-    candidates : (K, N) int64 tensor
-    competes : (K, N) bool tensor
-
-    Returns
-    -------
-    num_greater, num_equal : (K,) int64 tensor
+    Those count that compete (K, N). Returns two (K,) int64 tensors.
     """
     answer, _ = competes.nonzero(as_tuple=True)
     ids = candidates[competes]

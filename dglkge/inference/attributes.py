@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +10,12 @@ import torch
 
 from dglkge.errors import InputError, import_extra
 from dglkge.inference.trained_model import TrainedModel
+from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import pandas as pd
+else:
+    pd = deferred("pandas")
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))
 """Weights of the squared coefficients; the best by leave-one-out is taken. Rows are standardized."""
@@ -21,45 +23,13 @@ PENALTIES = tuple(10.0**power for power in range(-3, 5))
 FOLDS = 5
 
 
-@dataclass(frozen=True)
-class Attribute:
-    """A number of every entity of a type.
-
-    Attributes
-    ----------
-    entity_type : str
-    predicted : (N,) float64 array
-        By id.
-    known : (N,) float64 array
-        The given values; NaN where there is none.
-    r2, mean_error : float
-        Of the known values, each predicted from four fifths of the others: share of their variance that is
-        explained, and mean absolute error.
-    """
-
-    entity_type: str
-    predicted: np.ndarray
-    known: np.ndarray
-    r2: float
-    mean_error: float
-
-
-def predict_attribute(
-    run: TrainedModel, values: Mapping[str, float], entity_type: str | None = None
-) -> Attribute:
-    """Fit a regression to known values, and predict every entity of their type.
-
-    Raises
-    ------
-    InputError
-        If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
-        missing.
-    """
+def predict_numbers(run: TrainedModel, values: Mapping[str, float], entity_type: str | None) -> pd.DataFrame:
+    """Fit a regression to known values; see :meth:`dglkge.inference.run.Run.predict_numbers`."""
     if len(values) < 2 * FOLDS:
         raise InputError(f"{len(values)} entities have a value; at least {2 * FOLDS} are needed")
     type_ = run.type_of(next(iter(values)), entity_type)
-    ids = run.tables.vocabulary(type_).ids(values)
-    numbers = np.array(list(values.values()), np.float64)
+    names = run.tables.vocabulary(type_)
+    ids, numbers = names.ids(values), np.array(list(values.values()), np.float64)
     if not np.isfinite(numbers).all():
         name = list(values)[int(np.argmin(np.isfinite(numbers)))]
         raise InputError(f"the value of {name!r} is {values[name]}; expected a finite number")
@@ -74,35 +44,21 @@ def predict_attribute(
     rows = run.tables.gather(type_, torch.from_numpy(ids)).double().numpy()
     held_out = cross_val_predict(model, rows, numbers, cv=KFold(FOLDS, shuffle=True, random_state=0))
     model.fit(rows, numbers)
-    predicted = np.empty(len(run.tables.vocabulary(type_)))
+    frame = pd.DataFrame({"entity": list(names.names), "predicted": np.nan, "known": np.nan})
     for shard in run.tables.shards(type_):
         for start in range(0, len(shard.rows), 1 << 14):  # the table may not fit in memory
             part = slice(start, start + (1 << 14))
-            predicted[shard.original_ids[part].numpy()] = model.predict(shard.rows[part].double().numpy())
-    known = np.full(len(predicted), np.nan)
-    known[ids] = numbers
-    return Attribute(
-        type_,
-        predicted,
-        known,
-        float(r2_score(numbers, held_out)),
-        float(mean_absolute_error(numbers, held_out)),
-    )
+            predicted = model.predict(shard.rows[part].double().numpy())
+            frame.loc[shard.original_ids[part].numpy(), "predicted"] = predicted
+    frame.loc[ids, "known"] = numbers
+    frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
+    frame.attrs["r2"] = float(r2_score(numbers, held_out))
+    frame.attrs["mean_error"] = float(mean_absolute_error(numbers, held_out))
+    return frame
 
 
 def best_numbers(frame: pd.DataFrame, k: int, least: bool, known: bool) -> dict[str, Any]:
-    """Return the first rows of :meth:`dglkge.inference.run.Run.predict_numbers` and its errors, for JSON.
-
-    Parameters
-    ----------
-    frame : DataFrame
-    k : int
-        Number of rows.
-    least : bool
-        Those with the smallest numbers.
-    known : bool
-        Also those with a given value.
-    """
+    """Return the k greatest or least predictions, maybe of known values too, and the errors, for JSON."""
     rows = frame if known else frame[frame["known"].isna()]
     best = rows[::-1][:k] if least else rows[:k]
     return {**frame.attrs, "entities": best.astype(object).where(best.notna(), None).to_dict("records")}

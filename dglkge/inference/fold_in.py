@@ -4,11 +4,16 @@ The row of a new entity minimizes the run's own loss and regularizer by L-BFGS (
 starts at the known entity that answers the entity's queries best. Where scores are inner products of queries
 that are linear in the entity (ComplEx, DistMult, RESCAL), softmax, cross entropy and the norms of rows are
 convex in the row, which then is the one minimum.
+
+The loss has the queries of the own triples, as the entity given and as the answer, with their penalties; and
+the queries of other triples, in which it is one negative more. Without the latter nothing keeps a row from
+being a good answer to everything. Scores are float32, the row and the sum are float64. Where a type has more
+entities, and the training more triples, than are taken, fixed samples stand for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,12 +29,12 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import (
     CandidateLoss,
-    OtherQueries,
-    OwnQueries,
+    Term,
     best_row,
     run_loss,
     run_regularizer,
 )
+from dglkge.inference.frames import triple_columns
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.registry import deferred
@@ -61,14 +66,8 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
 
     Parameters
     ----------
-    checkpoint : Checkpoint
     frame : DataFrame
         Columns head, relation and tail, of texts.
-
-    Raises
-    ------
-    InputError
-        If a relation is unknown, or a name has no type or several.
     """
     vocabularies = {name: checkpoint.vocabulary(name) for name in checkpoint.entity_types}
     possible: dict[str, set[str]] = {}
@@ -115,14 +114,7 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
 
 
 class FoldIn:
-    """Finds the rows of new entities of a run.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    model : KgeModel
-    dataset : Dataset
-    """
+    """Finds the rows of new entities of a run."""
 
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         self._checkpoint, self._model = checkpoint, model
@@ -139,33 +131,14 @@ class FoldIn:
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
-        self._others: dict[str, list[OtherQueries]] = {}
+        self._others: dict[str, list[Term]] = {}
 
     def with_entities(self, frame: pd.DataFrame) -> tuple[Checkpoint, np.ndarray]:
-        """Return the checkpoint with the new entities of triples, and the triples by id.
+        """Return the checkpoint with the new entities of triples, and the triples by id, (n, 3) int64.
 
-        Parameters
-        ----------
-        frame : DataFrame
-            Columns head, relation and tail.
-
-        Returns
-        -------
-        checkpoint : Checkpoint
-            The ids of new entities follow the last one of their type.
-        triples : (n, 3) int64 array
-
-        Raises
-        ------
-        InputError
-            As :func:`new_names`; or if a column is missing, or no chain of triples joins a new entity to a
-            known one.
+        The ids of new entities follow the last one of their type.
         """
-        absent = [role for role in ROLES if role not in frame.columns]
-        if absent:
-            have = ", ".join(map(str, frame.columns))
-            raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-        frame = frame[list(ROLES)].astype(str)
+        frame = triple_columns(frame).astype(str)
         names = new_names(self._checkpoint, frame)
         rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
 
@@ -214,53 +187,70 @@ class FoldIn:
 
     def _row(self, entity: Entity, triples: np.ndarray) -> Tensor:
         """Return the best row (D,) of an entity for its triples."""
-        own = list(self._queries(entity, triples))
+        own, scores = self._own_terms(entity, triples)
         candidates = self._candidates(entity[0]).rows
-        fixed = [one.weights.float() @ one.fixed for one in own if not one.is_given]
-        start = candidates[torch.stack(fixed).sum(0).argmax()] if fixed else candidates.mean(0)
-        row = best_row(start, [*own, *self._other_queries(entity[0])])
+        start = candidates[torch.stack(scores).sum(0).argmax()] if scores else candidates.mean(0)
+        row = best_row(start, [*own, *self._other_terms(entity[0])])
         if self._max_norm:
             limit_norms(row.unsqueeze(0).numpy(), self._max_norm)
         return row
 
-    def _queries(self, entity: Entity, triples: np.ndarray) -> Iterator[OwnQueries]:
-        """Yield the queries of an entity's triples, by side and by type of the other entity."""
+    def _own_terms(self, entity: Entity, triples: np.ndarray) -> tuple[list[Term], list[Tensor]]:
+        """Return terms of an entity's triples, and scores of the candidates where it is an answer."""
         ends = [self._ends(triple) for triple in triples]
+        terms, scores = [], []
         for side in self._sides:
+            # By whether it is given, and by the type of the other entity.
             groups: dict[tuple[bool, str], list[int]] = {}
             for place, pair in enumerate(ends):
                 given, answer = pair if side is Side.TAIL else pair[::-1]
                 is_given = given == entity
                 groups.setdefault((is_given, (answer if is_given else given)[0]), []).append(place)
             for (is_given, other), places in groups.items():
-                yield self._own_queries(entity, side, is_given, other, triples[places])
+                term, of_candidates = self._own_term(entity, side, is_given, other, triples[places])
+                terms.append(term)
+                scores += [] if of_candidates is None else [of_candidates]
+        return terms, scores
 
-    def _own_queries(
+    def _own_term(
         self, entity: Entity, side: Side, is_given: bool, other: str, triples: np.ndarray
-    ) -> OwnQueries:
-        """Return the queries of triples for one side, in all of which the entity has the same part."""
-        loss = self._candidates(other if is_given else entity[0])
+    ) -> tuple[Term, Tensor | None]:
+        """Return the term of triples for one side, in all of which the entity has the same part."""
+        model, loss = self._model, self._candidates(other if is_given else entity[0])
         count = min(len(triples), max(1, MAX_SCORES // len(loss.ids)))
         share = len(triples) / count
         triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
         other_ids = torch.from_numpy(triples[:, side.column if is_given else side.anchor_column])
         relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        return OwnQueries(
-            model=self._model,
-            loss=loss,
-            regularizer=self._regularizer,
-            side=side,
-            is_given=is_given,
-            relations=self._checkpoint.gather(RELATION, relation_ids).double(),
-            places=places,
-            others=self._gather(other, other_ids),
-            is_own=((other_ids == entity[1]) & (other == entity[0])).unsqueeze(1),
-            weights=share * self._weights[relation_ids][places],
-            ignored=torch.from_numpy(triples[:, [side.column]]) == loss.ids,
-        )
+        relations = self._checkpoint.gather(RELATION, relation_ids).double()
+        fixed_rows = self._gather(other, other_ids)
+        is_own = ((other_ids == entity[1]) & (other == entity[0])).unsqueeze(1)
+        weights = share * self._weights[relation_ids][places]
+        ignored = torch.from_numpy(triples[:, [side.column]]) == loss.ids
+        fixed = None
+        if not is_given:  # the row has no part in the queries
+            fixed = model.compare(model.query(fixed_rows, relations, side, places=places).float(), loss.rows)
 
-    def _other_queries(self, table: str) -> list[OtherQueries]:
-        """Return queries of the training whose answers are of a type."""
+        def term(row: Tensor) -> Tensor:
+            others, own = torch.where(is_own, row, fixed_rows), row.expand_as(fixed_rows)
+            given, answers = (own, others) if is_given else (others, own)
+            query = model.query(given, relations, side, places=places)
+            negative = fixed
+            if negative is None:
+                # Triples of one relation ask the same.
+                distinct = model.query(row.expand(len(relations), -1), relations, side)
+                negative = model.compare(distinct.float(), loss.rows)[places]
+            losses = loss(model.compare_pairs(query, answers).float(), negative, ignored)
+            if self._regularizer is not None:
+                losses = losses + self._regularizer.penalties(
+                    model, given, relations, answers, side, query, places
+                )
+            return (losses * weights).sum()
+
+        return term, None if fixed is None else weights.float() @ fixed
+
+    def _other_terms(self, table: str) -> list[Term]:
+        """Return terms of queries of the training whose answers are of a type."""
         if table not in self._others:
             self._others[table] = []
             for side in self._sides:
@@ -271,8 +261,8 @@ class FoldIn:
                         self._others[table].append(self._training(table, side, given, self._train[fits]))
         return self._others[table]
 
-    def _training(self, table: str, side: Side, given: str, triples: np.ndarray) -> OtherQueries:
-        """Return the queries of training triples, of one side and one pair of entity types."""
+    def _training(self, table: str, side: Side, given: str, triples: np.ndarray) -> Term:
+        """Return the term of queries of training triples, of one side and one pair of entity types."""
         loss, model = self._candidates(table), self._model
         anchors = self._gather(given, torch.from_numpy(triples[:, side.anchor_column]))
         relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
@@ -282,9 +272,13 @@ class FoldIn:
         positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
         negative = model.compare(query.float(), loss.rows)
         references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-        return OtherQueries(
-            model, loss, query.float(), references, self._share * self._weights[relation_ids][places]
-        )
+        query, weights = query.float(), self._share * self._weights[relation_ids][places]
+
+        def term(row: Tensor) -> Tensor:
+            scores = model.compare(query, row.float().unsqueeze(0)).squeeze(1)
+            return (loss.of_negative(references, scores) * weights).sum()
+
+        return term
 
     def _gather(self, table: str, ids: Tensor) -> Tensor:
         """Return rows (n, D) of known and of new entities in float64."""

@@ -1,18 +1,10 @@
-"""All terms of a run's loss in which the row of one entity takes part, the other rows being fixed.
-
-These are the queries of the own triples, as the entity given and as the answer, with their penalties;
-and the queries of other triples, in which it is one negative more. Without the latter nothing keeps a row
-from being a good answer to everything. Scores are float32, the row and the sum are float64. Where a type has
-more entities, and the training more triples, than are taken, fixed samples stand for all of them.
-"""
+"""Loss and regularizer of a run, a loss over all entities of a type, and the row with the least loss."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +18,6 @@ from dglkge.model.losses import Loss, Softmax, build_loss
 from dglkge.model.negative_terms import Mean, Sum
 from dglkge.model.regularizers import AUTO, REGULARIZERS, VALUES, Regularizer, chosen_regularizer
 from dglkge.settings import settings_of
-from dglkge.typing import Side
 
 
 def run_loss(checkpoint: Checkpoint) -> Loss:
@@ -47,6 +38,10 @@ def run_regularizer(checkpoint: Checkpoint, model: KgeModel) -> Regularizer | No
     return made if made.weight else None
 
 
+Term = Callable[[Tensor], Tensor]
+"""Takes a row (D,) and returns a part of its loss, a scalar."""
+
+
 class _Weighted(Sum):
     """Sum over the negatives, times a factor."""
 
@@ -62,7 +57,6 @@ class CandidateLoss:
 
     Parameters
     ----------
-    loss : Loss
     count : int
         N.
     ids, rows : (M,) int64 tensor and (M, D) float32 tensor
@@ -94,94 +88,12 @@ class CandidateLoss:
         return self._share * self._of_one(references, scores.unsqueeze(1))
 
 
-@dataclass(frozen=True)
-class OwnQueries:
-    """Queries for one side of an entity's triples, in all of which it is given, or in all the answer.
-
-    Attributes
-    ----------
-    relations : (U, Dr) float64 tensor
-        Distinct ones.
-    places : (B,) int64 tensor
-        The relation of each query.
-    others : (B, D) float64 tensor
-        The other entities.
-    is_own : (B, 1) bool tensor
-        Where the other entity is the entity itself.
-    weights : (B,) float64 tensor
-    ignored : (B, M) bool tensor
-        Candidates that are the answer.
-    """
-
-    model: KgeModel
-    loss: CandidateLoss
-    regularizer: Regularizer | None
-    side: Side
-    is_given: bool
-    relations: Tensor
-    places: Tensor
-    others: Tensor
-    is_own: Tensor
-    weights: Tensor
-    ignored: Tensor
-
-    @cached_property
-    def fixed(self) -> Tensor:
-        """Scores (B, M) of the candidates in queries that the row has no part in."""
-        query = self.model.query(self.others, self.relations, self.side, places=self.places)
-        return self.model.compare(query.float(), self.loss.rows)
-
-    def loss_of(self, row: Tensor) -> Tensor:
-        """Return the loss and the penalty, a scalar, with a row (D,) for the entity."""
-        model, side = self.model, self.side
-        others, own = torch.where(self.is_own, row, self.others), row.expand_as(self.others)
-        given, answers = (own, others) if self.is_given else (others, own)
-        query = model.query(given, self.relations, side, places=self.places)
-        if self.is_given:
-            # Triples of one relation ask the same.
-            distinct = model.query(row.expand(len(self.relations), -1), self.relations, side)
-            negative = model.compare(distinct.float(), self.loss.rows)[self.places]
-        else:
-            negative = self.fixed
-        losses = self.loss(model.compare_pairs(query, answers).float(), negative, self.ignored)
-        if self.regularizer is not None:
-            penalties = self.regularizer.penalties(
-                model, given, self.relations, answers, side, query, self.places
-            )
-            losses = losses + penalties
-        return (losses * self.weights).sum()
-
-
-@dataclass(frozen=True)
-class OtherQueries:
-    """Queries of other triples, for one side, whose answers are of the entity's type.
-
-    Attributes
-    ----------
-    queries : (B, Dq) float32 tensor
-    references : (B,) float32 tensor
-        Of :meth:`CandidateLoss.references`.
-    weights : (B,) float64 tensor
-    """
-
-    model: KgeModel
-    loss: CandidateLoss
-    queries: Tensor
-    references: Tensor
-    weights: Tensor
-
-    def loss_of(self, row: Tensor) -> Tensor:
-        """Return the part of a row (D,), a scalar."""
-        scores = self.model.compare(self.queries, row.float().unsqueeze(0)).squeeze(1)
-        return (self.loss.of_negative(self.references, scores) * self.weights).sum()
-
-
 MAX_STEPS = 200
 """Of L-BFGS; tens are usual."""
 STRONG_WOLFE = "strong_wolfe"
 
 
-def best_row(start: Tensor, terms: Sequence[OwnQueries | OtherQueries]) -> Tensor:
+def best_row(start: Tensor, terms: Sequence[Term]) -> Tensor:
     """Return the row (D,) float32 with the least sum of terms, by L-BFGS from a start (D,)."""
     row = start.double().requires_grad_()
     # A change of 1e-5 is below what float32 shows in a loss of hundreds.
@@ -191,7 +103,7 @@ def best_row(start: Tensor, terms: Sequence[OwnQueries | OtherQueries]) -> Tenso
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        total = torch.stack([term.loss_of(row) for term in terms]).sum()
+        total = torch.stack([term(row) for term in terms]).sum()
         total.backward()
         return total
 

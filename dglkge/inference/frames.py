@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from dglkge.data.text_format import ROLES, TIME
 from dglkge.data.times import label_at
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, MISSING, Known
-from dglkge.inference.search import LinkQuery, NamedQuery, Prediction, check_k, resolve
+from dglkge.inference.search import LinkQuery, check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.registry import deferred
 from dglkge.typing import Side
@@ -28,11 +28,7 @@ else:
     pd, named_triples = deferred("pandas"), deferred("dglkge.data.named_triples")
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
-PLAIN_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "known_from", "problem")
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
-
-TRIPLES_AT_A_TIME = 1 << 18
-"""Triples made of pairs and all their relations that are in memory at a time."""
 
 
 class Questions(TrainedModel):
@@ -43,14 +39,7 @@ class Questions(TrainedModel):
     ) -> pd.DataFrame:
         """Return the best tails of (head, relation, ?).
 
-        Parameters
-        ----------
-        head, relation : str
-        k : int
-            Number of answers.
-        known : Known or str, optional
-        candidates : str
-            As in :meth:`answer`.
+        ``k``, ``known`` and ``candidates`` are those of :meth:`predict`.
 
         Returns
         -------
@@ -63,13 +52,13 @@ class Questions(TrainedModel):
         InputError
             If a name is unknown or ambiguous.
         """
-        return self._predict_one((head, relation, None), k, known, candidates)
+        return self._predict_one(TAIL, k, known, candidates, head=head, relation=relation)
 
     def predict_heads(
         self, relation: str, tail: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
     ) -> pd.DataFrame:
         """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
-        return self._predict_one((None, relation, tail), k, known, candidates)
+        return self._predict_one(HEAD, k, known, candidates, relation=relation, tail=tail)
 
     def predict_relations(
         self, head: str, tail: str, k: int = 10, known: Known | str | None = None
@@ -78,7 +67,7 @@ class Questions(TrainedModel):
 
         As :meth:`predict_tails`, with a column relation instead of entity.
         """
-        return self._predict_one((head, None, tail), k, known)
+        return self._predict_one(RELATION_COLUMN, k, known, head=head, tail=tail)
 
     def predict_times(
         self, head: str, relation: str, tail: str, k: int = 10, known: Known | str | None = None
@@ -87,13 +76,20 @@ class Questions(TrainedModel):
 
         As :meth:`predict_tails`, with a column time instead of entity.
         """
-        query = pd.DataFrame([[head, relation, tail, MISSING]], columns=[*ROLES, TIME], dtype=object)
-        frame = self.predict(query, k, known, strict=True)
-        relations = self.tables.relations
+        parts = {"head": head, "relation": relation, "tail": tail, TIME: MISSING}
+        frame, relations = self._predict_one(RELATION_COLUMN, k, known, **parts), self.tables.relations
         numbers = [relations.labels.id(label) % relations.num_times for label in frame[RELATION_COLUMN]]
-        frame[TIME] = pd.Series([relations.times[number] for number in numbers], frame.index, dtype=object)
-        columns = frame.filter(["rank", TIME, "score", "probability", "known_from"])
-        return columns.astype({"rank": np.int64})
+        times = pd.Series([relations.times[number] for number in numbers], frame.index, dtype=object)
+        return frame.assign(**{RELATION_COLUMN: times}).rename(columns={RELATION_COLUMN: TIME})
+
+    def _predict_one(
+        self, missing: str, k: int, known: Known | str | None, candidates: str = ALL, **parts: str
+    ) -> pd.DataFrame:
+        """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
+        query = pd.DataFrame([parts], dtype=object)
+        frame = self.predict(query, k, known, strict=True, candidates=candidates)
+        columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
+        return columns.rename(columns={HEAD: "entity", TAIL: "entity"}).astype({"rank": np.int64})
 
     def predict(
         self,
@@ -114,11 +110,13 @@ class Questions(TrainedModel):
         k : int
             Answers to each query; fewer if there are fewer candidates.
         known : Known or str, optional
-            As in :meth:`answer`.
+            Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
+            set can be opened, and otherwise logs a warning and marks none.
         strict : bool
             Whether a query that cannot be answered is an error. Otherwise its row of the result says why.
         candidates : str
-            As in :meth:`answer`; relations are predicted from all that fit.
+            ``"all"`` entities of the type, or ``"seen"``: only those that a triple of the data set has on
+            that side of the relation. Relations are predicted from all that fit.
 
         Returns
         -------
@@ -134,11 +132,11 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        triples, within = _parts(queries), _within(queries)
+        triples, tables = _parts(queries), self.tables
+        within = list(zip(_column(queries, RELATION_COLUMN), _column(queries, TIME)))
         # By place of the query: missing, rank, type, head, relation, tail, score, known from, problem.
         rows: dict[int, list[tuple[Any, ...]]] = {}
-        entity_queries: dict[int, NamedQuery] = {}
-        resolved: list[LinkQuery] = []
+        resolved: dict[int, LinkQuery] = {}
         pairs: dict[int, list[tuple[int, int, int]]] = {}
         for place, parts in enumerate(triples):
             missing = [role for role, part in zip(ROLES, parts) if part is None]
@@ -152,24 +150,25 @@ class Questions(TrainedModel):
                     pairs[place] = self._fitting_relations(str(head), str(tail), *within[place])
                 else:
                     side = Side.TAIL if tail is None else Side.HEAD
-                    query = NamedQuery(side, head or tail or "", relation)
-                    resolved.append(resolve(query, self.tables.relations, self.tables.vocabulary))
-                    entity_queries[place] = query
+                    resolved[place] = self.link_query(side, head or tail or "", relation)
             except InputError as error:
                 if strict:
                     where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
                     raise InputError(f"{where}{error}") from None
                 role = missing[0] if missing else None
                 rows[place] = [(role, None, None, *parts, np.nan, None, str(error))]
-        predictions = self.answer_resolved(
-            list(entity_queries.values()), resolved, k, known, candidates=candidates
-        )
-        for place, prediction in zip(entity_queries, predictions):
-            asked, type_ = prediction.query.side.value, prediction.answer_type
-            rows[place] = [
-                (asked, rank, type_, *_completed(prediction, answer.name), answer.score, answer.known, None)
-                for rank, answer in enumerate(prediction.answers, start=1)
-            ]
+        answers_of_queries = self.answer(list(resolved.values()), k, known, candidates)
+        for (place, (side, _, relation_id)), answers in zip(resolved.items(), answers_of_queries):
+            type_, label = (
+                tables.relations[relation_id].candidate_type(side),
+                tables.relations.labels[relation_id],
+            )
+            names = tables.vocabulary(type_)
+            rows[place] = []
+            for rank, answer in enumerate(answers, start=1):
+                triple = [triples[place][0], label, triples[place][2]]
+                triple[side.column] = names[answer.entity_id]
+                rows[place].append((side.value, rank, type_, *triple, answer.score, answer.known, None))
         if pairs:
             for place, relations in zip(pairs, self._relations_of_pairs(list(pairs.values()), k, known)):
                 head, _, tail = triples[place]
@@ -178,7 +177,8 @@ class Questions(TrainedModel):
                     for rank, (label, score, split) in enumerate(relations, start=1)
                 ]
         frame = pd.DataFrame(
-            [(place, *row) for place in sorted(rows) for row in rows[place]], columns=list(PLAIN_COLUMNS)
+            [(place, *row) for place in sorted(rows) for row in rows[place]],
+            columns=[name for name in ANSWER_COLUMNS if name != "probability"],
         ).astype({"score": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if (curve := self.probability_curve) is not None:
@@ -209,17 +209,14 @@ class Questions(TrainedModel):
         InputError
             If a column is missing, or ``strict`` and a triple has a problem.
         """
-        absent = [role for role in ROLES if role not in triples.columns]
-        if absent:
-            have = ", ".join(map(str, triples.columns))
-            raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
+        frame = triple_columns(triples).copy()
         parts = _parts(triples)
         ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
         complete = [place for place, part in enumerate(parts) if None not in part]
         if complete:
-            frame = pd.DataFrame([parts[place] for place in complete], columns=list(ROLES), dtype="category")
+            named = pd.DataFrame([parts[place] for place in complete], columns=list(ROLES), dtype="category")
             ids[complete], faults = named_triples.find_triples(
-                frame, self.tables.relations, self.tables.vocabulary
+                named, self.tables.relations, self.tables.vocabulary
             )
             problems = {complete[row]: fault for row, fault in faults.items()}
         for place in sorted(set(range(len(parts))) - set(complete)):
@@ -229,19 +226,15 @@ class Questions(TrainedModel):
             raise InputError(f"row {triples.index[first]}: {problems[first]}")
         good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
         curve = self.probability_curve
-        scores, probabilities = np.full(len(parts), np.nan), np.full(len(parts), np.nan)
+        # Fitted on the scores of single queries, so each side has a probability of its own.
+        measures = {"score": np.asarray, **({} if curve is None else {"probability": curve})}
+        by_side = self.scores(ids[good])
+        for name, measure in measures.items():
+            frame[name] = np.nan
+            frame.iloc[good, -1] = (measure(by_side[Side.HEAD]) + measure(by_side[Side.TAIL])) / 2
         known_from = np.full(len(parts), None, dtype=object)
         if len(good):
-            by_side = self.scores(ids[good])
-            scores[good] = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-            if curve is not None:
-                # Fitted on the scores of single queries, so each side has a probability of its own.
-                probabilities[good] = (curve(by_side[Side.HEAD]) + curve(by_side[Side.TAIL])) / 2
             known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])
-        frame = triples[list(ROLES)].copy()
-        frame["score"] = scores
-        if curve is not None:
-            frame["probability"] = probabilities
         # Of type object: pandas 3 would make texts of them, and NaN of None.
         frame["known_from"] = pd.Series(known_from, frame.index, dtype=object)
         frame["problem"] = pd.Series(map(problems.get, range(len(parts))), frame.index, dtype=object)
@@ -256,13 +249,11 @@ class Questions(TrainedModel):
             rank, entity, cosine; without the entity itself.
         """
         answers = self.nearest(entity, self.type_of(entity, entity_type), k)
-        return pd.DataFrame(
-            {
-                "rank": np.arange(1, len(answers) + 1),
-                "entity": np.array([answer.name for answer in answers], dtype=object),
-                "cosine": np.array([answer.score for answer in answers], dtype=np.float64),
-            }
+        frame = pd.DataFrame(answers, columns=["entity", "cosine"]).astype(
+            {"entity": object, "cosine": np.float64}
         )
+        frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+        return frame
 
     def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name.
@@ -303,32 +294,12 @@ class Questions(TrainedModel):
             rows[rows_of_table] = self.tables.gather(table, torch.from_numpy(ids)).numpy()
         return pd.DataFrame(rows, index=pd.Index(list(names), name="entity"))
 
-    def _predict_one(
-        self,
-        parts: tuple[str | None, str | None, str | None],
-        k: int,
-        known: Known | str | None,
-        candidates: str = ALL,
-    ) -> pd.DataFrame:
-        """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
-        query = pd.DataFrame([parts], columns=list(ROLES), dtype=object)
-        frame = self.predict(query, k, known, strict=True, candidates=candidates)
-        missing = ROLES[parts.index(None)]
-        name = missing if missing == RELATION_COLUMN else "entity"
-        columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
-        return columns.rename(columns={missing: name}).astype({"rank": np.int64})
-
     def _fitting_relations(
         self, head: str, tail: str, name: str | None, time: str | None
     ) -> list[tuple[int, int, int]]:
         """Return (head id, relation id, tail id) of every relation whose entity types have both names.
 
         Of those of a name or a time, where these are given.
-
-        Raises
-        ------
-        InputError
-            If there is none; the message has the nearest names.
         """
         tables = self.tables
         relations = tables.relations
@@ -347,38 +318,28 @@ class Questions(TrainedModel):
     def _relations_of_pairs(
         self, pairs: Sequence[Sequence[tuple[int, int, int]]], k: int, known: Known | str | None
     ) -> list[list[tuple[str, float, str | None]]]:
-        """Return the best relations of pairs: label, score, known from.
-
-        ``pairs`` has the triples of all fitting relations of each, as of :func:`fitting_relations`.
-        """
+        """Return the best of the fitting relations of each pair: label, score, known from."""
         check_k(k)
         treatment, by_split = self.known_treatment(known)
-        labels = self.tables.relations.labels
-        answers: list[list[tuple[str, float, str | None]]] = []
-        for start, stop in _blocks([len(triples) for triples in pairs]):
-            triples = np.array(list(chain.from_iterable(pairs[start:stop])), dtype=np.int64)
-            by_side = self.scores(triples)
-            scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-            splits = splits_of(by_split, triples)
-            ends = np.cumsum([len(of_pair) for of_pair in pairs[start:stop]])
-            for places in np.split(np.arange(len(triples)), ends[:-1]):
-                if treatment is Known.DROP:
-                    places = places[[split is None for split in splits[places]]]
-                # Equal scores in the order of ids.
-                best = places[np.argsort(-scores[places], kind="stable")[:k]]
-                names = [labels[id_] for id_ in triples[best, 1].tolist()]
-                answers.append(list(zip(names, scores[best].tolist(), splits[best])))
+        triples = np.array(list(chain.from_iterable(pairs)), dtype=np.int64)
+        by_side, splits = self.scores(triples), splits_of(by_split, triples)
+        scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
+        ends = np.cumsum([len(of_pair) for of_pair in pairs])
+        labels, answers = self.tables.relations.labels, []
+        for places in np.split(np.arange(len(triples)), ends[:-1]):
+            if treatment is Known.DROP:
+                places = places[[split is None for split in splits[places]]]
+            # Equal scores in the order of ids.
+            best = places[np.argsort(-scores[places], kind="stable")[:k]]
+            names = [labels[id_] for id_ in triples[best, 1].tolist()]
+            answers.append(list(zip(names, scores[best].tolist(), splits[best])))
         return answers
 
 
 def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str, Any]]:
     """Return the answers of :meth:`Questions.predict` by the label of their query, ready for JSON.
 
-    Returns
-    -------
-    dict
-        The missing part, the type of the answers, the problem that prevented them or None, and the answers:
-        rank, head, relation, tail, score, probability (None if none was fitted) and known_from.
+    Of each the missing part, the type of the answers, the problem that prevented them or None, and these.
     """
     groups: dict[Any, dict[str, Any]] = {
         label: {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
@@ -394,32 +355,22 @@ def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str
     return groups
 
 
+def triple_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of triples; that one is absent is an error."""
+    absent = [role for role in ROLES if role not in frame.columns]
+    if absent:
+        have = ", ".join(map(str, frame.columns))
+        raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
+    return frame[list(ROLES)]
+
+
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
     """Return the first split (n,) that has each triple (n, 3), None where no split has it."""
     splits = np.full(len(triples), None, dtype=object)
     # The last split first, so that the first one stays.
     for split, known_triples in reversed(list(known.items())):
-        index, tails = known_triples.answers(Side.TAIL, triples[:, 0], triples[:, 1])
-        splits[index[tails == triples[index, 2]]] = split
+        splits[known_triples.contain(Side.TAIL, *triples.T)] = split
     return splits
-
-
-def _blocks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs whose sizes sum to :data:`TRIPLES_AT_A_TIME` at most, or of one alone."""
-    start = total = 0
-    for place, size in enumerate(sizes):
-        if total and total + size > TRIPLES_AT_A_TIME:
-            yield start, place
-            start, total = place, 0
-        total += size
-    yield start, len(sizes)
-
-
-def _completed(prediction: Prediction, answer: str) -> tuple[str, str, str]:
-    """Return the triple of an answer."""
-    entity = prediction.query.entity
-    head, tail = (entity, answer) if prediction.query.side is Side.TAIL else (answer, entity)
-    return head, prediction.relation, tail
 
 
 def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
@@ -429,13 +380,6 @@ def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
         pairs = zip(relations, _column(frame, TIME))
         relations = [None if None in pair else label_at(*pair) for pair in pairs]  # type: ignore[arg-type]
     return list(zip(heads, relations, tails))
-
-
-def _within(frame: pd.DataFrame) -> list[tuple[str | None, str | None]]:
-    """Return what is given of each row's relation at a time where one of both is missing: name and time."""
-    if TIME not in frame.columns:
-        return [(None, None)] * len(frame)
-    return list(zip(_column(frame, RELATION_COLUMN), _column(frame, TIME)))
 
 
 def _column(frame: pd.DataFrame, role: str) -> list[str | None]:

@@ -83,11 +83,6 @@ def parse(text: str) -> Question:
     """Read a question: ``?x : `` and triples joined by commas (and), ``or``, ``not`` and parentheses.
 
     Commas bind closer than ``or``. A name with a comma or unmatched parentheses stands in double quotes.
-
-    Raises
-    ------
-    InputError
-        If the text is no question; the message has the place.
     """
     answer, colon, rest = text.partition(":")
     answer = answer.strip()

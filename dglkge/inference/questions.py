@@ -16,10 +16,10 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError
+from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.queries import full_float32_matmuls
-from dglkge.evaluation.ranking import count_greater
 from dglkge.inference.links.completion import least_score
+from dglkge.inference.links.missing_links import at_least
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
 from dglkge.inference.search import candidate_blocks
 from dglkge.inference.trained_model import TrainedModel
@@ -36,16 +36,16 @@ LEAST_PROBABILITY = 1e-6
 class Hop:
     """Links of one relation from an entity, or from those of a variable, to the entities of another.
 
+    What follows the anchor is there once the links were searched.
+
     Attributes
     ----------
-    fact : Fact
-    relation_id : int
     side : Side
         That of the variable whose entities are valued.
     anchor : int or Node
         The entity at the other side, or what its entities fulfil.
     ids : (b,) int64 array
-        Entities at the other side, the beam, once it was searched.
+        Entities at the other side, the beam.
     values : (b,) float64 array
         Their own values.
     query : (b, Dq) tensor
@@ -58,10 +58,10 @@ class Hop:
     relation_id: int
     side: Side
     anchor: int | Node
-    ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    values: np.ndarray = field(default_factory=lambda: np.empty(0))
-    query: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
-    known: tuple[np.ndarray, np.ndarray] = field(default_factory=lambda: (np.empty(0), np.empty(0)))
+    ids: np.ndarray = field(init=False)
+    values: np.ndarray = field(init=False)
+    query: torch.Tensor = field(init=False)
+    known: tuple[np.ndarray, np.ndarray] = field(init=False)
 
 
 @dataclass
@@ -77,16 +77,8 @@ class Asked:
 
     Parameters
     ----------
-    run : TrainedModel
-    question : Question
-    beam : int
     known_splits : sequence of str
         Splits whose triples have probability 1.
-
-    Raises
-    ------
-    InputError
-        If a name is unknown, the types do not fit, links form a circle, or there are no probabilities.
     """
 
     def __init__(self, run: TrainedModel, question: Question, beam: int, known_splits: Sequence[str]) -> None:
@@ -95,7 +87,11 @@ class Asked:
         self._run, self._beam = run, beam
         self._curve = run.calibration.curve
         self._least = least_score(self._curve, LEAST_PROBABILITY)
-        self._known = _known_of(run, known_splits)
+        for split in known_splits:
+            if split not in SPLITS:
+                raise unknown_name("split", split, SPLITS)
+        none = KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
+        self._known = run.known_of(tuple(known_splits)) if known_splits else none
         self._relations: dict[Fact, int] = {}
         self._types: dict[str, str] = {}
         self._assign(list(dict.fromkeys(facts(question.formula))))
@@ -107,7 +103,7 @@ class Asked:
         tables = self._run.tables
         choices = {}
         for fact in wanted:
-            ids = tables.relations.ids_of(fact.relation) or [tables.relations.id(fact.relation)]
+            ids = tables.relations.ids_of(fact.relation)
             ends = [(tables.relations[id_].lhs, tables.relations[id_].rhs) for id_ in ids]
             for term, place in ((fact.head, 0), (fact.tail, 1)):
                 types = sorted({end[place] for end in ends})
@@ -123,21 +119,17 @@ class Asked:
             ]
         # The links with fewest choices first.
         order = sorted(wanted, key=lambda fact: len(choices[fact]))
-        solutions: list[tuple[dict[Fact, int], dict[str, str]]] = []
-
-        def extend(place: int, chosen: dict[Fact, int], types: dict[str, str]) -> None:
-            if len(solutions) > 1:
-                return
-            if place == len(order):
-                solutions.append((chosen, types))
-                return
-            fact = order[place]
-            for id_, ends in choices[fact]:
-                new = {term: type_ for term, type_ in zip((fact.head, fact.tail), ends) if is_variable(term)}
-                if all(types.get(term, type_) == type_ for term, type_ in new.items()):
-                    extend(place + 1, {**chosen, fact: id_}, {**types, **new})
-
-        extend(0, {}, {})
+        solutions: list[tuple[dict[Fact, int], dict[str, str]]] = [({}, {})]
+        for fact in order:
+            extended = []
+            for chosen, kinds in solutions:
+                for id_, pair in choices[fact]:
+                    new = {
+                        term: kind for term, kind in zip((fact.head, fact.tail), pair) if is_variable(term)
+                    }
+                    if all(kinds.get(term, kind) == kind for term, kind in new.items()):
+                        extended.append(({**chosen, fact: id_}, {**kinds, **new}))
+            solutions = extended
         if len(solutions) != 1:
             problem = "several ways; give a relation's label, which names them" if solutions else "no way"
             shown = ", ".join(map(str, wanted))
@@ -221,13 +213,11 @@ class Asked:
         hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
-        low = torch.full((len(hop.ids),), self._least).float().clamp_min(torch.finfo(torch.float32).min)
+        low = torch.full((len(hop.ids),), self._least)
         for shard in self._run.tables.shards(type_):
             for start, stop in candidate_blocks(len(hop.ids), shard):
                 scores = self._run.model.compare(hop.query, shard.rows[start:stop].float())
-                _, row, column = count_greater(
-                    scores, torch.arange(len(scores)), low, torch.full_like(low, torch.inf)
-                )
+                row, column = at_least(scores, low)
                 probability = self._curve(scores[row, column].numpy()) * hop.values[row.numpy()]
                 ids = shard.original_ids[start:stop].numpy()
                 counts = np.bincount(row.numpy(), minlength=len(scores))
@@ -313,16 +303,6 @@ def _best(values: np.ndarray, k: int) -> np.ndarray:
     else:
         places = np.arange(len(values))
     return places[np.argsort(-values[places], kind="stable")]
-
-
-def _known_of(run: TrainedModel, splits: Sequence[str]) -> KnownTriples:
-    """Return the triples of some splits."""
-    for split in splits:
-        if split not in SPLITS:
-            raise InputError(f"no split is called {split!r}; known: {', '.join(SPLITS)}")
-    if not splits:
-        return KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
-    return run.known_of(tuple(splits))
 
 
 def ask(

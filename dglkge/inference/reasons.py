@@ -19,7 +19,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import ROLES
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
-from dglkge.inference.search import NamedQuery, check_k, resolve
+from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
 
@@ -53,12 +53,7 @@ class Link:
 
 
 class Explainer:
-    """Finds reasons in the training triples of a run.
-
-    Parameters
-    ----------
-    run : TrainedModel
-    """
+    """Finds reasons in the training triples of a run."""
 
     def __init__(self, run: TrainedModel) -> None:
         self._run = run
@@ -66,13 +61,7 @@ class Explainer:
         self._graph = RuleGraph(self._known, run.tables.relations.relations)
 
     def reasons(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
-        """Return score, probability, triples, rules and similar, the best k of each; ready for JSON.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or ``k`` is less than 1.
-        """
+        """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
         link = self._link(head, relation, tail)
         curve = self._run.probability_curve
@@ -131,14 +120,11 @@ class Explainer:
         check_k(k)
         id_ = self._run.tables.relations.id(relation)
         train = self._run.dataset.split(TRAIN)
-        own = train[train[:, 1] == id_]
-        draw = np.random.default_rng((0, id_))
-        sample = own[np.sort(draw.permutation(len(own))[:samples])]
-        return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES)[:k]]
+        rules = self._graph.rules(id_, train[train[:, 1] == id_], samples, MAX_RULES)
+        return [self._rule(rule, id_) for rule in rules[:k]]
 
     def _link(self, head: str, relation: str, tail: str) -> Link:
-        tables = self._run.tables
-        query = resolve(NamedQuery(Side.TAIL, head, relation), tables.relations, tables.vocabulary)
+        tables, query = self._run.tables, self._run.link_query(Side.TAIL, head, relation)
         types = tables.relations[query.relation_id]
         tail_id = tables.vocabulary(types.rhs).id(tail)
         return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))

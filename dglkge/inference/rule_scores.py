@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from dglkge.checkpoint.layout import RUN_RULES_FILE
 from dglkge.data.dataset_files import TRAIN, VALID, load_json, partial_path
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
 from dglkge.evaluation.queries import Bonus
 from dglkge.inference.rules import Rule, RuleGraph, mirrored
@@ -73,45 +72,42 @@ class RuleScores:
         Chains, by relation id.
     weights : (R, 2) float64 array
         By relation id, for missing heads and tails.
-    num_candidates : mapping of Side to (R,) int64 array
-        Entities of the type that a relation has on a side.
+    counts : mapping of str to int
+        Entities of each type.
     """
 
     graph: RuleGraph
     rules: Mapping[int, list[Rule]]
     weights: np.ndarray
-    num_candidates: Mapping[Side, np.ndarray]
+    counts: Mapping[str, int]
 
     def __call__(self, side: Side, anchor_ids: np.ndarray, relation_ids: np.ndarray) -> Confidences:
         """Return the pairs that rules lead to, and what is added to their scores."""
         weights = self.weights[:, list(Side).index(side)]
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        parts = []
         for relation_id in np.unique(relation_ids).tolist():
             if weights[relation_id]:
                 places = np.flatnonzero(relation_ids == relation_id)
                 query, candidate, confidence = self.confidences(side, relation_id, anchor_ids[places])
                 parts.append((places[query], candidate, weights[relation_id] * confidence))
-        query, candidate, bonus = (np.concatenate(columns) for columns in zip(*parts))
-        return query, candidate, bonus
+        return _joined(parts)
 
     def confidences(self, side: Side, relation_id: int, anchors: np.ndarray) -> Confidences:
         """Return the greatest confidence of a rule that leads from anchors (Q,) to each candidate."""
-        count = int(self.num_candidates[side][relation_id])
+        count = self.counts[self.graph.relations[relation_id].candidate_type(side)]
         step = max(1, DENSE_NUMBERS // max(count, 1))
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        parts = []
         for start in range(0, len(anchors), step):
-            dense = np.zeros((len(anchors[start : start + step]), count), np.float32)
-            for query, candidate, confidence in self._applied(
-                side, relation_id, anchors[start : start + step]
-            ):
+            part = anchors[start : start + step]
+            dense = np.zeros((len(part), count), np.float32)
+            for query, candidate, confidence in self._applied(side, relation_id, part):
                 np.maximum.at(dense, (query, candidate), confidence)
             if count > MOST_CANDIDATES:
                 least = np.partition(dense, -MOST_CANDIDATES, axis=1)[:, -MOST_CANDIDATES, None]
                 dense[dense < least] = 0
             query, candidate = np.nonzero(dense)
             parts.append((query + start, candidate, dense[query, candidate].astype(np.float64)))
-        query, candidate, confidence = (np.concatenate(columns) for columns in zip(*parts))
-        return query, candidate, confidence
+        return _joined(parts)
 
     def _applied(
         self, side: Side, relation_id: int, anchors: np.ndarray
@@ -159,14 +155,14 @@ class RuleScores:
         return replace(self, rules=rules, weights=weights)
 
 
-def open_rules(run: TrainedModel) -> RuleScores:
-    """Return the rules of a run's version and their weights, from its folder; else mined, and written there.
+def _joined(parts: Sequence[Confidences]) -> Confidences:
+    none = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    query, candidate, confidence = (np.concatenate(columns) for columns in zip(none, *parts))
+    return query, candidate, confidence
 
-    Raises
-    ------
-    InputError
-        If the run is no checkpoint, there is no data set, its valid split is empty, or the file is damaged.
-    """
+
+def open_rules(run: TrainedModel) -> RuleScores:
+    """Return the rules of a run's version and their weights, from its folder; else mine and write them."""
     checkpoint, relations = run.checkpoint, run.tables.relations
     path = checkpoint.run_folder / RUN_RULES_FILE
     identity = {"run_id": checkpoint.manifest.run_id, "version": checkpoint.version}
@@ -187,12 +183,12 @@ def open_rules(run: TrainedModel) -> RuleScores:
 
 def plain_rules(run: TrainedModel) -> RuleScores:
     """Return rules with constants only, with weight 0."""
-    relations, counts = run.tables.relations.relations, run.tables.meta.entity_types
+    relations = run.tables.relations.relations
     return RuleScores(
         RuleGraph(run.known_of((TRAIN,)), relations),
         {id_: [] for id_ in range(len(relations))},
         np.zeros((len(relations), len(Side))),
-        {side: np.array([counts[one.candidate_type(side)] for one in relations], np.int64) for side in Side},
+        run.tables.meta.entity_types,
     )
 
 
@@ -202,34 +198,26 @@ def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
     order = np.argsort(train[:, 1], kind="stable")
     starts = np.searchsorted(train[order, 1], np.arange(len(scores.rules) + 1))
     for relation_id in tqdm(scores.rules, desc="mine rules", unit="relation", disable=None):
-        own = order[starts[relation_id] : starts[relation_id + 1]]
-        sample = np.random.default_rng((0, relation_id)).permutation(own)[:SAMPLES]
-        found = scores.graph.rules(relation_id, train[np.sort(sample)], MOST_RULES)
+        own = train[order[starts[relation_id] : starts[relation_id + 1]]]
+        found = scores.graph.rules(relation_id, own, SAMPLES, MOST_RULES)
         rules[relation_id] = [rule for rule in found if rule.confidence >= MIN_CONFIDENCE]
     return replace(scores, rules=rules)
 
 
 def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
-    """Return the same with the weights of the best filtered MRR on the valid split, by relation and side.
-
-    Raises
-    ------
-    InputError
-        If the valid split is empty.
-    """
+    """Return the same with the weights of the best filtered MRR on the valid split, by relation and side."""
     triples = run.dataset.split(VALID)
     if not len(triples):
         raise InputError(f"weights of rules are chosen on the valid split, and {run.dataset.path} has none")
     triples = triples[np.argsort(triples[:, 1], kind="stable")]
-    shards, known = run.shards(run.tables.entity_types), run.known_triples()
+    known = run.known_triples()
     ranks = np.empty((len(WEIGHTS), len(Side), len(triples)))
     starts = range(0, len(triples), TRIPLES_AT_A_TIME)
     for start in tqdm(starts, desc="weights", unit="block", disable=None):
         part = slice(start, start + TRIPLES_AT_A_TIME)
         bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
-        evaluator = RankingEvaluator(run.model, run.tables.relations.relations, Protocol(VALID), bonus=bonus)
         for place, bonus.weight in enumerate(WEIGHTS):
-            result = evaluator.evaluate(triples[part], known, run.tables, shards)
+            result = run.rank(Protocol(VALID), triples[part], known, bonus=bonus)
             ranks[place, :, part] = [1 / result.ranks[side] for side in Side]
     # Few triples of a relation say little, so the mean of all counts, too.
     overall = ranks.mean((1, 2))

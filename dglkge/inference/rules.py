@@ -56,14 +56,7 @@ _ID_BITS = 48
 
 @dataclass(frozen=True)
 class Path:
-    """Links from one entity to another.
-
-    Attributes
-    ----------
-    steps : tuple of Step
-    entities : tuple of Entity
-        One more than steps.
-    """
+    """Links from one entity to another; there is one entity more than steps."""
 
     steps: tuple[Step, ...]
     entities: tuple[Entity, ...]
@@ -80,7 +73,6 @@ class Rule:
 
     Attributes
     ----------
-    steps : tuple of Step
     support : int
         Pairs that the chain joins, and the relation too.
     pairs : int
@@ -98,16 +90,10 @@ class Rule:
 
 
 class RuleGraph:
-    """The known triples as a graph of typed entities.
-
-    Parameters
-    ----------
-    known : KnownTriples
-    relations : sequence of Relation
-    """
+    """The known triples as a graph of typed entities."""
 
     def __init__(self, known: KnownTriples, relations: Sequence[Relation]) -> None:
-        self._known, self._relations = known, relations
+        self._known, self.relations = known, relations
         self._types = sorted({type_ for relation in relations for type_ in (relation.lhs, relation.rhs)})
         # The number of a step is twice its relation's, plus 1 if it is read from the tail.
         self._steps: list[Step] = [(id_, side) for id_ in range(len(relations)) for side in _READ]
@@ -137,7 +123,7 @@ class RuleGraph:
     def _anchored(self, type_: str, side: Side) -> np.ndarray:
         """Return the relations (n,) whose links lead from a type to their ends on a side."""
         return np.array(
-            [id_ for id_, one in enumerate(self._relations) if one.anchor_type(side) == type_], np.int64
+            [id_ for id_, one in enumerate(self.relations) if one.anchor_type(side) == type_], np.int64
         )
 
     def _entity(self, node: int) -> Entity:
@@ -146,14 +132,8 @@ class RuleGraph:
     def paths(self, head: Entity, relation_id: int, tail: Entity, most: int = MAX_NEIGHBOURS) -> list[Path]:
         """Return paths of one to three links that visit no entity twice, without the link itself.
 
-        One path for each chain of relations, shorter chains first.
-
-        Parameters
-        ----------
-        head, tail : Entity
-        relation_id : int
-        most : int
-            Entities of a type next to the head through which paths of three links are searched.
+        One path for each chain of relations, shorter chains first. Paths of three links go through at most so
+        many entities of a type next to the head.
         """
         (_, first, near), (_, last, far) = (
             self._links(type_, np.array([id_])) for type_, id_ in (head, tail)
@@ -195,16 +175,9 @@ class RuleGraph:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the pairs that a chain joins: places of the starts (n,) and entities that they lead to (n,).
 
-        Each pair is there once. No walk comes back to its start.
-
-        Parameters
-        ----------
-        starts : (Q,) int64 array
-        steps : tuple of Step
-        most : int
-            Pairs after each step; of more, evenly spaced ones.
+        Each pair is there once, and at most so many after each step. No walk comes back to its start.
         """
-        start_type = self._relations[steps[0][0]].anchor_type(steps[0][1])
+        start_type = self.relations[steps[0][0]].anchor_type(steps[0][1])
         origin, reached = np.arange(len(starts)), starts
         for relation, side in steps:
             asked = _distinct(reached)
@@ -215,7 +188,7 @@ class RuleGraph:
             size = int(answers.max(initial=0)) + 1
             pairs = evenly(_distinct(origin[place] * size + answers), most)
             origin, reached = np.divmod(pairs, size)
-            if self._relations[relation].candidate_type(side) == start_type:  # the variables differ
+            if self.relations[relation].candidate_type(side) == start_type:  # the variables differ
                 is_other = starts[origin] != reached
                 origin, reached = origin[is_other], reached[is_other]
         return origin, reached
@@ -230,23 +203,17 @@ class RuleGraph:
         joins = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
         return Rule(steps, int(joins.sum()), len(origin))
 
-    def rules(self, relation_id: int, triples: np.ndarray, most: int) -> list[Rule]:
+    def rules(self, relation_id: int, triples: np.ndarray, samples: int, most: int) -> list[Rule]:
         """Return the rules for a relation with the greatest confidence.
 
-        Parameters
-        ----------
-        relation_id : int
-        triples : (n, 3) int64 array
-            Known triples of the relation; their paths are the chains that are measured.
-        most : int
-            Chains that are measured, those of most triples.
+        They are the chains of most paths of a sample of its known triples (n, 3); most of them are measured.
         """
-        relation, seen = self._relations[relation_id], Counter[tuple[Step, ...]]()
-        for head, _, tail in triples.tolist():
+        relation, seen = self.relations[relation_id], Counter[tuple[Step, ...]]()
+        sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
+        for head, _, tail in triples[np.sort(sample)].tolist():
             ends = (relation.lhs, head), (relation.rhs, tail)
             seen.update(path.steps for path in self.paths(ends[0], relation_id, ends[1], MINED_NEIGHBOURS))
-        chains = [steps for steps, _ in seen.most_common(most)]
-        return best_rules([self.rule(steps, relation_id) for steps in chains])
+        return best_rules([self.rule(steps, relation_id) for steps, _ in seen.most_common(most)])
 
     def constants(
         self, side: Side, relation_id: int, anchors: np.ndarray
@@ -256,21 +223,13 @@ class RuleGraph:
         A rule (x, s, d) => (x, r, c), or the same for the other sides, has support (its examples x) and
         confidence as those of chains, with all entities x of the relation s and d.
 
-        Parameters
-        ----------
-        side : Side
-            The missing side.
-        relation_id : int
-        anchors : (Q,) int64 array
-            The given entities.
-
         Yields
         ------
         query, answer, confidence : (n,) arrays
-            Places of the anchors, constants c, and the confidence of a rule that leads to them; a pair may be
-            there several times.
+            Places of the anchors (Q,), constants c, and the confidence of a rule that leads to them; a pair
+            may be there several times.
         """
-        known, relation = self._known, self._relations[relation_id]
+        known, relation = self._known, self.relations[relation_id]
         starts = known.seen(side.other, relation_id)
         scale = max(1.0, len(starts) / MAX_STARTS)
         starts = evenly(starts, MAX_STARTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +18,17 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
+from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
-from dglkge.inference.attributes import predict_attribute
+from dglkge.inference.attributes import predict_numbers
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
 from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
-from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
@@ -69,10 +66,6 @@ def open_run(
         Modules or .py files that register components, imported first. Those that a run has recorded are never
         imported by themselves: whoever wrote the files chose them.
 
-    Returns
-    -------
-    Run
-
     Raises
     ------
     InputError
@@ -96,8 +89,8 @@ def open_run(
     )
     if not is_checkpoint and is_dglke(folder):
         return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
-    if not is_checkpoint and is_hub_folder(folder):
-        return Run(HubTables(folder), dataset)
+    if not is_checkpoint and hub.is_hub_folder(folder):
+        return Run(hub.HubTables(folder), dataset)
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
@@ -175,14 +168,7 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        relations, place = self.tables.relations.relations, open_device(device, "device")
-        evaluator = RankingEvaluator(self.model, relations, protocol, device=place, bonus=self.bonus)
-        shards = self.shards(self.tables.entity_types)
-        result = evaluator.evaluate(
-            triples, known, self.tables, shards, progress=progress, candidates=candidates
-        )
-        categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
-        return replace(result, categories=categories)
+        return self.rank(protocol, triples, known, progress, candidates, open_device(device, "device"))
 
     def evaluate_buckets(
         self,
@@ -458,12 +444,7 @@ class Run(Questions):
             If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
             missing.
         """
-        found = predict_attribute(self, dict(values), entity_type)
-        names = self.tables.vocabulary(found.entity_type).names
-        frame = pd.DataFrame({"entity": list(names), "predicted": found.predicted, "known": found.known})
-        frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
-        frame.attrs |= {"r2": found.r2, "mean_error": found.mean_error}
-        return frame
+        return predict_numbers(self, dict(values), entity_type)
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
@@ -473,7 +454,6 @@ class Run(Questions):
 
         Parameters
         ----------
-        names : sequence of str
         features : (n, F) array
             Vectors as those that the run was trained with (``features.files``).
         entity_type : str, optional
@@ -575,13 +555,7 @@ class Run(Questions):
         return Run(checkpoint.with_new_entities(new), self._dataset_path)
 
     def _type_with_features(self, entity_type: str | None) -> str:
-        """Return the entity type of new entities.
-
-        Raises
-        ------
-        InputError
-            If none is given and several have features, or the run has no features.
-        """
+        """Return the entity type of new entities."""
         if entity_type is not None:
             return entity_type
         features = self.checkpoint.features
@@ -603,18 +577,13 @@ class Run(Questions):
         metric: str | None = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
-        tables = tables or self.tables_in_order
-        results = self._results_of_version() if file_format == "huggingface" else {}
+        tables, results = tables or self.tables_in_order, {}
+        if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
+            here = self.tables.version
+            results = {name: one for name, one in self.results.items() if one.get("version", here) == here}
         return export_tables(
             self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
         )
-
-    def _results_of_version(self) -> dict[str, dict[str, Any]]:
-        """Return the ranking results but for those of other versions of the checkpoint."""
-        if not isinstance(self.tables, Checkpoint):
-            return {}
-        here = self.tables.version
-        return {name: result for name, result in self.results.items() if result.get("version", here) == here}
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.

@@ -1,9 +1,10 @@
-"""A trained model opened on its files: its parts, and answers to queries by name."""
+"""A trained model opened on its files: its parts, answers to queries, rankings."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,25 @@ from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
-from dglkge.evaluation.metrics import load_results
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import (
+    Protocol,
+    RankingResult,
+    RelationCategories,
+    load_results,
+    relation_categories,
+)
 from dglkge.evaluation.queries import Bonus, score_triples
 from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
-from dglkge.inference.exports.hub_tables import HubTables
-from dglkge.inference.search import (
-    Answer,
-    LinkPredictor,
-    LinkQuery,
-    NamedAnswer,
-    NamedQuery,
-    Prediction,
-    most_similar,
-    resolve,
-)
+from dglkge.inference.exports.hub import HubTables
+from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.sampling.draws import count_degrees
-from dglkge.typing import RELATION, RowShard, Side
+from dglkge.typing import RELATION, Side
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ class UnknownEntityError(InputError):
 
 
 class TrainedModel:
-    """The parts of a trained model on files, and its answers to queries by name.
+    """The parts of a trained model on files, its answers to queries and its rankings.
 
     Rows are mapped from the files. The data set and the model are opened at first use, once.
 
     Parameters
     ----------
-    tables : Checkpoint or DglkeTables
+    tables : Checkpoint or WholeTables
         Rows and names.
     dataset : str, optional
         Folder of the data set; by default the path that the checkpoint has recorded.
@@ -66,11 +66,6 @@ class TrainedModel:
         Known triples beside those of the data set.
     bonus : Bonus, optional
         What is added to the scores of answers and of whole triples.
-
-    Attributes
-    ----------
-    tables : Checkpoint or DglkeTables
-    bonus : Bonus or None
     """
 
     def __init__(
@@ -89,13 +84,7 @@ class TrainedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint.
-
-        Raises
-        ------
-        InputError
-            If the model is a folder of DGL-KE or for the Hugging Face hub, which are none.
-        """
+        """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
         if isinstance(self.tables, HubTables):
@@ -124,13 +113,7 @@ class TrainedModel:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set that the model was trained on.
-
-        Raises
-        ------
-        InputError
-            If it is missing or another one, or the model's ids are not those of a data set.
-        """
+        """The data set that the model was trained on."""
         tables = self.tables
         # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
         # belong to.
@@ -175,13 +158,7 @@ class TrainedModel:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
+        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing."""
         path = self.checkpoint.run_folder / RUN_METRICS_FILE
         return load_json(path) if path.is_file() else {}
 
@@ -189,13 +166,7 @@ class TrainedModel:
     def results(self) -> dict[str, dict[str, Any]]:
         """All ranking results in the run's folder by name: the training job's and ``dglkge evaluate``'s.
 
-        Each has the fields protocol, num_triples (absent in files of older versions), both, head, tail and
-        per_relation; see :func:`dglkge.evaluation.metrics.load_results`.
-
-        Raises
-        ------
-        InputError
-            If a file is damaged.
+        See :func:`dglkge.evaluation.metrics.load_results`.
         """
         return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
@@ -231,87 +202,70 @@ class TrainedModel:
             self.model, triples, self.tables.relations.relations, self.tables, bonus=self.bonus
         )
 
-    def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
-        """Return all rows of some tables."""
-        return {table: self.tables.shards(table) for table in tables}
+    def rank(
+        self,
+        protocol: Protocol,
+        triples: np.ndarray,
+        known: KnownTriples | None,
+        progress: Callable[[int], object] | None = None,
+        candidates: np.ndarray | None = None,
+        device: ComputeDevice = HOST,
+        bonus: Bonus | None = None,
+    ) -> RankingResult:
+        """Rank triples, with the categories of relations; see :meth:`.RankingEvaluator.evaluate`."""
+        tables = self.tables
+        shards = {name: tables.shards(name) for name in tables.entity_types}
+        evaluator = RankingEvaluator(
+            self.model, tables.relations.relations, protocol, device=device, bonus=bonus or self.bonus
+        )
+        result = evaluator.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
+        return replace(result, categories=self._categories)
+
+    @cached_property
+    def _categories(self) -> RelationCategories:
+        return relation_categories(self.dataset.split(TRAIN), self.dataset.num_relations)
 
     def max_norm(self, entity_type: str) -> float:
-        """Return the greatest Euclidean norm of a type's rows, which are read once for it."""
+        """Return the greatest Euclidean norm of a type's rows, which are read once."""
         if entity_type not in self._max_norms:
             shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
             self._max_norms[entity_type] = max((RankedShard(shard).max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
 
+    def link_query(self, side: Side, entity: str, relation: str) -> LinkQuery:
+        """Look up the names of a query with one side missing.
+
+        A relation's name may join several pairs of entity types. It then stands for the one pair whose type
+        on the given side has the entity.
+        """
+        relations, vocabulary = self.tables.relations, self.tables.vocabulary
+        # Relations of one name are tried first by the given entity: users rarely give the types' names.
+        fitting = [
+            id_
+            for id_, own in enumerate(relations.relations)
+            if own.name == relation and entity in vocabulary(own.anchor_type(side))
+        ]
+        # Otherwise the vocabulary decides; its error lists the labels, which name the types.
+        relation_id = fitting[0] if len(fitting) == 1 else relations.id(relation)
+        return LinkQuery(side, vocabulary(relations[relation_id].anchor_type(side)).id(entity), relation_id)
+
     def answer(
         self,
-        queries: Sequence[NamedQuery],
+        queries: Sequence[LinkQuery],
         k: int = 10,
         known: Known | str | None = None,
         candidates: str = ALL,
-    ) -> list[Prediction]:
-        """Return the best answers to queries with one entity missing.
-
-        Parameters
-        ----------
-        queries : sequence of NamedQuery
-        k : int
-            Answers to each query; fewer if there are fewer candidates.
-        known : Known or str, optional
-            Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
-            set can be opened, and otherwise logs a warning and marks none.
-        candidates : str
-            ``"all"`` entities of the type, or ``"seen"``: only those that a triple of the data set has on
-            that side of the relation.
-
-        Returns
-        -------
-        list of Prediction
-            One for each query.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown or ambiguous, or ``known`` or ``candidates`` needs a data set that cannot be
-            opened.
-        """
-        tables = self.tables
-        resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
-        return self.answer_resolved(queries, resolved, k, known, candidates)
-
-    def answer_resolved(
-        self,
-        queries: Sequence[NamedQuery],
-        resolved: Sequence[LinkQuery],
-        k: int = 10,
-        known: Known | str | None = None,
-        candidates: str = ALL,
-    ) -> list[Prediction]:
-        """Return :meth:`answer` of queries whose ids are known already."""
-        tables = self.tables
-        known, known_triples = self.known_treatment(known)
+    ) -> list[list[Answer]]:
+        """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
+        treatment, known_triples = self.known_treatment(known)
         if candidates == SEEN:
             known_triples = self._known_by_split
-        relations = [tables.relations[query.relation_id] for query in resolved]
-        types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
-        shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
-        predictor = LinkPredictor(
-            self.model, tables.relations.relations, tables, shards, known_triples, self.bonus
+        return best_answers(
+            self.model, self.tables, queries, k, treatment, candidates, known_triples, self.bonus
         )
-        answers_of_queries = predictor.predict(resolved, k, known, candidates)
-        labels = tables.relations.labels
-        return [
-            Prediction(named, labels[query.relation_id], type_, self._named(type_, answers))
-            for named, query, type_, answers in zip(queries, resolved, types, answers_of_queries)
-        ]
 
     def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
-        """Return the treatment of known answers, and the known triples by split that it needs.
-
-        Raises
-        ------
-        InputError
-            If the treatment is unknown, or the data set is needed and cannot be opened.
-        """
+        """Return the treatment of known answers, and the known triples by split that it needs."""
         if known is not None:
             treatments = [treatment.value for treatment in Known]
             if not isinstance(known, Known) and known not in treatments:
@@ -328,19 +282,9 @@ class TrainedModel:
             logger.warning("known answers are not marked: %s", error)
             return Known.KEEP, {}
 
-    def _named(self, entity_type: str, answers: Sequence[Answer]) -> list[NamedAnswer]:
-        names = self.tables.vocabulary(entity_type)
-        return [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
-
     @cached_property
     def calibration(self) -> Calibration:
-        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint.
-
-        Raises
-        ------
-        InputError
-            If there are none, or they are those of another version, or rules are added to scores.
-        """
+        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint."""
         if self.bonus is not None:
             raise InputError("probabilities are fitted to scores of the model alone: ask without rules")
         checkpoint = self.checkpoint
@@ -361,50 +305,18 @@ class TrainedModel:
         except InputError:
             return None
 
-    def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[NamedAnswer]:
-        """Return the entities of a type whose rows have the greatest cosine with an entity's row.
-
-        Parameters
-        ----------
-        entity : str
-        entity_type : str
-            As :meth:`type_of` returns it.
-        k : int
-
-        Returns
-        -------
-        list of NamedAnswer
-            The most similar first, without the entity itself.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or ``k`` is less than 1.
-        """
-        ids = torch.tensor([self.tables.vocabulary(entity_type).id(entity)])
-        (answers,) = most_similar(self.tables, self.tables.shards(entity_type), entity_type, ids, k)
-        return self._named(entity_type, answers)
+    def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
+        """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""
+        names = self.tables.vocabulary(entity_type)
+        (answers,) = most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
+        return [(names[id_], cosine) for id_, cosine in answers]
 
     def type_of(self, entity: str, entity_type: str | None = None) -> str:
-        """Return the type of an entity.
-
-        Parameters
-        ----------
-        entity : str
-        entity_type : str, optional
-            The type that the user gave, which is only checked.
-
-        Raises
-        ------
-        InputError
-            If the given type is unknown, several types have the name, or none of several types has it. With
-            one type an unknown name passes: the vocabulary's own error lists the nearest names.
-        """
+        """Return the type of an entity, or the one that the user gave, which is only checked."""
         types = self.tables.entity_types
         if entity_type is not None:
             if entity_type not in types:
-                known = ", ".join(map(repr, types))
-                raise InputError(f"unknown entity type {entity_type!r}; known: {known}")
+                raise unknown_name("entity type", entity_type, types)
             return entity_type
         fitting = [name for name in types if entity in self.tables.vocabulary(name)]
         if len(fitting) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import (
     CORRUPTIONS_EACH,
+    METHODS,
     Calibration,
     balanced_weights,
     calibration_metrics,
-    curve_class,
 )
 from dglkge.evaluation.classification import (
     ClassificationResult,
@@ -40,7 +40,6 @@ def classify(
 
     Parameters
     ----------
-    run : Run
     triples : (n, 3) int64 array
         True triples.
     known : KnownTriples
@@ -50,11 +49,6 @@ def classify(
     false_triples : two (m, 3) int64 arrays, optional
         False triples for the valid split and for ``triples``. By default one is drawn for each true triple: a
         random side, replaced by an entity that the training split has on that side of the relation.
-
-    Raises
-    ------
-    InputError
-        If there are no triples of one kind.
     """
     dataset = run.dataset
     true = {"valid": dataset.split(VALID), "tested": triples}
@@ -63,29 +57,16 @@ def classify(
         false = {}
         for name, these in true.items():
             with_tail = draw_sides(len(these), (seed, name))
-            false[name] = np.concatenate(
-                [
-                    draw_corruptions(
-                        these[of_side],
-                        side,
-                        1,
-                        dataset.relations.relations,
-                        _num_entities(run),
-                        known,
-                        (seed, name),
-                        pools,
-                    ).triples
-                    for side, of_side in ((Side.HEAD, ~with_tail), (Side.TAIL, with_tail))
-                ]
-            )
+            sides = ((Side.HEAD, these[~with_tail]), (Side.TAIL, these[with_tail]))
+            drawn = [draw_corruptions(own, s, 1, dataset, known, (seed, name), pools) for s, own in sides]
+            false[name] = np.concatenate(drawn)
     else:
         false = dict(zip(true, false_triples))
     scored = {}
-    for name in true:
-        both = np.concatenate([true[name], false[name]])
+    for name, own in true.items():
+        both, labels = _together(own, false[name])
         by_side = run.scores(both)
-        mean = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-        scored[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
+        scored[name] = both[:, 1], (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2, labels
     thresholds = fit_thresholds(*scored["valid"])
     relation_ids, scores, labels = scored["tested"]
     return ClassificationResult(
@@ -113,7 +94,6 @@ def calibrate(
 
     Parameters
     ----------
-    run : Run
     known : KnownTriples
         All known triples: no corruption is one.
     method : str
@@ -122,24 +102,15 @@ def calibrate(
         Share of true triples among those that will be judged.
     corruptions : int
         Drawn for each side of a triple, uniformly among the entities of the type.
-    seed : int
-
-    Raises
-    ------
-    InputError
-        If an argument is out of range, or the valid split is empty.
     """
-    curve = curve_class(method)
     if corruptions < 1:
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
-    if not 0 < positive_rate < 1:
-        raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
     checkpoint = run.checkpoint
     scores, labels = labelled_scores(run, run.dataset.split(VALID), known, corruptions, (seed, "valid"))
     weights = balanced_weights(labels, positive_rate)
     return Calibration(
         method=method,
-        curve=curve.fit(scores, labels, weights),
+        curve=METHODS[method].fit(scores, labels, weights),
         positive_rate=positive_rate,
         corruptions=corruptions,
         seed=seed,
@@ -174,15 +145,15 @@ def labelled_scores(
     labels : (m,) bool array
         Which scores are those of true triples.
     """
-    relations = run.tables.relations.relations
-    parts, labels = [], []
+    scores, labels = [], []
     for side in Side:
-        false = draw_corruptions(triples, side, num_each, relations, _num_entities(run), known, stream)
-        both = np.concatenate([triples, false.triples])
-        parts.append(run.scores(both)[side])
-        labels.append(np.arange(len(both)) < len(triples))
-    return np.concatenate(parts), np.concatenate(labels)
+        false = draw_corruptions(triples, side, num_each, run.dataset, known, stream)
+        both, are_true = _together(triples, false)
+        scores.append(run.scores(both)[side])
+        labels.append(are_true)
+    return np.concatenate(scores), np.concatenate(labels)
 
 
-def _num_entities(run: Run) -> Mapping[str, int]:
-    return {name: run.dataset.num_entities(name) for name in run.dataset.entity_types}
+def _together(true: np.ndarray, false: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return true and false triples in one array, and which are true."""
+    return np.concatenate([true, false]), np.arange(len(true) + len(false)) < len(true)

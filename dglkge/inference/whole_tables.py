@@ -22,15 +22,8 @@ class WholeTables(TablesByName):
     ----------
     path : Path
         Folder of the files.
-    meta : CheckpointMeta
     rows : mapping of str to (n, D) tensor
         By table.
-
-    Attributes
-    ----------
-    path : Path
-    meta : CheckpointMeta
-    relations : RelationVocabulary
     """
 
     def __init__(self, path: Path, meta: CheckpointMeta, rows: Mapping[str, torch.Tensor]) -> None:
@@ -51,13 +44,7 @@ class WholeTables(TablesByName):
         return list(self.meta.entity_types)
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type, which are read at the first call.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown, or a file of names is missing or damaged.
-        """
+        """Return the names of an entity type, which are read at the first call."""
         if entity_type not in self._vocabularies:
             self._vocabularies[entity_type] = self._read_names(entity_type, len(self[entity_type]))
         return self._vocabularies[entity_type]

@@ -34,7 +34,7 @@ from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.data.quality import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
-from dglkge.partition.rows import map_in_order
+from dglkge.partition.rows import map_in_order, open_npy
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
 from dglkge.typing import RELATION
 
@@ -114,26 +114,23 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     uses = np.zeros(job.num_relations, np.int64)
     # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.zeros(len(type_of), np.int64)
-    for _, rhs, _, rows in _pieces(job, train):
+    # One id space for all entities, type after type: METIS, which takes 64 bits, cuts one graph.
+    dtype, is_random = np.int64 if job.part_method == "metis" else np.int32, job.part_method == "random"
+    heads, tails = (np.empty(0 if is_random else len(train), dtype) for _ in range(2))
+    for lhs, rhs, first, rows in _pieces(job, train):
         count_values(rows[:, 1] // job.num_times, uses)
         count_values(rows[:, 2], in_degrees[starts[rhs] : starts[rhs] + job.entity_types[rhs]])
-    heads: np.ndarray = np.empty(0, np.int64)
-    tails = heads
-    if job.part_method != "random":
-        # One id space for all entities, type after type: METIS cuts one graph.
-        dtype = np.int64 if job.part_method == "metis" or len(type_of) > np.iinfo(np.int32).max else np.int32
-        heads, tails = (np.empty(len(train), dtype=dtype) for _ in range(2))
-        for lhs, rhs, first, rows in _pieces(job, train):
+        if not is_random:
             heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
             tails[first : first + len(rows)] = rows[:, 2] + starts[rhs]
-    if job.part_method in ("metis", "ldg"):
+    if is_random:
+        flat = random_parts(type_of, in_degrees, job.num_parts, rng)
+    else:
         if job.part_method == "metis":
             flat = metis_parts(heads, tails, len(type_of), job.num_parts)
         else:
             flat = ldg_parts(heads, tails, in_degrees, job.num_parts, rng)
         flat = fill_empty_parts(flat, type_of, in_degrees, job.num_parts)
-    else:
-        flat = random_parts(type_of, in_degrees, job.num_parts, rng)
     parts = {ntype: flat[start : start + job.entity_types[ntype]] for ntype, start in starts.items()}
     parts[RELATION] = relation_parts(job, uses, rng)
     return parts
@@ -283,10 +280,8 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
         def create(name: str, dtype: str, width: tuple[int, ...]) -> list[BinaryIO]:
             files: list[BinaryIO] = []
             for part_id, count in enumerate(counts.tolist()):
-                file = stack.enter_context(open(layout.part_path(part_id) / name, "wb"))
-                header = {"descr": dtype, "fortran_order": False, "shape": (count, *width)}
-                np.lib.format.write_array_header_1_0(file, header)
-                files.append(file)
+                path = layout.part_path(part_id) / name
+                files.append(stack.enter_context(open_npy(path, dtype, (count, *width))))
             return files
 
         id_files = create(dataset_files.TRIPLE_IDS, "<i8", ())

@@ -28,7 +28,7 @@ from dglkge.errors import InputError, StorageError
 from dglkge.file_lock import try_lock
 from dglkge.partition.name_index import NameList
 from dglkge.partition.report import partition_figures
-from dglkge.partition.rows import pieces
+from dglkge.partition.rows import open_npy, pieces
 from dglkge.partition.run_build import NO_ROOM, GraphJob, run_build
 
 _LOCK = ".lock"
@@ -233,10 +233,8 @@ def _write_split(
     with ExitStack() as stack:
         targets: list[tuple[BinaryIO, int]] = []
         for path, array in arrays.items():
-            file: BinaryIO = stack.enter_context(open(path, "wb"))
             dtype = array.dtype.str if targets else "<i8"
-            header = {"descr": dtype, "fortran_order": False, "shape": array.shape}
-            np.lib.format.write_array_header_1_0(file, header)
+            file = stack.enter_context(open_npy(path, dtype, array.shape))
             file.flush()
             targets.append((file, file.tell()))
         # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,

@@ -191,17 +191,21 @@ def ingest(
         If a name holds a character that the dataset's files cannot hold; if integers are missing among those
         that occur, and no id map allows it; if a time is none.
     """
-    stamps = NameIndex()
-    if maps is not None:
-        made, times_of = _ingest_ids(source, maps, columns or Columns(), stamps, folder, num_workers)
-        return _at_times(made, times_of, stamps, granularity)
-    entities, relations = NameIndex(), NameIndex()
+    entities, relations, stamps = NameIndex(), NameIndex(), NameIndex()
     index = {"head": entities, "relation": relations, "tail": entities, TIME: stamps}
+    if maps is not None:
+        check_names(maps.entities or (), maps.relations or ())
+
+    def ids_of(role: str, column: Any) -> np.ndarray:
+        found: np.ndarray = index[role].add(column) if maps is None or role == TIME else column.to_numpy()
+        return found
+
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
-    splits, weights, times_of = _collect(
-        source, lambda role, column: index[role].add(column), folder, num_workers
-    )
+    splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
+    if maps is not None:
+        names = _names_of_ids(splits, maps, columns or Columns())
+        return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, relation_names)
@@ -258,29 +262,19 @@ def _at_times(
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
-def _ingest_ids(
-    source: Chunks, maps: IdMaps, columns: Columns, stamps: NameIndex, folder: Path | None, num_workers: int
-) -> tuple[IdTriples, dict[str, np.ndarray]]:
-    entities, relations = maps.entities, maps.relations
-    check_names(entities or (), relations or ())
-
-    def ids_of(role: str, column: Any) -> np.ndarray:
-        found: np.ndarray = stamps.add(column) if role == TIME else column.to_numpy()
-        return found
-
-    splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
+def _names_of_ids(
+    splits: Mapping[str, np.ndarray], maps: IdMaps, columns: Columns
+) -> tuple[list[str], list[str]]:
+    """Return the names of the ids of entities and of relations; without a map the ids are the names."""
     try:
-        if entities is None:
-            entities = _dense_names(splits, (0, 2), "entity")
-        if relations is None:
-            relations = _dense_names(splits, (1,), "relation")
+        entities = maps.entities or _dense_names(splits, (0, 2), "entity")
+        return entities, maps.relations or _dense_names(splits, (1,), "relation")
     except InputError as error:
         # Integers in a wrong order often leave gaps; then the maps that the message asks for would not help.
         advice = column_order_advice(splits, columns)
         if advice is None:
             raise
         raise InputError(f"{error}; {advice}") from error
-    return IdTriples(entities, relations, splits, weights), times_of
 
 
 def _collect(

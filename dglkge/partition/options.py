@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from dglkge.data.text_format import Columns
 from dglkge.data.times import GRANULARITIES
 from dglkge.errors import InputError, unknown_name
@@ -28,8 +30,6 @@ DEFAULT_SPLIT = (0.9, 0.05, 0.05)
 
 MIN_MEMORY = 64 * 10**6
 """Least value of ``--max-memory``: pieces of triples take tens of MB however few are read at a time."""
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 LITERALS = ("drop", "entities", "numeric")
 DEFAULT_GRAPH = "default"
@@ -229,12 +229,12 @@ class Options:
 
 def parse_memory(text: str) -> int:
     """Parse the ``--max-memory`` option: a number of bytes with a unit, such as ``1.5GB`` or ``512 MiB``."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
         raise InputError(
             f"--max-memory is {text!r}, expected bytes with KB, MB, GB, KiB, MiB or GiB, e.g. 2GB"
-        )
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+        ) from None
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:

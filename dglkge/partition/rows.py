@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,14 @@ def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]
             release(array)
 
 
+def open_npy(path: Path, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
+    """Open a ``.npy`` file behind its header, to write an array into."""
+    file = open(path, "wb")
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file
+
+
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
 ) -> Iterator[Result]:
@@ -79,24 +87,24 @@ def map_in_order(
         yield from map(function, items)
         return
     pending: deque[Future[Result]] = deque()
-    failure: Exception | None = None
-    remaining = iter(items)
     with ThreadPoolExecutor(num_workers) as threads:
+
+        def submitted() -> Iterator[Future[Result]]:
+            try:
+                for item in items:
+                    yield threads.submit(function, item)
+            except Exception as error:
+                failed: Future[Result] = Future()
+                failed.set_exception(error)
+                yield failed
+
         try:
-            while True:
-                try:
-                    pending.append(threads.submit(function, next(remaining)))
-                except StopIteration:
-                    break
-                except Exception as error:
-                    failure = error  # raised when its turn comes
-                    break
+            for future in submitted():
+                pending.append(future)
                 if len(pending) > num_workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
-            if failure is not None:
-                raise failure
         finally:
             threads.shutdown(cancel_futures=True)
 

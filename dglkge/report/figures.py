@@ -5,7 +5,6 @@ The map of entities is a sample of rows, projected to two dimensions by scikit-l
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +23,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
 from dglkge.inference.run import Run, open_run
-from dglkge.inference.search import NamedQuery
+from dglkge.inference.search import LinkQuery
 from dglkge.inference.whole_tables import Tables
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
@@ -331,17 +330,6 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
     # A relation is not both: with few of them, the better half is best.
     number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
     groups = {"best": ordered[:number], "worst": ordered[max(number, len(ordered) - number) :][::-1]}
-    relations = run.dataset.relations
-    asked, named = [], []
-    for label in chain.from_iterable(groups.values()):
-        relation_id = relations.labels.id(label)
-        for place in np.flatnonzero(triples[:, 1] == relation_id)[:EXAMPLE_TRIPLES]:
-            for side in Side:
-                vocabulary = run.dataset.vocabulary(relations[relation_id].anchor_type(side))
-                asked.append((label, place, side))
-                named.append(NamedQuery(side, vocabulary[int(triples[place, side.anchor_column])], label))
-    # All at once: each call reads the rows of all candidates.
-    predictions = run.answer(named, EXAMPLE_ANSWERS)
     found: dict[str, dict[str, Any]] = {
         label: {
             "relation": label,
@@ -351,15 +339,28 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
         }
         for label in chain.from_iterable(groups.values())
     }
-    for (label, place, side), prediction in zip(asked, predictions):
-        true_id = int(triples[place, side.column])
-        found[label]["queries"].append(
+    relations, vocabulary = run.dataset.relations, run.dataset.vocabulary
+    asked = [
+        (place, LinkQuery(side, int(triples[place, side.anchor_column]), id_))
+        for id_ in map(relations.labels.id, found)
+        for place in np.flatnonzero(triples[:, 1] == id_)[:EXAMPLE_TRIPLES]
+        for side in Side
+    ]
+    # All at once: each call reads the rows of all candidates.
+    answers_of_queries = run.answer([query for _, query in asked], EXAMPLE_ANSWERS)
+    for (place, query), answers in zip(asked, answers_of_queries):
+        side, relation = query.side, relations[query.relation_id]
+        names = vocabulary(relation.candidate_type(side))
+        found[relations.labels[query.relation_id]]["queries"].append(
             {
                 "side": side.value,
-                "given": prediction.query.entity,
-                "true": run.dataset.vocabulary(prediction.answer_type)[true_id],
+                "given": vocabulary(relation.anchor_type(side))[query.entity_id],
+                "true": names[int(triples[place, side.column])],
                 "rank": float(result.ranks[side][place]),
-                "answers": [dataclasses.asdict(answer) for answer in prediction.answers],
+                "answers": [
+                    {"name": names[answer.entity_id], "score": answer.score, "known": answer.known}
+                    for answer in answers
+                ],
             }
         )
     return {kind: [found[label] for label in labels] for kind, labels in groups.items()}

@@ -38,14 +38,9 @@ _BUCKET_KEY = 0xB0CE7
 
 @dataclass(frozen=True)
 class Segment:
-    """Triples of a bucket that lie together: of one range of heads and one of tails.
+    """Triples of a bucket that lie together, by their places among the machine's triples of a cell.
 
-    Attributes
-    ----------
-    cell : int
-        Number of the edge set times P, plus range of the heads, times P, plus range of the tails.
-    first, end : int
-        Places among the machine's triples of the cell.
+    A cell is the number of an edge set times P, plus range of the heads, times P, plus range of the tails.
     """
 
     cell: int
@@ -58,17 +53,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive triples of one bucket in a machine's order.
+    """Consecutive triples of one bucket in a machine's order, by positions in the bucket's keyed order.
 
-    Attributes
-    ----------
-    turn : int
-        Place of the bucket in the walks over all edge sets.
-    edge_set : int
-    ranges : (int, int)
-        Range of the heads and range of the tails; of a mixed bucket, its two ranges.
-    start, end : int
-        Positions inside the bucket's keyed order.
+    ``turn`` is the place of the bucket in the walks over all edge sets; ``ranges`` are those of the heads and
+    of the tails, of a mixed bucket its two ranges.
     """
 
     turn: int
@@ -91,15 +79,11 @@ class BucketOrder:
         The machine's triples by edge set, edge type, range of the head and range of the tail.
     part : int
         The machine.
-    shares : MachineShares
-        Shares of all machines in each global batch.
     order : str
         One of :data:`dglkge.data.range_walk.WALKS`.
-    seed : int
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     is_mixed : bool
-        Whether a bucket has all triples between two ranges.
 
     Examples
     --------
@@ -198,12 +182,7 @@ class BucketOrder:
     def rows(self, epoch: int, piece: Piece, starts: Ids) -> Ids:
         """Return the rows (n,) of a piece's triples, by the keyed permutation of its bucket.
 
-        Parameters
-        ----------
-        epoch : int
-        piece : Piece
-        starts : (S * P * P + 1,) int64
-            First row of each cell in the tables of triples, and the one behind the last.
+        ``starts`` (S * P * P + 1,) has the first row of each cell in the tables, and the end of the last.
         """
         segments = self.segments(epoch, piece)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
@@ -270,63 +249,21 @@ class BucketOrder:
                     found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
         return frozenset(found)
 
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
-        start, end = self.window(max(0, batches_done - 1))
-        pieces = self.pieces(epoch, start, end)
-        if not pieces:
-            return {}
-        return {
-            "bucket": list(pieces[-1].ranges),
-            "bucket_number": pieces[-1].turn,
-            "num_buckets": self.num_buckets,
-        }
-
 
 class BucketBatches(EdgeBatches):
     """Selects this trainer's triples of each global batch, in bucket order.
 
     A chunk of positives belongs to one machine and one bucket, so its negatives can come from the ranges of
     the bucket's pair.
-
-    Parameters
-    ----------
-    buckets : EdgeBuckets
-        The machine's triples.
-    bucket_order : str
-    part : int
-        The machine.
-    triples_of_parts : (num_parts, S) int64
-        Triples of each machine in each edge set.
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each edge type.
-    order_mark : int
-        A number that is equal only where the order is: see :attr:`BatchOrder.order_mark`.
-    options : EdgeOptions
-    is_mixed : bool
-        Of :class:`BucketOrder`.
     """
 
     _searches_triples = False  # triples are rows of the buckets already
 
     def __init__(
-        self,
-        buckets: EdgeBuckets,
-        bucket_order: str,
-        part: int,
-        triples_of_parts: Ids,
-        types: Sequence[tuple[str, str]],
-        order_mark: int,
-        options: EdgeOptions,
-        is_mixed: bool = False,
+        self, buckets: EdgeBuckets, walk: BucketOrder, order_mark: int, options: EdgeOptions
     ) -> None:
         super().__init__(buckets.table, options)
-        self.order_mark = order_mark
-        self._starts = buckets.starts
-        self._shares = MachineShares(triples_of_parts, self._options.batch_size)
-        self.walk = BucketOrder(
-            buckets.counts, part, self._shares, bucket_order, self._options.seed, types, is_mixed
-        )
+        self.walk, self.order_mark, self._starts = walk, order_mark, buckets.starts
         self._watchers: list[Callable[[int, int], object]] = []
         self._last_buckets: tuple[int, list[int]] = (-1, [])
 
@@ -361,7 +298,11 @@ class BucketBatches(EdgeBatches):
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
         """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
-        return self.walk.place(epoch, batches_done)
+        pieces = self.walk.pieces(epoch, *self.walk.window(max(0, batches_done - 1)))
+        if not pieces:
+            return {}
+        place = {"bucket": list(pieces[-1].ranges), "bucket_number": pieces[-1].turn}
+        return {**place, "num_buckets": self.walk.num_buckets}
 
     def begin(self, epoch: int, index: int) -> None:
         if self._watchers:
@@ -385,20 +326,15 @@ class BucketBatches(EdgeBatches):
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
-        rows: list[Ids] = []
-        chunks: list[Ids] = []
+        rows, chunks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         ranges: list[tuple[int, int]] = []
         for piece, own in self.pieces(epoch, index):
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
-            num_chunks = -(-len(piece) // self._options.chunk_size)
             if len(own):
                 rows.append(self.walk.rows(epoch, own, self._starts))
                 places = np.arange(own.start, own.end) - piece.start
                 chunks.append(len(ranges) + places // self._options.chunk_size)
-            ranges += [piece.ranges] * num_chunks
-        found = np.concatenate(rows) if rows else np.empty(0, np.int64)
-        of_chunks = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-        size = sum(self._shares.sizes(index))
-        return self._gather(
-            epoch, index, size, found, self._triple_ids[found], of_chunks, enter, tuple(ranges)
-        )
+            ranges += [piece.ranges] * -(-len(piece) // self._options.chunk_size)
+        found, of_chunks = np.concatenate(rows), np.concatenate(chunks)
+        size, ids = sum(self.walk.shares.sizes(index)), self._triple_ids[found]
+        return self._gather(epoch, index, size, found, ids, of_chunks, enter, tuple(ranges))

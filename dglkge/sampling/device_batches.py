@@ -21,16 +21,7 @@ from dglkge.sampling.negatives import UniformNegatives
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A global batch on a device.
-
-    Attributes
-    ----------
-    epoch, index : int
-        The epoch, and the number of the global batch in it.
-    heads, relations, tails : (B,) int64 tensor
-        Node ids.
-    weights : (B,) float32 tensor or None
-    """
+    """A global batch on a device: node ids (B,), and weights (B,) if there are any."""
 
     epoch: int
     index: int
@@ -46,13 +37,7 @@ class DeviceBatch:
 class DeviceBatches(EdgeBatches):
     """Selects the triples of each global batch, all on a device.
 
-    Parameters
-    ----------
-    edges : EdgeTable
-        All training edges.
-    options : EdgeOptions
-        Of one trainer, one edge type and one set of edges, of which none is held out.
-    device : torch.device
+    Of one trainer, one edge type and one set of edges, of which none is held out.
     """
 
     def __init__(self, edges: EdgeTable, options: EdgeOptions, device: torch.device) -> None:
@@ -65,7 +50,6 @@ class DeviceBatches(EdgeBatches):
     def batch(  # type: ignore[override]
         self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase
     ) -> DeviceBatch:
-        """Return a global batch; see :class:`EdgeBatches`."""
         enter("order")
         num, size = self.order.num_positions, self._options.batch_size
         positions = torch.arange(index * size, min((index + 1) * size, num), device=self._there.device)
@@ -82,20 +66,7 @@ class DeviceBatches(EdgeBatches):
 
 
 class ChunkNegatives:
-    """Uniform negatives of all chunks of a batch at once.
-
-    Parameters
-    ----------
-    sampler : UniformNegatives
-        Without weights.
-    entity_type : str
-    device : torch.device
-
-    Attributes
-    ----------
-    num_negatives : int
-        Negatives N of a chunk.
-    """
+    """Uniform negatives of all chunks of a batch at once, as of a sampler without weights."""
 
     def __init__(self, sampler: UniformNegatives, entity_type: str, device: torch.device) -> None:
         self.num_negatives = sampler.num_negatives

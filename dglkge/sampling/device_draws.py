@@ -39,17 +39,7 @@ def extended(keys: Tensor, part: Tensor | int) -> Tensor:
 
 
 def below(keys: Tensor, count: int, limit: int) -> Tensor:
-    """Draw whole numbers from [0, limit); see :func:`dglkge.kernels.hashing.below`.
-
-    Parameters
-    ----------
-    keys : (C,) int64 tensor
-    count, limit : int
-
-    Returns
-    -------
-    (C, count) int64 tensor
-    """
+    """Draw numbers (C, count) from [0, limit) by keys (C,); see :func:`dglkge.kernels.hashing.below`."""
     counters = torch.arange(count, device=keys.device) * _GAMMA
     bits = split_mix(counters + keys[:, None])
     high, low = _shifted(bits, _HALF), bits & _LOW_BITS

@@ -18,11 +18,6 @@ from dglkge.kernels.hashing import below
 def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
     """Split a number of negatives by shares that sum to 1, by largest remainders (Hamilton's method).
 
-    Raises
-    ------
-    InputError
-        If a share is negative or the sum is not 1.
-
     Examples
     --------
     >>> split_count(10, (0.25, 0.5, 0.25))
@@ -55,21 +50,9 @@ TRIPLES_A_BLOCK = 1 << 20
 def count_degrees(
     triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_entities: Mapping[str, int]
 ) -> dict[str, Ids]:
-    """Count the triples of each entity, as head and as tail.
+    """Count the triples (T, 3) of each entity, as head and as tail; by original ids (n,) of each type.
 
-    Parameters
-    ----------
-    triples : (T, 3) int64
-        By original ids.
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each relation, by original id.
-    num_entities : mapping of str to int
-        Entities of each type.
-
-    Returns
-    -------
-    dict of str to (n,) int64
-        By original id.
+    ``types`` are those of the heads and tails of each relation.
 
     Examples
     --------

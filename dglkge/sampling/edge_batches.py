@@ -52,13 +52,7 @@ class TripleIndex:
         self._starts = np.searchsorted(triple_ids, bounds)
 
     def find(self, triple_ids: Ids) -> tuple[Ids, Ids]:
-        """Find the triples that the partition owns.
-
-        Returns
-        -------
-        (places, rows) : two (n,) int64
-            Places in ``triple_ids``, ascending, and rows in the partition's edge table.
-        """
+        """Return the places (n,) of triples of the partition, ascending, and their rows (n,) in its edges."""
         rows = np.empty(len(triple_ids), np.int64)
         find_rows(triple_ids, self._triple_ids, self._starts, self._shift, rows)
         places = np.flatnonzero(rows >= 0)
@@ -71,17 +65,7 @@ def ignore_phase(phase: str) -> None:
 
 @dataclass(frozen=True)
 class EdgeGroup:
-    """A run of a batch's edges that join the same pair of entity types and share their negatives.
-
-    Attributes
-    ----------
-    pair : int
-        Number of the edge type.
-    chunk : int
-        Number of the chunk inside the global batch.
-    start, end : int
-        The run: ``batch.heads[start:end]`` and so on.
-    """
+    """A run of a batch's edges of one edge type and one chunk of the global batch: ``heads[start:end]``."""
 
     pair: int
     chunk: int
@@ -95,8 +79,8 @@ class EdgeBatch:
 
     Attributes
     ----------
-    epoch, index : int
-        The epoch, and the number of the global batch in it.
+    index : int
+        Number of the global batch in the epoch.
     global_size : int
         Number of triples in the global batch, over all trainers.
     triple_ids : (B,) int64
@@ -104,7 +88,6 @@ class EdgeBatch:
     heads, relations, tails : (B,) int64
         Node ids.
     weights : (B,) float32 or None
-    groups : tuple of EdgeGroup
     labels : (B,) float32 or None
         Confidences that the triples are true.
     ranges : tuple of (int, int)
@@ -137,11 +120,10 @@ class EdgeOptions:
         Edge type of each relation, by the relation's node id.
     num_triples : int
         Training triples of the whole graph.
-    batch_size, chunk_size : int
-        Triples of a global batch, and how many of them in a row share negatives.
+    chunk_size : int
+        Triples in a row that share negatives.
     local_rank, trainers_per_machine : int
         Which of the machine's trainers this is; each takes a run of its edges.
-    seed : int
     relation_weights : (R,) float32 or None
         Factor of the weights of each relation's triples, by the relation's node id.
     has_confidences : bool
@@ -162,8 +144,8 @@ class EdgeOptions:
     order: TripleOrder | None = None
 
 
-class BatchOrder:
-    """What batches without buckets say of their order.
+class EpochBatches:
+    """Global batches of each epoch, in order.
 
     Attributes
     ----------
@@ -174,6 +156,16 @@ class BatchOrder:
 
     order_mark = 0
 
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> Any:
+        """Return this trainer's share of a global batch; it may be empty.
+
+        ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
+        """
+        raise NotImplementedError
+
     def begin(self, epoch: int, index: int) -> None:
         """Get to know that a batch will be trained next; it may have been made before."""
 
@@ -182,15 +174,8 @@ class BatchOrder:
         return {}
 
 
-class EdgeBatches(BatchOrder):
-    """Selects this trainer's triples of each global batch.
-
-    Parameters
-    ----------
-    edges : EdgeTable
-        The edges of the partition on this machine.
-    options : EdgeOptions
-    """
+class EdgeBatches(EpochBatches):
+    """Selects this trainer's triples of each global batch from the edges of its machine's partition."""
 
     _searches_triples = True
 
@@ -207,14 +192,9 @@ class EdgeBatches(BatchOrder):
         self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
 
     def __len__(self) -> int:
-        """Return the number of global batches in an epoch."""
         return triple_order.num_batches(self.order.num_positions, self._options.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
-        """Return this trainer's share of a global batch; it may be empty.
-
-        ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
-        """
         enter("order")
         positions = triple_order.window(index, self._options.batch_size, self.order.num_positions)
         # One machine: a position's triple is its row, and the other trainers' need not be computed.

@@ -44,15 +44,9 @@ class KnownNegatives:
     def overwrite(
         self, scores: npt.NDArray[Any], ignored: Any, slots: npt.NDArray[np.int32] | None = None
     ) -> None:
-        """Write a value in place of the scores (B, N) of known answers.
+        """Write a value in place of the scores, or a mask, (B, N) of known answers.
 
-        Parameters
-        ----------
-        scores : (B, N) array
-            Changed; also a mask.
-        ignored : scalar
-        slots : (H + N,) int32, optional
-            Room as in :func:`dglkge.kernels.softmax.ignore_known`.
+        ``slots`` (H + N,) is room as in :func:`dglkge.kernels.softmax.ignore_known`.
         """
         num = len(self.negative_ids)
         if slots is None:
@@ -71,14 +65,9 @@ class KnownNegatives:
 
 @dataclass
 class KnownAnswers:
-    """Finds the known answers to the queries of batches.
+    """Finds the known answers among the training triples to the queries of batches.
 
-    Attributes
-    ----------
-    known : KnownTriples
-        The training triples.
-    original_ids : mapping of str to (n,) int64
-        Original id of every node id, of each entity type and of the relations.
+    ``original_ids`` has that of every node id, of each entity type and of the relations.
     """
 
     known: KnownTriples
@@ -87,17 +76,9 @@ class KnownAnswers:
     def among(
         self, side: Side, anchor_type: str, anchors: Ids, relations: Ids, answer_type: str, negative_ids: Ids
     ) -> KnownNegatives:
-        """Return the known answers to queries, to be looked up among negatives.
+        """Return the known answers to queries (B,) for a missing side, to be looked up among negatives (N,).
 
-        Parameters
-        ----------
-        side : Side
-            The side of the missing entity.
-        anchor_type, answer_type : str
-        anchors, relations : (B,) int64
-            Node ids of the given entities and relations.
-        negative_ids : (N,) int64
-            Node ids.
+        All by node ids.
         """
         entities = self.original_ids[anchor_type][anchors]
         relation_ids = self.original_ids[RELATION][relations]

@@ -46,7 +46,6 @@ class MachineShares:
     ----------
     counts : (num_parts, num_sets) int64
         Trained triples of each machine in each edge set.
-    batch_size : int
 
     Examples
     --------
@@ -71,11 +70,8 @@ class MachineShares:
     def windows(self, batch: int) -> list[tuple[int, list[tuple[int, int]]]]:
         """Return the positions of a global batch in the orders of the machines.
 
-        Returns
-        -------
-        list of (int, list of (int, int))
-            For each edge set that the batch has triples of: its number and, by machine, the first position in
-            the machine's order of the set, and the one behind the last.
+        For each edge set that the batch has triples of: its number and, by machine, the first position in the
+        machine's order of the set, and the one behind the last.
         """
         start, end = (min(turn * self._batch_size, self._bounds[-1]) for turn in (batch, batch + 1))
         found = []
@@ -114,13 +110,7 @@ def rows_of_sets(order: TripleOrder, triple_ids: Ids) -> list[Rows]:
     """Return which rows of a partition are trained, by edge set.
 
     It takes no memory for sets that are ranges of triples with none held out, and 4 bytes a triple for
-    others.
-
-    Parameters
-    ----------
-    order : TripleOrder
-    triple_ids : (m,) int64
-        The partition's, ascending.
+    others. ``triple_ids`` (m,) are the partition's, ascending.
     """
     dtype = np.int32 if len(triple_ids) < 1 << 31 else np.int64
     found: list[Rows] = []
@@ -162,17 +152,12 @@ class MachineBatches(EdgeBatches):
 
     Parameters
     ----------
-    edges : EdgeTable
-        The edges of the partition on this machine.
     rows : sequence of Rows
-        Those that are trained, by edge set: :func:`rows_of_sets`.
+        Those of the partition that are trained, by edge set: :func:`rows_of_sets`.
     counts : (num_parts, num_sets) int64
         Their numbers on each machine.
     part : int
         The partition of this machine.
-    order_mark : int
-        A number that is equal only where the partitions are: see :attr:`BatchOrder.order_mark`.
-    options : EdgeOptions
     """
 
     _searches_triples = False  # a position's triple is a row of the partition already
@@ -187,9 +172,7 @@ class MachineBatches(EdgeBatches):
         options: EdgeOptions,
     ) -> None:
         super().__init__(edges, options)
-        self.order_mark = order_mark
-        self._rows = rows
-        self._part = part
+        self.order_mark, self._rows, self._part = order_mark, rows, part
         self._shares = MachineShares(counts, self._options.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:

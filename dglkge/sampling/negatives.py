@@ -33,7 +33,6 @@ class UniformNegatives:
         Negatives of a chunk.
     node_ids : mapping of str to (n,) int64
         For each entity type the node id of every original id, in the order of the data set's types.
-    seed : int
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every original id; without them all are drawn equally often, as
         are those of a type whose weights are all 0.
@@ -56,13 +55,14 @@ class UniformNegatives:
         """Return the number of an entity type, the last part of the key of a draw."""
         return self._number_of_type[entity_type]
 
-    def sample(self, entity_type: str, epoch: int, batch: int, chunk: int) -> Ids:
-        """Return the node ids (N,) of a chunk's negatives of one entity type."""
+    def sample(self, entity_type: str, epoch: int, batch: int, chunk: int, number: int | None = None) -> Ids:
+        """Return the node ids (N,) of a chunk's negatives of one entity type, or another number of them."""
+        number = self.num_negatives if number is None else number
         key = combine(*self.key_before_chunk(epoch, batch), chunk, self.number_of_type(entity_type))
         table = self.node_ids[entity_type]
         if entity_type in self._draws:
-            return table[self._draws[entity_type].draw(key, self.num_negatives)]
-        return table[below(key, self.num_negatives, len(table))]
+            return table[self._draws[entity_type].draw(key, number)]
+        return table[below(key, number, len(table))]
 
 
 def _weighted_draws(weights: Mapping[str, Ids] | None) -> dict[str, WeightedDraw]:
@@ -71,18 +71,7 @@ def _weighted_draws(weights: Mapping[str, Ids] | None) -> dict[str, WeightedDraw
 
 
 def find_equal(ids: Ids, negative_ids: Ids) -> tuple[Ids, Ids]:
-    """Find the negatives that are the true answer itself, without looking at every pair.
-
-    Parameters
-    ----------
-    ids : (B,) int64
-    negative_ids : (N,) int64
-
-    Returns
-    -------
-    (rows, columns) : two (M,) int64
-        All places where ``ids[row] == negative_ids[column]``.
-    """
+    """Return rows and columns (M,) of all places where ``ids[row] == negative_ids[column]``."""
     # Sort and search, O((B + N) log N), instead of a (B, N) comparison.
     order = np.argsort(negative_ids)
     ordered = negative_ids[order]
@@ -125,20 +114,14 @@ class MixedNegatives:
     shares : (float, float, float)
         Of global, local and in-batch negatives.
     node_ids : mapping of str to (n,) int64
-        For each entity type the node id of every original id, in the order of the data set's types.
+        As of :class:`UniformNegatives`.
     local_ranges : mapping of str to (int, int)
         For each entity type the first node id on this machine and the one behind its last.
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    seed : int
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every original id, in the global and the local share; a place
         without weights above 0 is drawn from uniformly.
-
-    Raises
-    ------
-    InputError
-        If a share is negative or the sum is not 1.
     """
 
     num_negatives: int
@@ -152,11 +135,7 @@ class MixedNegatives:
     def __post_init__(self) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
         self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
-        # Two counts: types without a local range draw the local share globally as well.
-        self._uniform = {
-            number: UniformNegatives(number, self.node_ids, self.seed, self.weights)
-            for number in {self._num_global, self._num_global + self._num_local}
-        }
+        self._uniform = UniformNegatives(self._num_global, self.node_ids, self.seed, self.weights)
         local = self._local_weights(self.weights) if self.weights and self._num_local else None
         self._local = _weighted_draws(local)
 
@@ -164,7 +143,7 @@ class MixedNegatives:
     def all_uniform(self) -> UniformNegatives | None:
         """The sampler of all negatives, where all are uniform entities of the whole graph."""
         is_global = self.weights is None and self._num_global == self.num_negatives
-        return self._uniform[self._num_global] if is_global else None
+        return self._uniform if is_global else None
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
@@ -174,7 +153,7 @@ class MixedNegatives:
         if end - first in (0, len(self.node_ids[entity_type])):
             num_local = 0
         num_uniform = self._num_global + self._num_local - num_local
-        kinds = [self._uniform[num_uniform].sample(entity_type, batch.epoch, batch.index, chunk)]
+        kinds = [self._uniform.sample(entity_type, batch.epoch, batch.index, chunk, num_uniform)]
         key = (self.seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol
+from typing import Any
 
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder, Segment
 
 logger = logging.getLogger(__name__)
 
 Range = tuple[str, int]
-Piece = tuple["Pages", int, int]
+Pages = Any
+"""Rows in mapped pages, in ranges or not: :class:`dglkge.embeddings.mapped_rows.MappedRows`."""
+Piece = tuple[Pages, int, int]
 
 PIECES_AHEAD = 4
 """Pieces that the disk writes, or reads, at a time: more would make the others wait in its queue."""
@@ -28,49 +30,17 @@ STOP_SECONDS = 10.0
 """Time that :meth:`Prefetcher.close` waits for the call that runs."""
 
 
-class Pages(Protocol):
-    """Rows in mapped pages, in ranges or not; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
-
-    def pieces(self, number: int) -> Sequence[tuple[int, int]]:
-        """Return the address and length in bytes of each piece of a range."""
-
-    def pieces_between(self, first: int, stop: int) -> Sequence[tuple[int, int]]:
-        """Return the address and length in bytes of each piece of the rows [first, stop)."""
-
-    def read_ahead(self, address: int, num_bytes: int) -> bool:
-        """Start to read a piece."""
-
-    def map_ahead(self, address: int, num_bytes: int) -> bool:
-        """Wait until a piece is read, and map it into this process."""
-
-    def unmap(self, address: int, num_bytes: int) -> bool:
-        """Let other processes drop a piece."""
-
-    def start_to_write(self, address: int, num_bytes: int) -> bool:
-        """Start to write a piece back."""
-
-    def push_out(self, address: int, num_bytes: int) -> bool:
-        """Write a piece back, and let the kernel take its memory."""
-
-    def drop(self, address: int, num_bytes: int) -> bool:
-        """Let the kernel take the memory of a piece that was written back."""
-
-
 @dataclass
 class Prefetcher:
     """Follows the batches of a machine. Ranges are read once and pushed out once for each visit.
 
     Attributes
     ----------
-    schedule : BucketOrder
     tables : mapping of str to sequence of Pages
         Rows and optimizer state of each entity type.
     there : set of Range
         Ranges that may be in memory already, whole or in part: those that the first batches do not need are
         pushed out.
-
-    num_read, num_pushed_out : int
-        Ranges so far.
     """
 
     schedule: BucketOrder
@@ -78,7 +48,6 @@ class Prefetcher:
     there: AbstractSet[Range] = frozenset()
 
     def __post_init__(self) -> None:
-        self.num_read = self.num_pushed_out = 0
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
         self._wanted: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
@@ -91,8 +60,7 @@ class Prefetcher:
 
     def advance(self, epoch: int, batch: int) -> None:
         """Note the batch that is trained next; returns at once."""
-        now = self.schedule.ranges_at(epoch, batch)
-        wanted = frozenset(now) | self.schedule.ranges_after(epoch, batch)
+        wanted = self.schedule.ranges_at(epoch, batch) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
             if wanted != self._wanted:
                 self._wanted = wanted
@@ -142,9 +110,6 @@ class Prefetcher:
             self._advise(reading, "map_ahead")
             # Once more: other processes may have unmapped some of it only now.
             self._advise(going, "drop")
-            if not self._is_closed:
-                self.num_read += len(wanted - held)
-                self.num_pushed_out += len(gone)
             with self._changed:
                 self._held = wanted
                 self._changed.notify_all()
@@ -170,11 +135,6 @@ class TripleReader:
 
     They are read once an epoch. Otherwise they fill the page cache, and the kernel, looking for memory,
     writes rows that are still trained.
-
-    Parameters
-    ----------
-    schedule : BucketBatches
-    files : sequence of Pages
     """
 
     def __init__(self, schedule: BucketBatches, files: Sequence[Pages]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,32 +18,41 @@ import numpy.typing as npt
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import BatchOrder, EdgeBatch, EdgeBatches, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EpochBatches, ignore_phase, trainer_share
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]
 
 
-class PairIndex:
-    """All pairs of entities of the training triples and their relations, by original ids.
-
-    Parameters
-    ----------
-    triples : (T, 3) integer array
-        Head, relation and tail.
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each relation.
+class AnswerIndex:
+    """Queries and their answers.
 
     Attributes
     ----------
-    kinds : list of (str, str)
-        Entity types of heads and tails.
-    kind_of : (P,) int64
-        Kind of each pair.
-    heads, tails : (P,) int64
-    starts : (P + 1,) int64
-    answers : (A,) int64
-        Distinct relations of pair i, ascending: ``answers[starts[i]:starts[i + 1]]``.
+    starts : (Q + 1,) int64
+        First answer of each query, and the end of the last one's.
+    """
+
+    starts: Ids
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def num_answers(self) -> Ids:
+        """Number of answers of each query, (Q,)."""
+        return np.diff(self.starts)
+
+    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+        """Yield blocks of queries as first query, end, and their answers (A,), ascending for each query."""
+        raise NotImplementedError
+
+
+class PairIndex(AnswerIndex):
+    """All pairs of entities of training triples (T, 3) and their relations, by original ids.
+
+    Distinct relations of pair i, ascending, are ``answers[starts[i]:starts[i + 1]]``; its entity types are
+    ``kinds[kind_of[i]]``. ``types`` are those of heads and tails of each relation.
 
     Examples
     --------
@@ -64,18 +73,9 @@ class PairIndex:
         is_answer = is_pair | _changes(columns[3:])
         self.kind_of, self.heads, self.tails = (column[is_pair] for column in columns[:3])
         self.answers: Ids = columns[3][is_answer]
-        self.starts: Ids = np.append(np.flatnonzero(is_pair[is_answer]), len(self.answers)).astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self.heads)
-
-    @property
-    def num_answers(self) -> Ids:
-        """Number of relations of each pair, (P,)."""
-        return np.diff(self.starts)
+        self.starts = np.append(np.flatnonzero(is_pair[is_answer]), len(self.answers)).astype(np.int64)
 
     def blocks(self) -> Iterator[tuple[int, int, Ids]]:
-        """Yield all pairs as one block: first pair, end, and their relations (A,)."""
         yield 0, len(self), self.answers
 
 
@@ -89,14 +89,7 @@ def _changes(columns: Sequence[Ids]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class PairRun:
-    """A run of a batch's pairs of the same entity types.
-
-    Attributes
-    ----------
-    lhs, rhs : str
-    start, end : int
-        The run: ``pair_heads[start:end]`` and so on.
-    """
+    """A run of a batch's pairs of the same entity types: ``pair_heads[start:end]`` and so on."""
 
     lhs: str
     rhs: str
@@ -112,13 +105,8 @@ def _no_ids() -> Ids:
     return np.empty(0, np.int64)
 
 
-class QueryIndex:
-    """All queries of the training triples and their answers, by original ids.
-
-    Parameters
-    ----------
-    known : KnownTriples
-        The training triples, as one split. Their answers are read where they are.
+class QueryIndex(AnswerIndex):
+    """All queries of the training triples, one split, by original ids. Answers are read where they are.
 
     Attributes
     ----------
@@ -126,7 +114,6 @@ class QueryIndex:
         0: the tail is missing, 1: the head.
     relations, anchors : (Q,) int64
         Relation and given entity of each query.
-    starts : (Q + 1,) int64
 
     Examples
     --------
@@ -151,18 +138,9 @@ class QueryIndex:
         self.sides: Ids = np.concatenate(sides)
         self.relations: Ids = np.concatenate(relations)
         self.anchors: Ids = np.concatenate(anchors)
-        self.starts: Ids = np.append(np.concatenate(starts), offset)
-
-    def __len__(self) -> int:
-        return len(self.anchors)
-
-    @property
-    def num_answers(self) -> Ids:
-        """Number of answers of each query, (Q,)."""
-        return np.diff(self.starts)
+        self.starts = np.append(np.concatenate(starts), offset)
 
     def blocks(self) -> Iterator[tuple[int, int, Ids]]:
-        """Yield blocks of queries as first query, end, and their answers (A,), ascending for each query."""
         offset = 0
         for answers in self._answers:
             first, stop = np.searchsorted(self.starts[:-1], [offset, offset + len(answers)]).tolist()
@@ -178,17 +156,7 @@ class QueryIndex:
 
 @dataclass(frozen=True)
 class QueryRun:
-    """A run of a batch's queries of one side of one pair of entity types.
-
-    Attributes
-    ----------
-    side : Side
-        The side of the missing entity.
-    anchor_type, answer_type : str
-        Entity types of the given entity and of the answers.
-    start, end : int
-        The run: ``batch.anchors[start:end]`` and so on.
-    """
+    """A run of a batch's queries for a missing side and a pair of entity types: ``anchors[start:end]``."""
 
     side: Side
     anchor_type: str
@@ -203,18 +171,15 @@ class QueryBatch:
 
     Attributes
     ----------
-    epoch, index : int
-        The epoch, and the number of the global batch in it.
+    index : int
+        Number of the global batch in the epoch.
     global_size : int
         Number of queries in the global batch, over all trainers.
     query_ids : (B,) int64
-        Numbers of the queries.
     anchors, relations : (B,) int64
         Node ids.
-    runs : tuple of QueryRun
     pair_ids, pair_heads, pair_tails : (P,) int64
         Numbers of the queries (h, ?, t), and node ids of their entities; the global size counts them too.
-    pair_runs : tuple of PairRun
     """
 
     epoch: int
@@ -234,20 +199,17 @@ class QueryBatch:
 
 
 @dataclass
-class QueryBatches(BatchOrder):
+class QueryBatches(EpochBatches):
     """Selects this trainer's queries of each global batch: those with a given entity on its machine.
 
     Attributes
     ----------
-    index : QueryIndex
-    layout : PartitionLayout
     types : sequence of (str, str)
         Entity types of the heads and tails of each relation, by original id.
     batch_size : int
         Queries of a global batch.
     place_of_trainer : (int, int, int)
         Machine of this trainer, its rank there, and the trainers of a machine.
-    seed : int
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
     """
@@ -298,11 +260,9 @@ class QueryBatches(BatchOrder):
         return asks[self._kind]
 
     def __len__(self) -> int:
-        """Return the number of global batches in an epoch."""
         return triple_order.num_batches(self._num_queries, self.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> QueryBatch:
-        """Return this trainer's share of a global batch; it may be empty."""
         enter("order")
         positions = triple_order.window(index, self.batch_size, self._num_queries)
         ids = triple_order.inverse_permute(positions, self._num_queries, self.seed, epoch)
@@ -347,28 +307,11 @@ def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[An
             yield (*kind, start, end)
 
 
-AnswerIndex = QueryIndex | PairIndex
-"""Queries and their answers."""
-
-
 class ShardAnswers:
-    """Answers of all queries among the rows of one shard.
+    """Answers of all queries among the rows of one shard, a run [first, stop) of node ids.
 
-    Parameters
-    ----------
-    index : QueryIndex or PairIndex
-    is_asked : (Q,) bool
-        Queries with answers in the shard's table.
-    node_ids : (n,) int64
-        Node id of every original id of that table.
-    first, stop : int
-        Run of node ids of the shard.
-
-    Attributes
-    ----------
-    starts : (Q + 1,) int64
-    places : (A,) int64
-        Rows of the shard that answer query i: ``places[starts[i]:starts[i + 1]]``.
+    Rows of the shard that answer query i are ``places[starts[i]:starts[i + 1]]``. ``is_asked`` (Q,) marks the
+    queries with answers in the shard's table.
     """
 
     def __init__(
@@ -398,23 +341,3 @@ class ShardAnswers:
 TrainingBatch = EdgeBatch | QueryBatch
 TrainingBatches = EdgeBatches | QueryBatches
 """Batches of an epoch: of edges, or of queries."""
-
-
-class EpochBatches(Protocol):
-    """Global batches of each epoch, in order.
-
-    Attributes
-    ----------
-    order_mark : int
-        See :attr:`dglkge.sampling.edge_batches.BatchOrder.order_mark`.
-    """
-
-    order_mark: int
-
-    def __len__(self) -> int: ...
-
-    def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> Any:
-        """Return this trainer's share of a global batch; it may be empty."""
-
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""

@@ -55,7 +55,6 @@ class NodeRanges:
     bounds : mapping of str to (num_parts * P + 1,) int64
         Bounds of the ranges of each entity type, in the order of the data set's types; see
         :func:`dglkge.data.range_walk.range_bounds`.
-    num_ranges : int
     is_mixed : bool
         Whether buckets are mixed, see :mod:`dglkge.sampling.bucket_batches`.
     """
@@ -85,24 +84,13 @@ class RangeNegatives:
     ----------
     side : Side
         The side of the missing entity.
-    num_negatives : int
-        Negatives of a chunk, of all kinds.
-    shares : (float, float, float)
-        Of global, local and in-batch negatives.
-    ranges : NodeRanges
+    num_negatives, shares, pairs
+        As of :class:`dglkge.sampling.negatives.MixedNegatives`.
     part : int
         The partition of this machine.
-    pairs : sequence of (str, str)
-        Entity types of the heads and tails of each edge type.
-    seed : int
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every node id, in the global and the local share; a range without
         weights above 0 is drawn from uniformly.
-
-    Raises
-    ------
-    InputError
-        If a share is negative or the sum is not 1.
     """
 
     side: Side

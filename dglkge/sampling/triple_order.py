@@ -47,15 +47,6 @@ def permute(triple_ids: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
 
     A generalized Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with arbitrary
     finite domains", method 3) on [0, a·b) with a·b just above n; values outside [0, n) walk the cycle.
-
-    Parameters
-    ----------
-    triple_ids : (m,) int64, each in [0, num_triples)
-    num_triples, seed, epoch : int
-
-    Returns
-    -------
-    (m,) int64
     """
     return _walk(triple_ids, num_triples, seed, epoch, forward=True)
 
@@ -94,14 +85,7 @@ _FIXED = 0
 
 @dataclass(frozen=True)
 class EdgeSet:
-    """One of the sets of training triples that an epoch walks over.
-
-    Attributes
-    ----------
-    name : str
-    triple_ids : range or (n,) int64
-        Rows in ``train.npy``, ascending.
-    """
+    """One of the sets of training triples that an epoch walks over: ascending rows in ``train.npy``."""
 
     name: str
     triple_ids: range | Ids
@@ -120,7 +104,6 @@ class TripleOrder:
     ----------
     sets : sequence of EdgeSet
         In the order of an epoch.
-    seed : int
     held_out : float
         Share of each set that is never trained, below 1; at least one triple if it is above 0.
 
@@ -211,13 +194,8 @@ def _as_seed(key: int) -> int:
 class Pass:
     """One chunk of one edge set: the part of an epoch after which a version may be committed.
 
-    Attributes
-    ----------
-    edge_set, chunk : int
-        Numbers, from 0.
-    first_batch, end_batch : int
-        Its global batches. Where sets or chunks are no multiples of the batch size, a batch that has triples
-        of several passes belongs to the first of them; the others may have no batch of their own.
+    Where sets or chunks are no multiples of the batch size, a batch with triples of several passes belongs to
+    the first of them; the others may have no batch of their own.
     """
 
     edge_set: int
@@ -227,15 +205,7 @@ class Pass:
 
 
 def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: int) -> list[Pass]:
-    """Return the passes of an epoch.
-
-    Parameters
-    ----------
-    ranges : sequence of (int, int)
-        Positions of each edge set: first, and behind the last; in order, from 0 on.
-    num_chunks : int
-        Chunks of each set.
-    batch_size : int
+    """Return the passes of an epoch: chunks of each set of positions, which follow one another from 0 on.
 
     Examples
     --------

@@ -273,7 +273,7 @@ class Explorer:
         type_, id_ = self._find(entity, entity_type)
         index = self._neighbours.get(type_)
         if index is None:
-            neighbours = [(answer.name, answer.score) for answer in self.run.nearest(entity, type_, k)]
+            neighbours = self.run.nearest(entity, type_, k)
         else:
             names = self.run.tables.vocabulary(type_)
             neighbours = [(names[other], cosine) for other, cosine in index.search(id_, k)]

@@ -95,9 +95,8 @@ class Neighbours:
 
     def _tune(self, sample: np.ndarray) -> tuple[int, float]:
         """Find the number of lists to search; return it and its recall on a sample of entities."""
-        shards = self._tables.shards(self._type)
-        exact = most_similar(self._tables, shards, self._type, torch.from_numpy(sample), RECALL_AT)
-        nearest = [{answer.entity_id for answer in answers} for answers in exact]
+        exact = most_similar(self._tables, self._type, torch.from_numpy(sample), RECALL_AT)
+        nearest = [{id_ for id_, _ in answers} for answers in exact]
         searched = 1
         while True:
             self._index.nprobe = searched

@@ -15,7 +15,8 @@ import torch
 
 from dglkge.embeddings.table_set import TableSet
 from dglkge.optim.links import UpdateResult
-from dglkge.sampling.query_batches import EpochBatches, TrainingBatch, TrainingBatches
+from dglkge.sampling.edge_batches import EpochBatches
+from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.step.computation import PhaseClock
 from dglkge.step.contracts import Objective, Parameters, RowGradients, RowStore, StepResult
 from dglkge.step.planning import Plan, number_of
@@ -93,7 +94,6 @@ class LookAhead(EpochBatches):
         self.order_mark = self.batches.order_mark
 
     def __len__(self) -> int:
-        """Return the number of global batches in an epoch."""
         return len(self.batches)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:

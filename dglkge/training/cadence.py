@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import Progress, epoch_pointer
 from dglkge.config import Config
-from dglkge.config.schema import EarlyStoppingConfig
+from dglkge.config.schema import CheckpointConfig, EarlyStoppingConfig
 from dglkge.distributed.runtime import Cluster
 
 STOP, COMMIT = 1, 1 << 32
@@ -31,17 +32,72 @@ def is_lagged(config: Config, num_machines: int) -> bool:
     return not config.training.synchronous and num_machines > 1
 
 
-class Cadence:
-    """Decides after each batch and epoch what is due.
+class CommitCadence:
+    """Decides after each batch whether to commit or to stop.
 
     Parameters
     ----------
-    config : Config
+    settings : CheckpointConfig
     cluster : Cluster
     num_batches : int
-        Of an epoch.
+        Of an epoch: after its last batch the cadence of epochs decides.
     clock : callable
         Returns seconds.
+    """
+
+    def __init__(
+        self,
+        settings: CheckpointConfig,
+        cluster: Cluster,
+        num_batches: int = sys.maxsize,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._cluster, self._num_batches = settings, cluster, num_batches
+        self._clock = clock
+        self._last = clock()
+        self._is_due = False
+
+    def committed(self) -> None:
+        """Restart the count of minutes after a commit."""
+        self._last = self._clock()
+        self._is_due = False
+
+    def flags(self, batches_done: int, is_writing: bool = False) -> int:
+        """Return this trainer's flags for the place after a batch of the epoch."""
+        asks = self.asks_after_batch(batches_done, is_writing)
+        return STOP * self._cluster.stop.is_noted + COMMIT * asks
+
+    def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
+        """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
+        flags = np.array([self.flags(batches_done, is_writing)], np.int64)
+        return self.read(int(self._cluster.sum(flags)[0]))
+
+    @staticmethod
+    def read(flag_sum: int) -> tuple[bool, bool]:
+        """Return what the sum of all trainers' flags says: whether to stop, and whether to commit."""
+        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
+
+    def counts(self, batches_done: int) -> bool:
+        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
+        every = self._settings.every_batches
+        return bool(every) and batches_done % every == 0
+
+    def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
+        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
+
+        While a version is being written a due commit waits for the first batch after it: training does not
+        wait for the disk.
+        """
+        if self._cluster.world.rank or batches_done >= self._num_batches:
+            return False
+        minutes = self._settings.every_minutes
+        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
+        self._is_due = self._is_due or passed or self.counts(batches_done)
+        return self._is_due and not is_writing
+
+
+class Cadence(CommitCadence):
+    """Decides after each batch and epoch of a run what is due.
 
     Attributes
     ----------
@@ -54,22 +110,10 @@ class Cadence:
     def __init__(
         self, config: Config, cluster: Cluster, num_batches: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._config, self._cluster, self._num_batches = config, cluster, num_batches
+        super().__init__(config.checkpoint, cluster, num_batches, clock)
+        self._config = config
         self.keeps_best = config.checkpoint.keep_best or config.training.early_stopping is not None
         self.flag_sum: int | None = None
-        self._clock = clock
-        self._last = clock()
-        self._is_due = False
-
-    def committed(self) -> None:
-        """Restart the count of minutes after a commit."""
-        self._last = self._clock()
-        self._is_due = False
-
-    def flags(self, batches_done: int, is_writing: bool) -> int:
-        """Return this trainer's flags for the place after a batch of the epoch."""
-        asks = self.asks_after_batch(batches_done, is_writing)
-        return STOP * self._cluster.stop.is_noted + COMMIT * asks
 
     def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
@@ -79,36 +123,12 @@ class Cadence:
         commit or a report is due.
         """
         summed, self.flag_sum = self.flag_sum, None
-        if summed is None:
-            is_due = self.counts(batches_done) or batches_done % reports_apart(self._num_batches) == 0
-            if not (self._config.training.synchronous or is_due):
-                return False, False
-            flags = np.array([self.flags(batches_done, is_writing)], np.int64)
-            summed = int(self._cluster.sum(flags)[0])
-        return summed % COMMIT > 0, summed >= COMMIT
-
-    def counts(self, batches_done: int) -> bool:
-        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        every = self._config.checkpoint.every_batches
-        return bool(every) and batches_done % every == 0
-
-    def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
-        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
-
-        Parameters
-        ----------
-        batches_done : int
-            Of the epoch; after its last batch :meth:`due_after_epoch` decides.
-        is_writing : bool
-            Whether a version is still being written. A due commit then waits for the first batch after it:
-            training does not wait for the disk.
-        """
-        if self._cluster.world.rank or batches_done >= self._num_batches:
-            return False
-        minutes = self._config.checkpoint.every_minutes
-        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
-        self._is_due = self._is_due or passed or self.counts(batches_done)
-        return self._is_due and not is_writing
+        if summed is not None:
+            return self.read(summed)
+        is_due = self.counts(batches_done) or batches_done % reports_apart(self._num_batches) == 0
+        if not (self._config.training.synchronous or is_due):
+            return False, False
+        return self.exchange(batches_done, is_writing)
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
@@ -133,16 +153,11 @@ class Cadence:
 
 
 class EarlyStopping:
-    """Counts rankings without a gain since the best one.
+    """Counts rankings without a gain since the best one; without settings training never ends early.
 
     A ranking's score is its ``evaluation.metric``. It gains if that is more than ``min_gain`` above the best
     of those that gained; the first one does, and NaN never does. Training ends after ``patience`` rankings in
     a row without a gain.
-
-    Parameters
-    ----------
-    settings : EarlyStoppingConfig or None
-        None: training never ends early.
 
     Attributes
     ----------

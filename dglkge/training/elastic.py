@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import os
 import random
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +20,14 @@ import torch.distributed as dist
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.config.schema import CheckpointConfig
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, unknown_name
-from dglkge.training.building.run_place import RunPlace, hold_run, open_manager, open_mirror
+from dglkge.training.building.run_place import open_checkpoints
+from dglkge.training.cadence import CommitCadence
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
 from dglkge.training.epochs import JOB
 from dglkge.training.state import TrainingState
@@ -38,8 +39,7 @@ Item = TypeVar("Item")
 LOOPS_DONE, ORDER = "loops_done", "order"
 """Fields of a version's progress beside those of :class:`dglkge.checkpoint.layout.Progress`."""
 
-STOP, COMMIT = 1, 1 << 20
-"""Flags that trainers sum after each batch; no job has a million trainers."""
+UNITS = ("epochs", "batches", "minutes")
 
 
 def elastic(
@@ -112,7 +112,7 @@ def elastic(
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise InputError(f"elastic: seed is {seed!r}; expected a whole number of at least 0, or None")
     tables = ElasticTables(embeddings, optimizers, original_ids or {})
-    cadence = Cadence.of(every)
+    settings = _settings_of(every).changed(storage=storage)
     world = World.detect()
     if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
         raise InputError(
@@ -123,72 +123,35 @@ def elastic(
         raise InputError("elastic: the machines share no disk; give storage=URL, a store that all reach")
     # Its group is the script's own. The graph is not needed.
     cluster = Cluster(world, None)
-    return Elastic(RunPlace(Path(folder), storage), cluster, tables, objects or {}, cadence, seed)
+    return Elastic(Path(folder), cluster, tables, objects or {}, settings, seed)
 
 
-@dataclasses.dataclass
-class Cadence:
-    """When to commit; 0: never.
-
-    Attributes
-    ----------
-    epochs, batches : int
-    minutes : float
-    """
-
-    epochs: float = 0
-    batches: float = 0
-    minutes: float = 0
-    _last: float = dataclasses.field(default_factory=time.monotonic)
-
-    @classmethod
-    def of(cls, every: Mapping[str, float]) -> Cadence:
-        """Read the argument of :func:`elastic`."""
-        for name, value in every.items():
-            if name not in ("epochs", "batches", "minutes"):
-                raise unknown_name("unit in every", name, ["epochs", "batches", "minutes"])
-            is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
-            if isinstance(value, bool) or not is_whole or not value >= 0:
-                raise InputError(f"elastic: every {name} is {value!r}; expected a number of at least 0")
-        return cls(**every)
-
-    def committed(self) -> None:
-        """Restart the count of minutes."""
-        self._last = time.monotonic()
-
-    def is_due(self, batches_done: int) -> bool:
-        """Return whether to commit after so many batches of an epoch."""
-        passed = bool(self.minutes) and time.monotonic() - self._last >= 60 * self.minutes
-        return passed or (bool(self.batches) and batches_done % self.batches == 0)
-
-    def is_due_after(self, epochs: int) -> bool:
-        """Return whether to commit after so many epochs."""
-        return bool(self.epochs) and epochs % self.epochs == 0
+def _settings_of(every: Mapping[str, float]) -> CheckpointConfig:
+    """Read the argument of :func:`elastic`."""
+    for name, value in every.items():
+        if name not in UNITS:
+            raise unknown_name("unit in every", name, UNITS)
+        is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
+        if isinstance(value, bool) or not is_whole or not value >= 0:
+            raise InputError(f"elastic: every {name} is {value!r}; expected a number of at least 0")
+    units: dict[str, Any] = {f"every_{name}": every.get(name, 0) for name in UNITS}
+    return CheckpointConfig(**units)
 
 
 class Elastic:
-    """A script's job: made by :func:`elastic`; also a context manager, which commits what is left at its end.
-
-    Parameters
-    ----------
-    place : RunPlace
-    cluster : Cluster
-    tables : ElasticTables
-    objects : mapping of str to object
-    cadence : Cadence
-    seed : int or None
-    """
+    """A script's job, made by :func:`elastic`; as a context manager it commits what is left at its end."""
 
     def __init__(
         self,
-        place: RunPlace,
+        folder: Path,
         cluster: Cluster,
         tables: ElasticTables,
         objects: Mapping[str, Any],
-        cadence: Cadence,
+        settings: CheckpointConfig,
         seed: int | None,
     ) -> None:
-        self._cluster, self._tables, self._cadence, self._seed = cluster, tables, cadence, seed
+        self._cluster, self._tables, self._seed = cluster, tables, seed
+        self._cadence, self._every_epochs = CommitCadence(settings, cluster), settings.every_epochs
         self._resources = contextlib.ExitStack()
         self._state = TrainingState(
             {f"optimizer {n}": OptimizerState(each) for n, each in enumerate(tables.optimizers)},
@@ -203,9 +166,9 @@ class Elastic:
         self._committed: tuple[int, int, int] | None = None
         atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
         try:
-            lease = hold_run(place.output, cluster)
-            mirror = open_mirror(place, cluster, lease, self._check_same)
-            self._checkpoints = open_manager(place, cluster, lease, mirror, {}, tables.num_parts)
+            self._checkpoints = open_checkpoints(
+                folder, settings, cluster, self._check_same, {}, tables.num_parts
+            )
             self._restore()
         except BaseException:
             self.close()
@@ -281,9 +244,7 @@ class Elastic:
         Preempted
             On all trainers, after the commit, if one of them received a signal to stop.
         """
-        epoch = JOB.current()
-        if epoch is None:
-            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        epoch = JOB.require_current()
         self._end_epoch()  # that before, if it was left by `break`
         number, self._num_loops = self._num_loops, self._num_loops + 1
         _, loops_done, batches_done = self._place
@@ -325,13 +286,10 @@ class Elastic:
 
     def _after_batch(self, batches_done: int) -> None:
         """Commit or stop if a trainer asks for it; a collective."""
-        flags = STOP * self._cluster.stop.is_noted
-        if self._cluster.world.rank == 0:  # clocks differ
-            flags += COMMIT * self._cadence.is_due(batches_done)
-        total = int(self._cluster.sum(np.array([flags], np.int64))[0])
-        if total % COMMIT:
+        must_stop, must_commit = self._cadence.exchange(batches_done)
+        if must_stop:
             self._stop()
-        if total >= COMMIT:
+        if must_commit:
             self.commit()
 
     def stop_if_asked(self) -> None:
@@ -360,7 +318,7 @@ class Elastic:
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        if JOB.is_over or self._cadence.is_due_after(done):
+        if JOB.is_over or (self._every_epochs and done % self._every_epochs == 0):
             self.commit()
         self.stop_if_asked()
 

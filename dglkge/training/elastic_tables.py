@@ -28,19 +28,9 @@ class ElasticTables:
     ----------
     embeddings : sequence of dgl.distributed.DistEmbedding
         Beside those of the optimizers.
-    optimizers : sequence of SparseOptimizer
     original_ids : mapping of str to (N,) tensor or DistTensor
         Original id of each node or edge by the name of its embedding; rows of the others are saved by the ids
         that they have in this partitioning.
-
-    Raises
-    ------
-    InputError
-        If there is no embedding, or something is of another type.
-
-    Attributes
-    ----------
-    optimizers : sequence of SparseOptimizer
     """
 
     def __init__(
@@ -147,12 +137,7 @@ class ElasticTables:
 
 
 class OptimizerState:
-    """What an optimizer keeps beside rows, with torch's methods: hyper-parameters and numbers of steps.
-
-    Parameters
-    ----------
-    optimizer : SparseOptimizer
-    """
+    """What an optimizer keeps beside rows, with torch's methods: hyper-parameters and numbers of steps."""
 
     def __init__(self, optimizer: SparseOptimizer) -> None:
         self._optimizer = optimizer

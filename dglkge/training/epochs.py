@@ -101,6 +101,12 @@ class ElasticEpochs:
         """Return the running epoch, None between and outside loops."""
         return self._current
 
+    def require_current(self) -> int:
+        """Return the running epoch, for batches; RuntimeError where there is none."""
+        if self._current is None:
+            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        return self._current
+
     def finished(self) -> int:
         """Return the number of finished epochs."""
         return self._finished

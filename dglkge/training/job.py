@@ -15,7 +15,6 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
-from dglkge.distributed.lease import Lease
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
@@ -54,23 +53,12 @@ class Job:
 
     Attributes
     ----------
-    config : Config
-    cluster : Cluster
-    dataset : Dataset
-    layout : PartitionLayout
-    lease : Lease
-        On the run's folder.
     model : KgeModel
         On the host: rankings and files take its parameters.
     computing : KgeModel
         The one that computes batches: the same, or a copy on a device or in another precision.
-    computation : Computation
-    tables : TableSet
-    optimizer : SparseOptimizer
     device_tables : DeviceTables or None
         Where tables train on devices.
-    features : RunFeatures or None
-    global_vectors : GlobalVectors or None
     dense : DenseParameters or None
         Parameters of the score function's module, and of the projections of features.
     averages : Averages or None
@@ -83,7 +71,6 @@ class Job:
     cluster: Cluster
     dataset: Dataset
     layout: PartitionLayout
-    lease: Lease
     model: KgeModel
     computing: KgeModel
     computation: Computation
@@ -180,14 +167,8 @@ class Job:
             yield
 
 
-def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
-    """Make everything that is trained, with initial values; a collective.
-
-    Raises
-    ------
-    InputError
-        If something does not fit the data set or this machine.
-    """
+def open_job(config: Config, cluster: Cluster) -> Job:
+    """Make everything that is trained, with initial values; a collective."""
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
     config = with_num_times(config, dataset)
@@ -227,7 +208,7 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     return Job(
-        config, cluster, dataset, layout, lease, model, computing, computation, tables, optimizer,
+        config, cluster, dataset, layout, model, computing, computation, tables, optimizer,
         device_tables, features, global_vectors, dense, averages,
     )  # fmt: skip
 

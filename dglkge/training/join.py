@@ -26,13 +26,7 @@ _opened: dict[str, Dataset] = {}
 
 
 def opened_dataset(config: Config) -> Dataset:
-    """Return the data set that :func:`join_cluster` opened, or open it outside of a job.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read.
-    """
+    """Return the data set that :func:`join_cluster` opened, or open it outside of a job."""
     return _opened.get(config.dataset) or Dataset.open(config.dataset)
 
 
@@ -76,13 +70,7 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def own_tables(config: Config) -> Iterator[None]:
-    """Let a process alone keep its tables as files, where that is configured: no launcher made a folder.
-
-    Raises
-    ------
-    InputError
-        If no folder has room for them.
-    """
+    """Let a process alone keep its tables as files, where that is configured: no launcher made a folder."""
     if config.tables.storage != "disk" or is_server() or World.detect().launched:
         yield
         return

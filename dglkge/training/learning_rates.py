@@ -8,7 +8,7 @@ torch's checks of the order of calls hold.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from dglkge.config import Config
 from dglkge.errors import CheckpointError, InputError
 from dglkge.model.choices import ScheduleSettings
-from dglkge.training.building.components import named_class, refused_by_torch, torch_classes
+from dglkge.training.building.components import named_class, torch_classes, tried_on_torch
 
 PLATEAU = "ReduceLROnPlateau"
 """The scheduler that is told the score of each ranking of the valid split, and is not stepped otherwise."""
@@ -38,24 +38,14 @@ def known_schedules() -> dict[str, Any]:
     return torch_classes(lr_scheduler, lr_scheduler.LRScheduler, unfit)
 
 
-def schedule_problems(config: Config) -> Iterator[str]:
-    """Yield schedules that torch does not have, or refuses."""
-    rows, dense = config.optimizer, config.dense
-    for field, chosen, lrs in (
-        ("optimizer.schedule", rows.schedule, [rows.lr, rows.relations.lr or rows.lr]),
-        ("dense.schedule", dense.schedule, [dense.lr]),
-    ):
-        if chosen is None:
-            continue
-        num_steps = _TRIED_STEPS if chosen.every == EVERY_BATCH else min(config.training.num_epochs, 10_000)
-        try:
+def try_schedule(field: str, chosen: ScheduleSettings | None, lrs: Sequence[float], num_epochs: int) -> None:
+    """Make some steps of a schedule; raises InputError for one that torch does not have, or refuses."""
+    if chosen is not None:
+        num_steps = _TRIED_STEPS if chosen.every == EVERY_BATCH else min(num_epochs, 10_000)
+        with tried_on_torch(field, chosen):
             tried = Schedule(field, chosen, lrs)
             for _ in range(num_steps):
                 tried.step(0.0)
-        except InputError as error:
-            yield str(error)
-        except Exception as error:
-            yield str(refused_by_torch(field, chosen, error))
 
 
 class Schedule:
@@ -65,14 +55,8 @@ class Schedule:
     ----------
     field : str
         Of the configuration, for messages.
-    chosen : ScheduleSettings
     lrs : sequence of float
         Learning rate of each group at the start.
-
-    Raises
-    ------
-    InputError
-        If torch has no such scheduler; for an option that it does not have, or a value that torch refuses.
     """
 
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
@@ -93,10 +77,8 @@ class Schedule:
                 options[name] = [options[name] * (lr / lrs[0]) for lr in lrs]
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in lrs]
         self._driver = torch.optim.SGD(groups, lr=lrs[0])
-        try:
+        with tried_on_torch(field, chosen):
             self._scheduler = kind(self._driver, **options)
-        except Exception as error:
-            raise refused_by_torch(field, chosen, error) from None
         # Some schedulers keep what has no plain form, such as a Counter of milestones.
         self._counters = [key for key, value in vars(self._scheduler).items() if isinstance(value, Counter)]
 
@@ -155,7 +137,6 @@ class LearningRates:
 
     Parameters
     ----------
-    config : Config
     row_groups : sequence of dict
         Parameter groups of the optimizer of rows, which are changed; empty where it has none.
     num_batches : int
@@ -167,11 +148,6 @@ class LearningRates:
     ----------
     num_epochs : int
         Epochs after which the schedules were stepped.
-
-    Raises
-    ------
-    InputError
-        If a schedule has fewer steps than the run.
     """
 
     def __init__(
@@ -255,13 +231,7 @@ class LearningRates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`.
-
-        Raises
-        ------
-        CheckpointError
-            If the optimizer has another number of parameter groups.
-        """
+        """Continue from a state of :meth:`state_dict`."""
         saved = state["param_groups"]
         if len(saved) != len(self._groups):
             raise CheckpointError(f"has {len(saved)} parameter groups, the optimizer has {len(self._groups)}")

@@ -22,10 +22,6 @@ class LiveEvaluator:
     """The ranking of a running job.
 
     With global vectors or features each trainer ranks against a copy of its machine's tables.
-
-    Attributes
-    ----------
-    job : Job
     """
 
     job: Job
@@ -34,24 +30,11 @@ class LiveEvaluator:
     def __post_init__(self) -> None:
         self._loss = SplitLoss(self.job)
 
-    def evaluate(self, split: str, max_triples: int, bar: bool, between: Callable[[], None]) -> RankingResult:
-        """Rank a split; a collective.
+    def evaluate(self, split: str, bar: bool, between: Callable[[], None]) -> RankingResult:
+        """Rank a split; a collective. The result, with the loss, is the same on every trainer.
 
-        Parameters
-        ----------
-        split : str
-        max_triples : int
-            Rank only this number of triples from the start; 0 for all.
-        bar : bool
-            Whether to show a progress bar on stderr.
-        between : callable
-            Called after each batch of queries; these are the same on every trainer. An exception
-            from it ends the ranking.
-
-        Returns
-        -------
-        RankingResult
-            With the loss; the same on every trainer.
+        ``between`` is called after each batch of queries; these are the same on every trainer. An exception
+        from it ends the ranking.
         """
         job, world, dataset, config = self.job, self.job.world, self.job.dataset, self.job.config
         chosen = config.evaluation
@@ -72,7 +55,7 @@ class LiveEvaluator:
             shards[name] = [
                 dataclasses.replace(shard, rows=self._scored(name, shard.original_ids, shard.rows))
             ]
-        triples = dataset.split(split)[: max_triples or None]
+        triples = dataset.split(split)[: chosen.max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
         with open_bar(bar, total=2 * len(triples), desc=f"ranking {split}", unit="query") as shown:

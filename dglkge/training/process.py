@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import os
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ class ProcessUsage:
 
     Attributes
     ----------
-    world : World
     num_servers : int
         Servers of each machine.
     proc : Path
@@ -47,13 +45,7 @@ class ProcessUsage:
         self._servers = find_servers(self.world.job, self.proc) if has_servers else {}
 
     def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
-        """Return an array (processes, 3) with the rows of this trainer filled: trainers first, then servers.
-
-        Parameters
-        ----------
-        bytes_sent : int
-            By this trainer.
-        """
+        """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
         world = self.world
         found = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
         found[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
@@ -87,26 +79,10 @@ def memory_bytes() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-class MemoryMeter:
-    """Measures :func:`memory_bytes`, but not for each of many short epochs: the kernel walks all pages.
-
-    Parameters
-    ----------
-    pause_seconds : float
-        For so long the last figure is good.
-    """
-
-    def __init__(self, pause_seconds: float = 1.0) -> None:
-        self._pause_seconds = pause_seconds
-        self._measured_at = -math.inf
-        self._last = 0
-
-    def measure(self) -> int:
-        """Return this process's share of its memory, in bytes."""
-        now = time.monotonic()
-        if now - self._measured_at >= self._pause_seconds:
-            self._measured_at, self._last = now, memory_bytes()
-        return self._last
+@functools.lru_cache(maxsize=1)
+def memory_bytes_in(second: int) -> int:
+    """Return :func:`memory_bytes` once for many short epochs of a second: the kernel walks all pages."""
+    return memory_bytes()
 
 
 def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
@@ -124,7 +100,6 @@ def wants_bar(setting: str, world: World) -> bool:
     ----------
     setting : str
         ``always``, ``never``, or ``auto``: on a terminal.
-    world : World
     """
     watched = world.shows_progress or sys.stderr.isatty()
     return world.rank == 0 and (setting == "always" or (setting == "auto" and watched))

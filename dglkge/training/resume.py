@@ -10,18 +10,12 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config, refused_changes
 from dglkge.errors import CheckpointError, InputError
-from dglkge.sampling.query_batches import EpochBatches
+from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.training.epochs import ElasticEpochs
 
 
 class Position:
     """Place of a run in its epochs.
-
-    Parameters
-    ----------
-    config : Config
-    epochs : ElasticEpochs
-    batches : EpochBatches
 
     Attributes
     ----------
@@ -67,15 +61,7 @@ class Position:
         self._batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
 
     def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
-        """Describe the place for a version.
-
-        Parameters
-        ----------
-        passes_done : int
-            Of the open epoch.
-        validates : bool
-            Whether the valid split is ranked after the last finished epoch.
-        """
+        """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
         finished, batches_done = self.now
         described = {
             Progress.FINISHED_EPOCHS: finished,
@@ -91,20 +77,7 @@ class Position:
         return {**described, **{name: value for name, value in further.items() if value}}
 
     def resume(self, saved: CheckpointMeta, now: Mapping[str, Any]) -> None:
-        """Go on from a version that was restored.
-
-        Parameters
-        ----------
-        saved : CheckpointMeta
-            Of the version.
-        now : mapping
-            The present configuration.
-
-        Raises
-        ------
-        InputError
-            If the version stands inside of an epoch in another order, or between batches of this size.
-        """
+        """Go on from a version that was restored; ``now`` is the present configuration."""
         finished = saved.progress[Progress.FINISHED_EPOCHS]
         self._epochs.restore(finished)
         self._batch = (finished, self._resumed_batches(saved.progress))
@@ -157,23 +130,9 @@ class Position:
 
 
 def resumable(
-    config: Config,
-    saved: CheckpointMeta,
-    meta: CheckpointMeta,
-    settings: Mapping[str, Any],
-    where: Path | str,
+    config: Config, saved: CheckpointMeta, meta: CheckpointMeta, where: Path | str
 ) -> CheckpointMeta:
     """Return what a version says of itself, if a run may go on from it.
-
-    Parameters
-    ----------
-    config : Config
-    saved, meta : CheckpointMeta
-        Of the version and of the run.
-    settings : mapping
-        Of the run, those that are known already.
-    where : path or str
-        Of the version, for messages.
 
     Raises
     ------
@@ -181,6 +140,10 @@ def resumable(
         If it is another run's, or the run has other settings now: each is named with both values.
     """
     check_same_run(saved, meta)
+    settings = dict(meta.config)
+    if settings.get("training", {}).get("matmul_dtype") == "auto":
+        # Chosen later, as the run has recorded it.
+        settings["training"] = {k: v for k, v in settings["training"].items() if k != "matmul_dtype"}
     is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= config.training.num_epochs
     changes = refused_changes(saved.config, settings, is_finished)
     if changes:

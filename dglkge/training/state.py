@@ -37,7 +37,7 @@ class TrainingState:
     Parameters
     ----------
     items : mapping of str to Stateful
-        Those of the library. One with an empty state has nothing to say.
+        Those of the library; one with an empty state is not saved.
     door : str
         Where a script registers its objects, for error messages.
     """
@@ -77,33 +77,14 @@ class TrainingState:
             logger.warning("the checkpoint has no state of %r, which was registered: it starts anew", name)
 
     def to_bytes(self) -> bytes:
-        """Return the state for a version; empty if training changes nothing but the tables. A collective.
-
-        Raises
-        ------
-        InputError
-            If an object's state cannot be saved without pickled code.
-        """
+        """Return the state for a version; empty if training changes nothing but the tables. A collective."""
         state = {**self._unclaimed, **{name: item.state_dict() for name, item in self._items.items()}}
         state = {name: value for name, value in state.items() if value or name.startswith(OBJECT)}
         names = ", ".join(name.removeprefix(OBJECT) for name in state)
         return _saved(state, f"the state of the training ({names})") if state else b""
 
     def load(self, content: bytes, where: str) -> None:
-        """Continue from the state of a version.
-
-        Parameters
-        ----------
-        content : bytes
-            As :meth:`to_bytes` returned it.
-        where : str
-            For error messages.
-
-        Raises
-        ------
-        CheckpointError
-            If it is not such a state, or that of an optimizer with other parameter groups.
-        """
+        """Continue from the bytes of a version; ``where`` is for error messages."""
         self._was_resumed = True
         if not content:
             if self.to_bytes():
@@ -123,13 +104,7 @@ class TrainingState:
 
 
 def _saved(state: Mapping[str, Any], what: str) -> bytes:
-    """Return the bytes of a state that a reader without pickled code reads back.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
+    """Return the bytes of a state that a reader without pickled code reads back."""
     file = io.BytesIO()
     try:
         torch.save(state, file)
@@ -143,14 +118,7 @@ def _saved(state: Mapping[str, Any], what: str) -> bytes:
 
 
 class Versions:
-    """Writes and restores versions of a job: rows, the parameters in the model file, the state of training.
-
-    Parameters
-    ----------
-    job : Job
-    checkpoints : CheckpointManager
-    state : TrainingState
-    """
+    """Writes and restores versions of a job: rows, parameters in the model file, state of training."""
 
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
@@ -168,11 +136,6 @@ class Versions:
         """Write a version, in the background unless the configuration says otherwise; a collective.
 
         Returns its number.
-
-        Raises
-        ------
-        CheckpointError, StorageError
-            On all trainers, if one cannot put its part together.
         """
         # After it all rows are final.
         self._job.settle()
@@ -197,15 +160,7 @@ class Versions:
     def restore(self, pointer: str = "") -> None:
         """Fill this machine's tables, on one trainer of it; every trainer reads what is beside them.
 
-        Parameters
-        ----------
-        pointer : str
-            Name of a pointer to a preserved version; empty: the newest one.
-
-        Raises
-        ------
-        CheckpointError
-            If there is none, or it does not fit.
+        ``pointer`` is the name of one to a preserved version; empty: the newest one.
         """
         folder, manifest = self._checkpoints.find(pointer)
         if self._job.averages is not None:

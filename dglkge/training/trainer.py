@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -19,10 +18,10 @@ from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.errors import unknown_name
 from dglkge.evaluation.metrics import BOTH, RankingResult
-from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
+from dglkge.sampling.edge_batches import EpochBatches
+from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
-from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
@@ -33,7 +32,7 @@ from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
 from dglkge.training.statistics.passes import Passes
-from dglkge.training.statistics.stats import Statistics, describe_job
+from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +40,7 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """One trainer of a job; :func:`dglkge.training.build.build_trainer` makes it.
 
-    Parameters
-    ----------
-    job : Job
-    edge_batches : EpochBatches
-    train_step : TrainStep
-    evaluator : LiveEvaluator
-    checkpoints : CheckpointManager
-    meta : CheckpointMeta
-        Description of the run in every version of the checkpoint; its progress is updated.
-    epochs : ElasticEpochs
-    passes : Passes
-        Those of an epoch.
+    ``meta`` describes the run in every version of the checkpoint; its progress is updated.
     """
 
     def __init__(
@@ -120,9 +108,7 @@ class Trainer:
         Preempted
             At a batch boundary, on all trainers, if one of them received a signal to stop.
         """
-        epoch = self._epochs.current()
-        if epoch is None:
-            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        epoch = self._epochs.require_current()
         # The epoch before, if it was left by `break`: its listener did not run.
         self._end_epoch()
         if self._epochs.current() is None:
@@ -134,7 +120,7 @@ class Trainer:
         try:
             self._drain()
             self.stop_if_asked()
-            self._begin_pass(done)
+            self._passes.begin(done)
             if self._buckets is not None:
                 self._buckets.begin(epoch, done)
             while done < num_batches:
@@ -159,18 +145,10 @@ class Trainer:
                     clock.stop()
                     self._commit()
                 if ends_pass and done < num_batches:
-                    self._begin_pass(done)
+                    self._passes.begin(done)
         finally:
             clock.stop()
             self._statistics.close()
-
-    def _ranking_of_passes(self) -> contextlib.AbstractContextManager[None]:
-        return self._job.ranking() if self._passes.ranks_held_out else contextlib.nullcontext()
-
-    def _begin_pass(self, done: int) -> None:
-        """Rank the held-out triples of the pass that begins, if there are any; a collective."""
-        with self._ranking_of_passes():
-            self._passes.begin(done)
 
     def _end_pass(self, epoch: int, done: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
@@ -178,9 +156,7 @@ class Trainer:
         if not ended:
             return False
         self._drain()
-        sums = self._statistics.sums()
-        with self._ranking_of_passes():
-            records = self._passes.end(epoch, ended, sums)
+        records = self._passes.end(epoch, ended, self._statistics.sums())
         for record in records:
             self._checkpoints.add_stats(record)
             if self.cluster.world.rank == 0:
@@ -208,7 +184,6 @@ class Trainer:
 
         Parameters
         ----------
-        callback : Callback
         name : str
             Under which its state is saved, if it has ``state_dict``; by default that of its class.
         """
@@ -304,9 +279,8 @@ class Trainer:
     def _evaluate(self, split: str) -> tuple[RankingResult, dict[str, Any]]:
         """Return a ranking, and its record: with the measures of callbacks beside those of both sides."""
         self._drain()
-        most = self.config.evaluation.max_triples
         with self._job.ranking():
-            result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
+            result = self._evaluator.evaluate(split, self._statistics.has_bar, self.stop_if_asked)
         measures = result.figures()
         for callback in self._callbacks:
             measures |= callback.on_ranking(self, split, result) or {}
@@ -321,7 +295,6 @@ class Trainer:
         may be at different places, so it runs at their next collective: batches, ranking or leaving.
         """
         done = self._epochs.finished()
-        # Runs once an epoch, though several places call it.
         if self._position.ended >= done:
             return
         self._drain()
@@ -415,8 +388,7 @@ class Trainer:
             write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
             fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
             return
-        where = self._checkpoints.storage.path
-        saved = resumable(self.config, saved, self._meta, self._meta.config, where)
+        saved = resumable(self.config, saved, self._meta, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.

@@ -50,7 +50,7 @@ def test_given_negatives(shown, report, run, dataset, tmp_path):
         found[split] = both[:, 1], plain_scores(run, both), np.arange(len(both)) < len(dataset.split(split))
     thresholds = fit_thresholds(*found["valid"])
     relation_ids, scores, labels = found["test"]
-    expected = ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels).to_dict()
+    expected = vars(ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels))
     assert {name: classification[name] for name in expected} == pytest.approx(expected)
     assert classification["negatives"] == "given" and classification["num_false"] == len(false["test"])
     out = shown(*words, "--by", "relation")

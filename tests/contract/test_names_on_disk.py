@@ -19,7 +19,7 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX}
 
 OF_OTHERS = {
     "dglkge/inference/exports/dglke_files.py": {"config.json", "relations.tsv"},
-    "dglkge/inference/exports/hub_tables.py": {"config.json"},
+    "dglkge/inference/exports/hub.py": {"config.json"},
     "benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",

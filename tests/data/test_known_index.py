@@ -96,8 +96,8 @@ def test_a_file_is_built_once(tmp_path: Path) -> None:
     assert isinstance(direction, Direction)
     assert not direction.keys.flags.owndata and not direction.answers.flags.writeable
     # 16 bytes a triple, and for each direction where a relation begins.
-    content = 16 * len(np.unique(triples, axis=0)) + 2 * 8 * 3
-    assert (tmp_path / FILE).stat().st_size - HEADER_BYTES == content + 4 * -(-content // CHECKED_BYTES)
+    content = HEADER_BYTES + 16 * len(np.unique(triples, axis=0)) + 2 * 8 * 3
+    assert (tmp_path / FILE).stat().st_size == content + 4 * -(-content // CHECKED_BYTES)
 
 
 def flip(content: bytearray, place: int) -> None:
@@ -107,12 +107,13 @@ def flip(content: bytearray, place: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content.__delitem__(slice(100, None)), "less than a header"),
-        (lambda content: content.__delitem__(slice(-5, None)), "bytes is "),
+        (lambda content: content.__delitem__(slice(60, None)), "header is damaged"),
+        (lambda content: content.__delitem__(slice(-5, None)), "bytes, expected"),
         (lambda content: flip(content, 3), "does not begin as an index"),
-        (lambda content: flip(content, 60), "header is damaged"),
-        (lambda content: flip(content, HEADER_BYTES + 9), "are damaged"),
-        (lambda content: flip(content, len(content) - 1), "checksums are damaged"),
+        (lambda content: flip(content, 36), "'acc'"),
+        (lambda content: flip(content, HEADER_BYTES - 1), "its header is damaged"),
+        (lambda content: flip(content, HEADER_BYTES + 9), "the bytes from 0 are damaged"),
+        (lambda content: flip(content, len(content) - 1), "are damaged"),
     ],
 )
 def test_a_damaged_file_is_built_again(damage, reason, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -140,13 +141,14 @@ def test_an_index_of_other_triples_is_built_again(source, num_relations, rows, t
     assert inode(tmp_path) != before
 
 
-def test_another_process_that_holds_the_lock_is_waited_for(tmp_path: Path) -> None:
+def test_another_process_that_holds_the_lock_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(known_triples, "LOCK_SECONDS", 0.2)
     triples = random_triples(10, 9, 2)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(JobError, match="another process has been building .*known_train.index for 0 s"):
-            open_known_index(tmp_path, "train", "abc", triples, 2, limit_seconds=0.2)
+            open_known_index(tmp_path, "train", "abc", triples, 2)
     finally:
         os.close(handle)
     check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
@@ -225,7 +227,7 @@ def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch:
     triples = random_triples(30_000, 900, 3)
     mapped(tmp_path, triples, 3)
     content = bytearray((tmp_path / FILE).read_bytes())
-    flip(content, HEADER_BYTES + CHECKED_BYTES + 1)
+    flip(content, CHECKED_BYTES + 1)
     (tmp_path / FILE).write_bytes(content)
     monkeypatch.setattr(known_triples, "MAX_CHECKED", 2)
     before = inode(tmp_path)

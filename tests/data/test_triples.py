@@ -28,7 +28,12 @@ AWKWARD = [(NAMES[i], NAMES[(i + 5) % len(NAMES)], NAMES[(i + 7) % len(NAMES)]) 
 ROLES = ["head", "relation", "tail"]
 TRIPLES = [("Alice", "likes", "Bob"), ("Bob", "knows", "Carol")]
 IDS = RowRules({"head": 5, "relation": 3, "tail": 5})
-SMALL_BLOCK = 200
+
+
+@pytest.fixture
+def small_block(monkeypatch):
+    """Blocks of 200 bytes."""
+    monkeypatch.setattr("dglkge.data.triples.BLOCK_BYTES", 200)
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -153,9 +158,9 @@ def test_any_names_survive(tmp_path_factory, rows):
     assert read(write(path, lines)) == [("a", "b", "c"), *rows]
 
 
-def test_chunks_are_of_categories(tmp_path):
+def test_chunks_are_of_categories(tmp_path, small_block):
     path = write(tmp_path / "t.tsv", "".join(f"e{i % 7}\tr\te{i % 5}\n" for i in range(500)))
-    chunks = list(TripleFile(path, block_bytes=SMALL_BLOCK).frames())
+    chunks = list(TripleFile(path).frames())
     assert len(chunks) > 10 and sum(len(chunk) for chunk in chunks) == 500
     assert all(str(chunk["head"].dtype) == "category" for chunk in chunks)
 
@@ -216,12 +221,12 @@ def test_gz_of_several_members(tmp_path):
         (b"a,,c", "the relation is empty", 300, "t.tsv.gz"),
     ],
 )
-def test_bad_line_is_found_in_any_block(tmp_path, bad, fault, num_good, name):
+def test_bad_line_is_found_in_any_block(tmp_path, small_block, bad, fault, num_good, name):
     lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
     content = b"\n".join(lines)
     path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
     with pytest.raises(InputError) as caught:
-        read(path, block_bytes=SMALL_BLOCK)
+        read(path)
     assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
 
 
@@ -276,10 +281,10 @@ def test_unreadable_files(tmp_path, name, content, columns, message):
     assert str(path) in str(caught.value)
 
 
-def test_long_line_is_an_input_error(tmp_path):
+def test_long_line_is_an_input_error(tmp_path, small_block):
     path = write(tmp_path / "t.tsv", "a" * 1000 + "\tb\tc\n")
     with pytest.raises(InputError, match="t.tsv: cannot be read: .*block"):
-        read(path, block_bytes=SMALL_BLOCK)
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import (
     METHODS,
+    Calibration,
     Isotonic,
     Platt,
     balanced_weights,
     calibration_metrics,
-    curve_class,
 )
 
 cases = st.lists(
@@ -117,7 +118,7 @@ def test_separable_and_equal_scores_have_a_finite_fit():
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_weights_are_repetitions_and_json_keeps_all(method):
+def test_weights_are_repetitions_and_json_keeps_all(method, tmp_path):
     scores, labels = drawn(300, 0.6, 0.0, seed=1)
     repeats = np.random.default_rng(2).integers(1, 4, 300)
     weighted = METHODS[method].fit(scores, labels, repeats.astype(float))
@@ -126,8 +127,11 @@ def test_weights_are_repetitions_and_json_keeps_all(method):
     )
     at = np.linspace(-20, 20, 101)
     np.testing.assert_allclose(weighted(at), repeated(at), atol=1e-7)
-    again = METHODS[method].from_dict(json.loads(json.dumps(weighted.to_dict())))
-    assert np.array_equal(again(at), weighted(at))
+    fitted = Calibration(method, weighted, 0.5, 10, 0, 100, 200, "run", 1)
+    (tmp_path / "calibration.json").write_text(json.dumps(fitted.to_dict()))
+    again = Calibration.load(tmp_path / "calibration.json")
+    assert np.array_equal(again.curve(at), weighted(at))
+    assert replace(again, curve=weighted) == fitted
 
 
 def test_weights_give_the_share():
@@ -140,8 +144,6 @@ def test_weights_give_the_share():
             balanced_weights(labels, rate)
     with pytest.raises(InputError, match="there are no false ones"):
         balanced_weights(np.array([True]), 0.5)
-    with pytest.raises(InputError, match="unknown method of calibration 'beta'; known: 'isotonic', 'platt'"):
-        curve_class("beta")
 
 
 def test_quality_one_score_at_a_time():

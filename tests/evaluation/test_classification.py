@@ -1,24 +1,30 @@
-"""Thresholds and figures of decisions against trying everything, one pair at a time."""
+"""Thresholds, figures of decisions and drawn false triples against trying everything, one pair at a time."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.classification import (
     ClassificationMetrics,
     ClassificationResult,
     average_precision,
     best_threshold,
+    draw_corruptions,
+    draw_sides,
     fit_thresholds,
     roc_auc,
+    seen_entities,
 )
+from dglkge.typing import Relation, Side
 
 scored = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=30).map(
     lambda rows: (np.array([s / 3 for s, _ in rows]), np.array([label for _, label in rows]))
@@ -105,3 +111,73 @@ def test_result_by_relation():
     assert report["per_relation"]["b"]["accuracy"] == pytest.approx(2 / 3)
     assert report["per_relation"]["a"]["roc_auc"] is None and report["accuracy"] == 0.5
     assert report["negatives"] == "given" and report["shared_threshold"] == 0.5
+
+
+RELATIONS = [Relation("knows", "person", "person"), Relation("visits", "person", "town")]
+SIZES = {"person": 9, "town": 4}
+DATASET = SimpleNamespace(relations=RELATIONS, num_entities=SIZES.__getitem__)
+
+a_relation = st.integers(0, 1)
+some_triples = st.lists(
+    st.tuples(st.integers(0, 8), a_relation, st.integers(0, 3)), min_size=1, max_size=40
+).map(lambda rows: np.array(rows, dtype=np.int64))
+
+
+def allowed(triple, side, known, pool=None) -> list[int]:
+    """List by hand what may replace one end of a triple."""
+    size = SIZES[RELATIONS[triple[1]].candidate_type(side)]
+    found = []
+    for entity in range(size) if pool is None else pool:
+        corrupted = list(triple)
+        corrupted[side.column] = entity
+        if entity != triple[side.column] and tuple(corrupted) not in known:
+            found.append(int(entity))
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(triples=some_triples, more=some_triples, with_pools=st.booleans(), seed=st.integers(0, 99))
+@pytest.mark.parametrize("side", Side)
+def test_draws_are_unknown(side, triples, more, with_pools, seed):
+    known = {tuple(row) for row in more.tolist()}
+    pools = seen_entities(more) if with_pools else None
+    index = KnownTriples([more], len(RELATIONS))
+    found = draw_corruptions(triples, side, 3, DATASET, index, (seed,), pools)
+    left = found.tolist()
+    for triple in triples.tolist():
+        pool = sorted({row[side.column] for row in more.tolist() if row[1] == triple[1]})
+        here = allowed(triple, side, known, pool) if with_pools else []
+        here = here or allowed(triple, side, known)
+        drawn, left = (left[:3], left[3:]) if here else ([], left)
+        assert all(row[side.column] in here for row in drawn)
+        rest = [1, side.anchor_column]
+        assert all([row[column] for column in rest] == [triple[column] for column in rest] for row in drawn)
+    assert not left
+
+
+def test_pools_are_the_entities_of_each_side():
+    triples = np.array([[3, 0, 1], [2, 0, 1], [3, 0, 0], [5, 1, 2]])
+    found = {key: ids.tolist() for key, ids in seen_entities(triples).items()}
+    assert found == {(0, Side.HEAD): [2, 3], (1, Side.HEAD): [5], (0, Side.TAIL): [0, 1], (1, Side.TAIL): [2]}
+
+
+def test_draws_are_uniform_and_repeatable():
+    triples = np.array([[0, 0, 4], [1, 1, 2]])
+    known = KnownTriples([np.array([[0, 0, 1], [0, 0, 8], [0, 0, 4]])], 2)
+    draw = [draw_corruptions(triples, Side.TAIL, 30_000, DATASET, known, (s, "x")) for s in (1, 1, 2)]
+    assert np.array_equal(draw[0], draw[1])
+    assert not np.array_equal(draw[0], draw[2])
+    for relation, options in enumerate(([0, 2, 3, 5, 6, 7], [0, 1, 3])):
+        tails = draw[0][draw[0][:, 1] == relation, 2]
+        counts = np.array([(tails == option).sum() for option in options])
+        assert counts.sum() == len(tails) == 30_000
+        expected = len(tails) / len(options)
+        freedom = len(options) - 1
+        assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_both_sides_are_corrupted():
+    sides = draw_sides(10_000, (3, "valid"))
+    assert abs(sides.mean() - 0.5) < 0.02
+    assert np.array_equal(sides[:50], draw_sides(50, (3, "valid")))
+    assert not np.array_equal(sides, draw_sides(10_000, (3, "tested")))

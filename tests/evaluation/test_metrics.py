@@ -1,19 +1,35 @@
-"""Ranks, metrics, results and protocols of a ranking."""
+"""Ranks, metrics, protocols and results of a ranking; categories of relations."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol, RankingMetrics, RankingResult, format_table, ranks
+from dglkge.evaluation.metrics import (
+    CATEGORIES,
+    UNSEEN,
+    Protocol,
+    RankingMetrics,
+    RankingResult,
+    format_table,
+    ranks,
+    relation_categories,
+)
 from dglkge.typing import Side
+from tests.evaluation.toy_world import RELATIONS, toy_world
+
+NUM_RELATIONS = 4
 
 
-def test_by_hand():
+def test_metrics_by_hand():
     metrics = RankingMetrics.of(np.array([1.0, 2.0, 4.0, 60.0]), np.array([10, 10, 10, 118]))
     assert metrics.to_dict() == {
         "mr": 67 / 4,
@@ -25,12 +41,10 @@ def test_by_hand():
         "auc": pytest.approx(1 - (0 + 0.1 + 0.3 + 0.5) / 4),
         "num_queries": 4,
     }
-
-
-def test_realistic_halves_at_the_edge():
-    """A rank of 1.5 is no hit at 1."""
+    # A rank of 1.5 is no hit at 1; no negatives are a perfect AUC.
     metrics = RankingMetrics.of(np.array([1.5, 3.0, 3.5]), np.array([9, 9, 9]))
     assert metrics.hits == {1: 0.0, 3: pytest.approx(2 / 3), 10: 1.0, 50: 1.0}
+    assert RankingMetrics.of(np.array([1.0]), np.array([0])).auc == 1.0
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order():
@@ -40,15 +54,6 @@ def test_auc_is_the_share_of_pairs_in_the_right_order():
     found = RankingMetrics.of(1.0 + (others > true).sum(1) + (others == true).sum(1) / 2, np.full(30, 40))
     pairs = (true > others) + 0.5 * (true == others)
     assert found.auc == pytest.approx(pairs.mean())
-
-
-def test_no_negatives_is_a_perfect_auc():
-    assert RankingMetrics.of(np.array([1.0]), np.array([0])).auc == 1.0
-
-
-@pytest.mark.parametrize("ties, expected", [("optimistic", 3.0), ("realistic", 4.5), ("pessimistic", 6.0)])
-def test_three_equals(ties, expected):
-    assert ranks(np.array([2]), np.array([3]), ties).tolist() == [expected]
 
 
 @pytest.mark.parametrize("num_greater, num_equal", [(0, 0), (0, 1), (2, 3), (1, 4)])
@@ -62,33 +67,31 @@ def test_realistic_is_the_mean_over_all_orders(num_greater, num_equal):
     assert ranks(*counts, "pessimistic").tolist() == [max(places)]
 
 
-def test_unknown_rule():
-    with pytest.raises(
-        InputError, match="unknown rule for ties 'fair'; known: 'optimistic', 'pessimistic', 'realistic'"
-    ):
-        ranks(np.array([0]), np.array([0]), "fair")
+def made(labels, relation_ids, head_ranks, tail_ranks, num_heads, num_tails) -> RankingResult:
+    """Return a result without ties."""
+    sides = dict(zip(Side, (head_ranks, tail_ranks)))
+    return RankingResult(
+        protocol=Protocol(),
+        relation_labels=labels,
+        relation_ids=np.array(relation_ids),
+        num_negatives={s: np.full(len(relation_ids), n) for s, n in zip(Side, (num_heads, num_tails))},
+        num_greater={side: np.array(own) - 1 for side, own in sides.items()},
+        num_equal={side: np.zeros(len(own), np.int64) for side, own in sides.items()},
+    )
 
 
 @pytest.fixture
 def result() -> RankingResult:
     """Three triples of relation 2, one of relation 0, none of relation 1."""
-    return RankingResult(
-        protocol=Protocol(),
-        relation_labels=["knows", "never used", "visits (person → town)"],
-        relation_ids=np.array([2, 0, 2, 2]),
-        ranks={Side.HEAD: np.array([1.0, 8.0, 2.0, 4.0]), Side.TAIL: np.array([1.0, 1.0, 1.0, 2.0])},
-        num_negatives={Side.HEAD: np.full(4, 9), Side.TAIL: np.full(4, 5)},
-    )
+    labels = ["knows", "never used", "visits (person → town)"]
+    return made(labels, [2, 0, 2, 2], [1, 8, 2, 4], [1, 1, 1, 2], 9, 5)
 
 
-def test_sides(result):
+def test_sides_and_relations(result):
     assert result.head.mr == 15 / 4 and result.tail.mr == 5 / 4 and result.both.mr == 20 / 8
     assert (result.head.num_queries, result.tail.num_queries, result.both.num_queries) == (4, 4, 8)
     assert result.both.mrr == pytest.approx((result.head.mrr + result.tail.mrr) / 2)
     assert result.head.auc == pytest.approx(1 - (0 + 7 + 1 + 3) / 9 / 4)
-
-
-def test_per_relation(result):
     by_relation = result.per_relation()
     assert list(by_relation) == ["knows", "visits (person → town)"]
     assert by_relation["knows"]["head"].mr == 8.0 and by_relation["knows"]["tail"].mr == 1.0
@@ -100,57 +103,172 @@ def test_per_relation(result):
 
 def test_dictionary_is_json_and_names_the_protocol(result):
     found = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert list(found) == ["protocol", "num_triples", "both", "head", "tail", "per_relation"]
+    assert list(found) == ["protocol", "num_triples", "both", "head", "tail", "per_relation", "ties"]
     assert found["num_triples"] == 4
     assert found["protocol"]["filtering"] == "filtered" and found["protocol"]["candidates"] == "all"
     assert found["both"]["mr"] == 2.5 and found["tail"]["hits@1"] == 0.75
     assert found["per_relation"]["knows"]["head"]["num_queries"] == 1
 
 
-def test_table(result):
-    assert format_table(result).splitlines() == [
-        "test split, filtered, all candidates, realistic ties",
-        "             mr     mrr  hits@1  hits@3  hits@10  hits@50     auc  num_queries",
-        "both sides  2.5  0.6719  0.5000  0.7500   1.0000   1.0000  0.8222            8",
-        "head        3.8  0.4688  0.2500  0.5000   1.0000   1.0000  0.6944            4",
-        "tail        1.2  0.8750  0.7500  1.0000   1.0000   1.0000  0.9500            4",
-    ]
-
-
-def test_table_of_relations_starts_with_the_most_frequent(result):
+def test_tables(result):
     lines = format_table(result, per_relation=True).splitlines()
+    assert lines[:5] == [
+        "test split, filtered, all candidates, realistic ties",
+        "                         mr     mrr  hits@1  hits@3  hits@10  hits@50     auc  num_queries",
+        "both sides              2.5  0.6719  0.5000  0.7500   1.0000   1.0000  0.8222            8",
+        "head                    3.8  0.4688  0.2500  0.5000   1.0000   1.0000  0.6944            4",
+        "tail                    1.2  0.8750  0.7500  1.0000   1.0000   1.0000  0.9500            4",
+    ]
     assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
-    assert lines[5].startswith("visits (person → town)  ") and lines[5].endswith("6")
-    assert lines[6].startswith("knows  ") and lines[6].endswith("2")
+    assert lines[5].startswith("both, pessimistic ties  ")
+    # The most frequent relation first.
+    assert lines[6].startswith("visits (person → town)  ") and lines[6].endswith("6")
+    assert lines[7].startswith("knows  ") and lines[7].endswith("2") and len(lines) == 8
 
 
-def test_names_everything_that_changes_a_figure():
+def test_what_a_person_sees_of_a_result():
+    result = made(["likes"], [0, 0], [1, 2], [1, 4], 9, 9)
+    assert repr(result) == (
+        "RankingResult(test split, filtered, all candidates, realistic ties: 2 triples, "
+        "MRR 0.6875, Hits@1 0.5000, Hits@10 1.0000)"
+    )
+    table = result._repr_html_()
+    assert table.startswith("test split, filtered, all candidates, realistic ties<table")
+    assert table.count("<tr") == 1 + 3 and "<td>0.6875</td>" in table
+
+
+def test_a_protocol_names_everything_that_changes_a_figure():
     assert Protocol().describe() == "test split, filtered, all candidates, realistic ties"
-    assert Protocol().to_dict() == {
-        "split": "test",
-        "filtering": "filtered",
-        "candidates": "all",
-        "ties": "realistic",
-    }
+    plain = {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"}
+    assert Protocol().to_dict() == plain
     sampled = Protocol(split="valid", filtered=False, num_candidates=500, ties="pessimistic", seed=3)
     assert sampled.describe() == "valid split, raw, sampled 500 candidates, pessimistic ties"
-    assert sampled.to_dict() == {
-        "split": "valid",
-        "filtering": "raw",
-        "candidates": "sampled 500",
-        "ties": "pessimistic",
-        "seed": 3,
-    }
+    expected = {"split": "valid", "filtering": "raw", "candidates": "sampled 500", "ties": "pessimistic"}
+    assert sampled.to_dict() == {**expected, "seed": 3}
+    given = Protocol(filtered=False, given=True)
+    assert given.describe() == "test split, raw, given candidates, realistic ties"
+    assert given.suffix() == "-given" and given.to_dict()["candidates"] == "given"
 
 
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"ties": "best"}, "unknown rule for ties 'best'"),
+        ({"ties": "best"}, "unknown rule for ties 'best'; known: 'optimistic', 'pessimistic', 'realistic'"),
         ({"num_candidates": 0}, r"the number of candidates must be at least 1 \(or none, for all\), got 0"),
         ({"batch_size": 0}, "the batch size of the evaluation must be at least 1, got 0"),
+        ({"given": True}, "neither filtered nor sampled"),
+        ({"given": True, "filtered": False, "num_candidates": 3}, "neither filtered nor sampled"),
     ],
 )
-def test_out_of_range(fields, message):
+def test_protocols_that_cannot_be(fields, message):
     with pytest.raises(InputError, match=message):
         Protocol(**fields)
+
+
+some_triples = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, NUM_RELATIONS - 1), st.integers(0, 3)), max_size=40
+).map(lambda rows: np.array(rows, dtype=np.int64).reshape(-1, 3))
+
+
+@settings(max_examples=80, deadline=None)
+@given(triples=some_triples)
+def test_categories_equal_counting_with_sets(triples):
+    found = relation_categories(triples, NUM_RELATIONS)
+    distinct = {tuple(row) for row in triples.tolist()}
+    for relation in range(NUM_RELATIONS):
+        pairs = [(head, tail) for head, r, tail in distinct if r == relation]
+        if not pairs:
+            assert found.names[relation] == UNSEEN
+            assert np.isnan(found.tails_per_head[relation]) and np.isnan(found.heads_per_tail[relation])
+            continue
+        tails_per_head = len(pairs) / len({head for head, _ in pairs})
+        heads_per_tail = len(pairs) / len({tail for _, tail in pairs})
+        assert found.tails_per_head[relation] == tails_per_head
+        assert found.heads_per_tail[relation] == heads_per_tail
+        many = {False: "1", True: "N"}
+        name = f"{many[heads_per_tail >= 1.5]}-{many[tails_per_head >= 1.5]}"
+        assert found.names[relation] == name and name in CATEGORIES
+
+
+def test_limit_belongs_to_many():
+    """Two heads with one and two tails: exactly 1.5 tails of a head."""
+    assert relation_categories(np.array([[0, 0, 1], [1, 0, 2], [1, 0, 3]]), 1).names == ["1-N"]
+
+
+def test_rules_for_ties_come_from_one_ranking():
+    world = toy_world("distmult", reciprocal=False, seed=3, grid=True)
+    known = KnownTriples([world.known], len(RELATIONS))
+    result = world.evaluate(Protocol(), 3, known)
+    for ties in ("realistic", "optimistic", "pessimistic"):
+        expected = world.evaluate(Protocol(ties=ties), 2, known)
+        found = result.with_ties(ties)
+        assert found.protocol.ties == ties
+        for side in Side:
+            counts = [world.brute_force(side, triple, True)[:2] for triple in world.triples]
+            greater, equal = np.array(counts).T
+            assert found.ranks[side].tolist() == ranks(greater, equal, ties).tolist()
+            assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+    found = json.loads(json.dumps(result.to_dict()["ties"]))
+    assert list(found) == ["realistic", "pessimistic"]
+    assert found["realistic"] == {
+        sides: result.metrics(sides).to_dict() for sides in ("both", "head", "tail")
+    }
+    assert found["pessimistic"]["tail"] == result.with_ties("pessimistic").tail.to_dict()
+    assert found["pessimistic"]["both"]["mrr"] < found["realistic"]["both"]["mrr"], "the case has ties"
+    lines = format_table(result).splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        *("both sides", "head", "tail", "both, pessimistic ties")
+    ]
+    other = format_table(result.with_ties("optimistic")).splitlines()
+    assert [line.split("  ")[0] for line in other[5:]] == ["both, realistic ties", "both, pessimistic ties"]
+
+
+def world_of_both_relations():
+    worlds = (toy_world("complex", reciprocal=True, seed=seed) for seed in range(50))
+    return next(world for world in worlds if len(set(world.triples[:, 1].tolist())) == 2)
+
+
+def test_metrics_of_categories_are_those_of_their_relations():
+    world = world_of_both_relations()
+    categories = relation_categories(np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0]]), len(RELATIONS))
+    assert categories.names == ["N-1", UNSEEN]
+    result = replace(world.evaluate(Protocol(filtered=False)), categories=categories)
+    per_category = result.per_category()
+    assert set(world.triples[:, 1]) == {0, 1} and list(per_category) == ["N-1", UNSEEN]
+    for name, relation in (("N-1", 0), (UNSEEN, 1)):
+        mine = np.flatnonzero(world.triples[:, 1] == relation)
+        for side in Side:
+            expected = RankingMetrics.of(result.ranks[side][mine], result.num_negatives[side][mine])
+            assert per_category[name][side.value] == expected
+        assert per_category[name]["both"].num_queries == 2 * len(mine)
+    report = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert report["per_category"]["N-1"]["head"] == per_category["N-1"]["head"].to_dict()
+    assert report["relation_categories"] == {
+        "knows": {"category": "N-1", "tails_per_head": 1.0, "heads_per_tail": 3.0}
+    }
+
+
+def test_tables_by_relation_category_and_side():
+    world = world_of_both_relations()
+    categories = relation_categories(world.known, len(RELATIONS))
+    result = replace(world.evaluate(Protocol(filtered=False)), categories=categories)
+
+    def labels(*by):
+        lines = format_table(result, by=by).splitlines()
+        assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
+        return [
+            line[2:].partition("  ")[0] if line[0] == " " else line.partition("  ")[0] for line in lines[6:]
+        ]
+
+    by_count = sorted(
+        ("knows", "visits"), key=lambda name: -(world.triples[:, 1] == (name == "visits")).sum()
+    )
+    assert labels() == [] == labels("side")
+    assert labels("relation") == by_count
+    assert labels("category") == list(result.per_category())
+    assert labels("relation", "side") == [
+        line for name in by_count for line in (name, f"{name}, head", f"{name}, tail")
+    ]
+    assert format_table(result, by=["relation"]) == format_table(result, per_relation=True)
+    with pytest.raises(InputError, match="unknown way of dividing the queries 'type'; known: 'category'"):
+        format_table(result, by=["type"])

@@ -16,6 +16,8 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
 from dglkge.evaluation.metrics import Protocol, ranks
+from dglkge.evaluation.ranking import count_greater, count_greater_plainly
+from dglkge.kernels.full_scores import STRIP_COLUMNS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -291,3 +293,63 @@ def test_missing_rows_are_an_error():
 def test_filtered_without_known_triples_is_an_error():
     with pytest.raises(InputError, match="filtered ranking needs the known triples"):
         toy_world("distmult", reciprocal=False).evaluate(Protocol(), known=None)
+
+
+def test_larger_case_against_float64_products():
+    """More entities than a tile, and the whole matrix in float64 as the oracle."""
+    world = toy_world("distmult", False, dim=32, num_people=2500, seed=20)
+    world.tables["person"] = torch.randn(2500, 32, generator=torch.Generator().manual_seed(0))
+    result = world.evaluate(Protocol(filtered=False), num_shards=3)
+    people = world.tables["person"].double()
+    for place, (head, relation, tail) in enumerate(world.triples.tolist()):
+        row = world.tables[RELATION][relation].double()
+        other = (people if relation == 0 else world.tables["town"].double())[tail]
+        scores = people @ (row * other)
+        greater = int((scores > scores[head] + 1e-9).sum())
+        equal = int(((scores - scores[head]).abs() <= 1e-9).sum()) - 1
+        assert result.ranks[Side.HEAD][place] == 1 + greater + equal / 2
+    assert np.all(result.num_negatives[Side.HEAD] == 2499)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 5),
+    num_columns=st.sampled_from([0, 1, 7, STRIP_COLUMNS - 1, STRIP_COLUMNS, 2 * STRIP_COLUMNS + 3]),
+    num_answers=st.integers(0, 9),
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([0.0, 0.05, 3.0]),
+)
+def test_counts_are_those_by_hand(num_rows, num_columns, num_answers, seed, spread):
+    random = torch.Generator().manual_seed(seed)
+    scores = torch.randn(num_rows, num_columns, generator=random).mul(4).round().div(4)
+    scores[torch.rand(scores.shape, generator=random) < 0.1] = -torch.inf
+    row_of = torch.randint(num_rows, (num_answers,), generator=random).sort().values
+    middle = torch.randn(num_answers, generator=random).mul(4).round().div(4)
+    low, high = middle - spread, middle + spread
+    expected_greater = [sum(s > h for s in scores[r].tolist()) for r, h in zip(row_of, high.tolist())]
+    expected_close = [
+        (k, column)
+        for k in range(num_answers)
+        for column, score in enumerate(scores[row_of[k]].tolist())
+        if low[k] <= score <= high[k]
+    ]
+    for count in (count_greater, count_greater_plainly):
+        num_greater, close, column = count(scores, row_of, low, high)
+        assert num_greater.tolist() == expected_greater
+        assert list(zip(close.tolist(), column.tolist())) == expected_close
+
+
+@pytest.mark.parametrize("count", [count_greater, count_greater_plainly])
+def test_limits_belong_to_the_close(count):
+    scores = torch.tensor([[0.0, 1.0, 2.0, 3.0, -torch.inf]])
+    greater, close, column = count(scores, torch.tensor([0]), torch.tensor([1.0]), torch.tensor([2.0]))
+    assert (greater.tolist(), close.tolist(), column.tolist()) == ([1], [0, 0], [1, 2])
+
+
+def test_scores_need_not_be_contiguous():
+    scores = torch.randn(6, 4).T
+    row_of, low, high = torch.tensor([0, 3]), torch.tensor([-0.5, 0.0]), torch.tensor([0.5, 0.2])
+    for found, expected in zip(
+        count_greater(scores, row_of, low, high), count_greater(scores.clone(), row_of, low, high)
+    ):
+        assert found.tolist() == expected.tolist()

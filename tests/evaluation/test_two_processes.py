@@ -14,8 +14,7 @@ from dglkge.distributed.process_group import end_process_group
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
 from dglkge.typing import Side
-from tests.evaluation.memory_rows import MemoryRows, split_rows
-from tests.evaluation.toy_world import RELATIONS, toy_world
+from tests.evaluation.toy_world import RELATIONS, MemoryRows, split_rows, toy_world
 from tests.simulated_machines import forked
 
 WORLD_SIZE = 2

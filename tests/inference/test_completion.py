@@ -126,7 +126,7 @@ def test_goes_on_after_an_interruption(run, tmp_path, monkeypatch):
     assert not path.exists()
     with pytest.raises(InputError, match="another completion"):
         run.complete_to(path, k=3)
-    done = (tmp_path / "missing.parquet.parts" / "done.jsonl").read_text().count("\n")
+    done = len([one for one in (tmp_path / "missing.parquet.parts").iterdir() if one.name.isdigit()])
     again = []
     run.complete_to(path, k=2, progress=again.append)
     assert 3 <= done < len(again)
@@ -177,6 +177,5 @@ def test_rounding_skips_no_pair(share, is_narrow):
     for start in range(0, len(rows), 700):
         search.add(torch.arange(start, start + 700), rows[start : start + 700])
     found = search.take()
-    expected = torch.nonzero(exact >= least)
-    got = torch.stack([found.query, found.candidate], dim=1)
-    assert {tuple(pair) for pair in got.tolist()} == {tuple(pair) for pair in expected.tolist()}
+    expected = {tuple(pair) for pair in torch.nonzero(exact >= least).tolist()}
+    assert set(zip(found["query"].tolist(), found["candidate"].tolist())) == expected

@@ -251,7 +251,7 @@ def narrow(folder):
     ("damage", "more", "words"),
     [
         (remove("config.json"), [], "config.json is missing: RotatE's phases are scaled by its gamma"),
-        (edit_config(gamma="twelve"), [], "config.json: gamma is 'twelve'; allowed: a number"),
+        (edit_config(gamma="twelve"), [], "config.json: gamma is 'twelve'; allowed: a number above -2"),
         (edit_config(gamma=-2), [], "config.json: gamma is -2; allowed: a number above -2"),
         (edit_config(hidden_dim=9), [], "hidden_dim is 9, but the rows of relations have 8 numbers"),
         (

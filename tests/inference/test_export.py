@@ -87,11 +87,6 @@ def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
     assert (tmp_path / "out/person.tsv").read_bytes() == before
 
 
-def test_an_unknown_format(run, tmp_path):
-    with pytest.raises(InputError, match="unknown format 'np'; did you mean 'npy'"):
-        export_tables(run[0], ["film"], "np", tmp_path, overwrite=False)
-
-
 def named(tmp_path, names, **changes):
     meta = toy_meta(num_people=len(names), **changes)
     vocabularies = {"person": Vocabulary(names, "entity")}
@@ -109,9 +104,10 @@ def named(tmp_path, names, **changes):
         ("faiss", "a\rb", "has a carriage return"),
         ("huggingface", "a\rb", "has a carriage return"),
         ("word2vec", "x y", "'x y' of table 'person' becomes 'x_y' in the format word2vec, as another"),
+        ("np", "b", "unknown format 'np'; did you mean 'npy'"),
     ],
 )
-def test_names_that_could_not_be_read_back_are_refused(tmp_path, file_format, name, words):
+def test_what_could_not_be_read_back_is_refused(tmp_path, file_format, name, words):
     checkpoint = named(tmp_path, ["x_y", name, "c"], score_function="distmult", reciprocal=False)
     with pytest.raises(InputError, match=words):
         export_tables(checkpoint, ["person", RELATION], file_format, tmp_path / "out", overwrite=False)

@@ -113,8 +113,8 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
     fold_in = run._fold_in
-    terms = [*fold_in._queries(("entity", 60), triples), *fold_in._other_queries("entity")]
-    losses = [sum(term.loss_of(one.double()) for term in terms) for one in [row, *run.tables["entity"][:]]]
+    terms = [*fold_in._own_terms(("entity", 60), triples)[0], *fold_in._other_terms("entity")]
+    losses = [sum(term(one.double()) for term in terms) for one in [row, *run.tables["entity"][:]]]
     assert losses[0] < np.median(losses[1:])
 
 

@@ -94,9 +94,8 @@ def test_relations(folder, dataset):
         run.predict_relations(names[0], names[2], k=0)
 
 
-def test_many_queries_of_all_kinds(folder, dataset, monkeypatch):
+def test_many_queries_of_all_kinds(folder, dataset):
     """Each query's answers are those that it gets alone; problems stand in the rows of their queries."""
-    monkeypatch.setattr("dglkge.inference.frames.TRIPLES_AT_A_TIME", 3)
     run = dglkge.open_run(folder)
     rows, single = [], []
     for triple in dataset.split("test")[:4]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.inference.exports.files import bytes_output, write_outputs
+from dglkge.inference.exports.files import text_output, write_outputs
 from dglkge.inference.run import open_run
 from tests import warm
 from tests.functional.job import environment
@@ -141,7 +141,7 @@ def test_names_lead_out_of_no_folder(hub, tmp_path):
     with pytest.raises(InputError, match=r"config.json is damaged: '../\w+' is no name of an entity type"):
         open_run(hub)
     (tmp_path / "out").mkdir()
-    output = bytes_output("../evil_entity.npy", b"")
+    output = text_output("../evil_entity.npy", "")
     with pytest.raises(InputError, match=r"would write '../evil_\S+', which is no file name in"):
         write_outputs([output], tmp_path / "out", overwrite=True)
     assert not (tmp_path / "evil_entity.npy").exists()

@@ -64,7 +64,7 @@ def test_rules_count_the_pairs_of_a_chain(dataset, links):
     train = {tuple(triple) for triple in dataset.split("train").tolist()}
     for relation_id, relation in enumerate(dataset.relations.relations):
         triples = dataset.split("train")
-        rules = graph.rules(relation_id, triples[triples[:, 1] == relation_id][:5], 20)
+        rules = graph.rules(relation_id, triples[triples[:, 1] == relation_id], 5, 20)
         assert [rule.confidence for rule in rules] == sorted((one.confidence for one in rules), reverse=True)
         for rule in rules[:4]:
             ends = {entity for entity in links if entity[0] == relation.lhs}

@@ -13,17 +13,14 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.choices import Known
-from dglkge.inference.search import NamedQuery
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION
 
 
 def test_without_its_data_set_nothing_is_marked(folder, caplog):
-    queries = [NamedQuery(Side.TAIL, "person1", "knows")]
     run = open_run(folder, dataset="/nowhere")
     with pytest.raises(InputError, match="/nowhere is no dataset folder"):
-        run.answer(queries)
-    (prediction,) = open_run(folder, dataset="/nowhere").answer(queries, known=Known.KEEP)
-    assert not any(answer.known for answer in prediction.answers)
+        run.predict_tails("person1", "knows")
+    assert run.predict_tails("person1", "knows", known=Known.KEEP)["known_from"].isna().all()
 
 
 def test_one_data_set_is_opened_once(folder, dataset, monkeypatch):
@@ -31,8 +28,8 @@ def test_one_data_set_is_opened_once(folder, dataset, monkeypatch):
     real = Dataset.open
     monkeypatch.setattr(Dataset, "open", lambda path: opened.append(path) or real(path))
     run = open_run(folder)
-    run.answer([NamedQuery(Side.TAIL, "person1", "knows")])
-    run.answer([NamedQuery(Side.TAIL, "person2", "knows")])
+    run.predict_tails("person1", "knows")
+    run.predict_tails("person2", "knows")
     run.evaluate(Protocol(split="valid"))
     assert opened == [dataset.path]
 
@@ -66,14 +63,13 @@ def test_a_folder_of_dglke(tmp_path, caplog):
     relations = rng.normal(size=(3, 4)).astype(np.float32)
     config = {"model_name": "RotatE", "gamma": 12.0, "hidden_dim": 4}
     run = open_run(write_dglke(tmp_path / "theirs", config, entity=entities, relation=relations))
-    (prediction,) = run.answer([NamedQuery(Side.TAIL, "e3", "r1")], k=20)
+    frame = run.predict_tails("e3", "r1", k=20)
     points = entities[:, :4] + 1j * entities[:, 4:]
     turned = points[3] * np.exp(1j * relations[1] / ((12.0 + 2.0) / 4 / np.pi))
     wanted = -np.abs(turned - points).sum(1)
-    assert [answer.name for answer in prediction.answers] == [f"e{id_}" for id_ in np.argsort(-wanted)]
-    got = [answer.score for answer in prediction.answers]
-    assert got == pytest.approx(np.sort(wanted)[::-1].tolist(), rel=1e-5)
-    assert not any(answer.known for answer in prediction.answers)
+    assert frame["entity"].tolist() == [f"e{id_}" for id_ in np.argsort(-wanted)]
+    assert frame["score"].tolist() == pytest.approx(np.sort(wanted)[::-1].tolist(), rel=1e-5)
+    assert frame["known_from"].isna().all()
     assert "was written by DGL-KE, with ids of its own; to use it with a data set: dglkge checkpoint" in (
         caplog.text
     )
@@ -81,8 +77,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
         torch.from_numpy(entities), torch.from_numpy(entities[3:4])
     )
     cosines[3] = -2
-    (first,) = run.nearest("e3", run.type_of("e3"), k=1)
-    assert first.name == f"e{int(cosines.argmax())}"
+    assert run.similar("e3", k=1)["entity"].tolist() == [f"e{int(cosines.argmax())}"]
     (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
     assert np.array_equal(np.load(written), entities)
 

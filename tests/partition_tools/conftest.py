@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.files import Source, find_input, read_files
 from dglkge.partition.run_build import GraphJob
-from tests.toy_kg import ring_triples, typed_triples
+from partition_tools import partition
+from tests import warm
+from tests.toy_kg import REPOSITORY, ring_triples, typed_triples
 
 
 def build_in_this_process(dataset: Path, job: GraphJob) -> None:
@@ -30,6 +35,34 @@ def build_in_this_process(dataset: Path, job: GraphJob) -> None:
 @pytest.fixture
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run partition.py in this process, into the folder out; returns exit status, stdout and stderr."""
+
+    def run(source: object, *words: object) -> tuple[int, str, str]:
+        arguments = ["--input", source, "--output", tmp_path / "out", *words]
+        status = partition.main([str(word) for word in arguments])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def run_script(
+    *words: object,
+    script: str = "partition.py",
+    python: Sequence[str] = (),
+    copied: bool = True,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user does, with no help from PYTHONPATH."""
+    path = REPOSITORY / "partition_tools" / script
+    command = [*(python or warm.python()), str(path), *map(str, words)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {warm.COPIED_BUILD: "1"} if copied else {}
+    options = {"stdout": subprocess.PIPE, **options}
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=180, env=env, **options)
 
 
 def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:

@@ -12,7 +12,6 @@ import pytest
 from dglkge.data.text_format import Columns, RowRules, parse_columns
 from dglkge.data.triples import frame_chunks
 from dglkge.partition.ingest import column_order_advice, ingest
-from partition_tools import partition
 from tests.toy_kg import ring_triples
 
 
@@ -81,17 +80,6 @@ def write(path, frame: pd.DataFrame, order: str):
     columns = [{"h": "head", "r": "relation", "t": "tail"}[letter] for letter in order]
     path.write_bytes(gzip.compress(frame[columns].to_csv(sep="\t", index=False, header=False).encode()))
     return path
-
-
-@pytest.fixture
-def call(tmp_path, capsys):
-    """Run partition.py; returns the exit status, stdout and stderr."""
-
-    def run(path, *words):
-        status = partition.main(["--input", str(path), "--output", str(tmp_path / "out"), *map(str, words)])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 SWAPPED = (

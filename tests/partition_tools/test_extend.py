@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import zlib
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition import extend
 from dglkge.typing import RELATION
-from tests import warm
+from tests.partition_tools.conftest import run_script
 from tests.partition_tools.reading_back import named_triples
-from tests.toy_kg import REPOSITORY, toy_dataset
+from tests.toy_kg import toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
@@ -136,12 +135,11 @@ def test_command_and_training_of_touched_rows(tmp_path):
 
     old = toy_dataset()
     source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"), ("e990", "turn_7", "e005"))
-    command = [*warm.python(), str(REPOSITORY / "partition_tools" / "extend.py"), "--dataset", str(old)]
-    command += ["--input", str(source), "--name", "more", "--output", str(tmp_path / "new")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    words = ["--dataset", old, "--input", source, "--name", "more", "--output", tmp_path / "new"]
+    done = run_script(*words, script="extend.py")
     assert done.returncode == 0, done.stderr
     assert "edge set more: 2 triples, 1 new entities, 0 new relations" in done.stdout
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    again = run_script(*words, script="extend.py")
     assert again.returncode == 2 and "exists" in again.stderr and again.stderr.count("\n") == 1
     common = [
         "model.dimension=8",

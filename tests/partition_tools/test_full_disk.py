@@ -14,9 +14,7 @@ import pytest
 import faults
 from dglkge.data.dataset import Dataset
 from dglkge.partition import make_dataset
-from partition_tools import partition
-from tests import warm
-from tests.toy_kg import REPOSITORY
+from tests.partition_tools.conftest import run_script
 
 NUM_TRIPLES = 20_000
 SPLIT_KIB = NUM_TRIPLES * 24 // 1024
@@ -46,17 +44,8 @@ def small_disk(tmp_path):
         yield mount
 
 
-def run(*arguments, stdout=subprocess.PIPE):
-    command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
-    command += ["--split", "1"]
-    return subprocess.run(
-        command,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=180,
-        env={**os.environ, warm.COPIED_BUILD: "1"},
-    )
+def run(*arguments, **options):
+    return run_script(*arguments, "--split", "1", **options)
 
 
 @pytest.mark.parametrize("kib", [40, SPLIT_KIB * 3 // 4, 850, 1100])
@@ -113,29 +102,26 @@ def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
         ("taken", "cannot be used: another file is there; remove it, or choose another output"),
     ],
 )
-def test_outputs_that_cannot_be(output, words, source, tmp_path, capsys):
+def test_outputs_that_cannot_be(output, words, source, tmp_path, call):
     (tmp_path / "file").write_text("")
     (tmp_path / ".taken.partial").write_text("")
-    status = partition.main(["--input", str(source), "--output", str(tmp_path / output)])
-    out, err = capsys.readouterr()
+    status, out, err = call(source, "--output", tmp_path / output)
     assert (status, out) == (2, "")
     assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and words in err
     assert sorted(path.name for path in tmp_path.iterdir()) == [".taken.partial", "file"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everywhere")
-def test_a_folder_that_may_not_be_read(source, tmp_path, capsys):
+def test_a_folder_that_may_not_be_read(source, tmp_path, call):
     (tmp_path / "out").mkdir(mode=0)
-    assert partition.main(["--input", str(source), "--output", str(tmp_path / "out")]) == 2
-    assert "cannot be used: Permission denied" in capsys.readouterr().err
+    status, _, err = call(source)
+    assert status == 2 and "cannot be used: Permission denied" in err
 
 
 def test_the_old_dataset_comes_back_where_the_new_one_cannot_take_its_place(
-    source, tmp_path, build_here, monkeypatch, capsys
+    source, tmp_path, build_here, monkeypatch, call
 ):
-    arguments = ["--input", str(source), "--output", str(tmp_path / "out"), "--overwrite"]
-    assert partition.main(arguments) == 0
-    capsys.readouterr()
+    assert call(source)[0] == 0
     before = json.loads((tmp_path / "out" / "dataset.json").read_text())
     rename = Path.rename
 
@@ -145,8 +131,8 @@ def test_the_old_dataset_comes_back_where_the_new_one_cannot_take_its_place(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    assert partition.main([*arguments, "--seed", "9"]) == 1
-    assert capsys.readouterr().err.endswith(f": error: cannot write {tmp_path / 'out'}: Input/output error\n")
+    status, _, err = call(source, "--overwrite", "--seed", "9")
+    assert status == 1 and err.endswith(f": error: cannot write {tmp_path / 'out'}: Input/output error\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert json.loads((tmp_path / "out" / "dataset.json").read_text()) == before
 

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile, frame_chunks
 from dglkge.errors import InputError
+from dglkge.kernels.hashing import GOLDEN_GAMMA
 from dglkge.partition.ingest import IdMaps, IdTriples, bytes_at_a_time, ingest, table_chunks
 from dglkge.partition.options import parse_fractions
 from dglkge.partition.splits import hash_triples, split_by_hash
+from tests.kernels.test_hashing import MASK, reference_split_mix
 from tests.partition_tools.conftest import names
 
 ROW = st.tuples(st.sampled_from("abcde"), st.sampled_from(["r", "s"]), st.sampled_from("cdefg"))
@@ -229,19 +231,10 @@ def test_a_split_depends_on_the_triple_and_the_seed_alone():
         split_by_hash(random_triples(2), (1e-9, 0.5, 0.5), seed=0)
 
 
-def splitmix(state: int) -> int:
-    """SplitMix64 in Python's own integers."""
-    mask = 2**64 - 1
-    state = (state + 0x9E3779B97F4A7C15) & mask
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-    return state ^ (state >> 31)
-
-
 def test_hash_is_splitmix64():
     rows = random_triples(20).splits["train"]
     for row, value in zip(rows.tolist(), hash_triples(rows, seed=2**40).tolist()):
         state = 2**40
         for number in row:
-            state = splitmix(state ^ number)
+            state = reference_split_mix(((state ^ number) + int(GOLDEN_GAMMA)) & MASK)
         assert value == state

@@ -12,8 +12,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples
+
+pytestmark = pytest.mark.usefixtures("build_here")
 
 NEAR = [(f"e{i}", "above", f"e{i + 1}") for i in range(9)]
 TRAIN = [*NEAR[:8], *((t, "below", h) for h, _, t in NEAR), ("e0", "likes", "e5")]
@@ -28,20 +29,10 @@ def write(folder, **splits: list[tuple]):
     return folder
 
 
-@pytest.fixture
-def call(build_here, capsys):
-    def call(*arguments: object):
-        status = partition.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
-
-
 def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call):
     test = [("e3", "likes", "e0"), ("e0", "likes", "e5"), TRAIN[3]]
     source = write(tmp_path / "source", train=TRAIN, valid=[("e0", "likes", "e5")], test=test)
-    status, out, err = call("--input", source, "--output", tmp_path / "out", "--strict-splits")
+    status, out, err = call(source, "--strict-splits")
     assert (status, out) == (2, "")
     assert err == (
         "partition.py: error: 1 of 1 valid triples (100.0%) and 2 of 3 test triples (66.7%) stand in train "
@@ -50,7 +41,7 @@ def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call)
     )
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
     # Without the option they are counted and kept.
-    status, out, err = call("--input", source, "--output", tmp_path / "out", "--json")
+    status, out, err = call(source, "--json")
     assert (status, err) == (0, "")
     figures = json.loads(out)
     assert figures["quality"]["leaks"]["test"]["in_train"] == {"triples": 2, "share": pytest.approx(2 / 3)}
@@ -61,7 +52,7 @@ def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call)
 @pytest.mark.parametrize("option, status", [("--strict-splits=0.5", 0), ("--strict-splits=0.49", 2)])
 def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, status):
     source = write(tmp_path / "source", train=TRAIN, test=[("e9", "likes", "e8"), NEAR[8]])
-    found, _, err = call("--input", source, "--output", tmp_path / "out", option)
+    found, _, err = call(source, option)
     assert found == status and (tmp_path / "out").exists() == (status == 0)
     if status:
         assert err == (
@@ -75,8 +66,7 @@ def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, statu
 def test_leaks_are_left_out(tmp_path, call, which, left):
     test = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")]
     source = write(tmp_path / "source", train=TRAIN, valid=[TRAIN[1]], test=test)
-    arguments = ["--input", source, "--output", tmp_path / "out", "--drop-leaks", which, "--strict-splits"]
-    status, out, err = call(*arguments)
+    status, out, err = call(source, "--drop-leaks", which, "--strict-splits")
     assert (status, err) == (0, "")
     assert f"left out as leaks: 1 of valid and {3 - left} of test" in out.splitlines()
     assert named_triples(tmp_path / "out", "test") == test[-left:]
@@ -101,8 +91,7 @@ def test_rows_of_data_frames_are_named(tmp_path):
 def test_split_rows_have_no_place(tmp_path, call):
     rows = [(h, r, t) for i in range(30) for h, r, t in ((f"a{i}", "r", f"b{i}"), (f"b{i}", "r", f"a{i}"))]
     source = write(tmp_path / "source", train=rows)
-    arguments = ["--split", "0.6", "--strict-splits", "0.1"]
-    status, _, err = call("--input", source, "--output", tmp_path / "out", *arguments)
+    status, _, err = call(source, "--split", "0.6", "--strict-splits", "0.1")
     assert status == 2 and ", e.g. valid: 'b" in err and str(source) not in err
 
 

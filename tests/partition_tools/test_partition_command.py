@@ -5,10 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +14,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from partition_tools import partition
-from tests import warm
-from tests.toy_kg import REPOSITORY, ring_triples, write_splits
-
-SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
-
-
-def run(
-    *arguments: object, cwd: Path = REPOSITORY, python: Sequence[str] = ()
-) -> subprocess.CompletedProcess:
-    """Run the script as a user does, with no help from PYTHONPATH."""
-    command = [*(python or warm.python()), str(SCRIPT), *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
+from tests.partition_tools.conftest import run_script
+from tests.toy_kg import ring_triples, write_splits
 
 
 @pytest.fixture
@@ -39,7 +25,8 @@ def source(tmp_path) -> Path:
 
 def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
     """In two runs, each from another folder; METIS alone would not give the same partitions twice."""
-    done = run("--input", source, "--output", tmp_path / "table", "--num-parts", 3, cwd=tmp_path)
+    words = ["--input", source, "--num-parts", 3]
+    done = run_script(*words, "--output", tmp_path / "table", copied=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     found, first, *_, last = done.stdout.splitlines()
     assert found == "input: train.tsv, valid.tsv, test.tsv: tab-separated text (by name)"
@@ -49,8 +36,8 @@ def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
     assert "peak mem" in (tmp_path / "table" / "partitions" / "partition.log").read_text()
     assert Dataset.open(tmp_path / "table").num_parts == 3
 
-    options = ["--num-parts", 3, "--name", "ring", "--json", "--progress"]
-    done = run("--input", source, "--output", tmp_path / "json", *options)
+    words += ["--name", "ring", "--json", "--progress"]
+    done = run_script(*words, "--output", tmp_path / "json", copied=False)
     assert done.returncode == 0, done.stderr
     assert "reading" in done.stderr and "partitioning into 3 (metis)" in done.stderr
     figures = json.loads(done.stdout)
@@ -134,10 +121,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("name, content, options, message", BAD, ids=[case[0] for case in BAD])
-def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, options, message):
+def test_bad_input_is_one_line_and_status_2(tmp_path, call, name, content, options, message):
     path = write(tmp_path, name, content)
-    status = partition.main(["--input", path, "--output", str(tmp_path / "out"), *options])
-    out, err = capsys.readouterr()
+    status, out, err = call(path, *options)
     assert (status, out) == (2, "")
     assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and message in err
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
@@ -146,7 +132,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, opt
 def test_status_as_a_process(tmp_path):
     """In plain Python: nothing but the script imports what it needs."""
     path = write(tmp_path, "t.tsv", b"a\tb\n")
-    done = run("--input", path, "--output", tmp_path / "out", python=[sys.executable])
+    done = run_script("--input", path, "--output", tmp_path / "out", python=[sys.executable])
     assert done.returncode == 2 and done.stdout == ""
     fault = f"{path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'"
     assert done.stderr == f"partition.py: error: {fault}\n"

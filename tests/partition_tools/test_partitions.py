@@ -14,7 +14,6 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples, owned_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")
@@ -162,11 +161,11 @@ FEW = "19 triples are too few to split: all are for training"
         (19, [], FEW, (19, 0, 0)),
     ],
 )
-def test_one_set_of_triples_is_split(tmp_path, ring, capsys, num, words, note, sizes):
+def test_one_set_of_triples_is_split(tmp_path, ring, call, num, words, note, sizes):
     ring[:num].to_csv(tmp_path / "all.csv", index=False)
-    arguments = ["--input", str(tmp_path / "all.csv"), "--output", str(tmp_path / "out"), *words]
-    assert partition.main([*arguments, "--method", "random"]) == 0
-    notes = capsys.readouterr().out.splitlines()
+    status, out, _ = call(tmp_path / "all.csv", *words, "--method", "random")
+    notes = out.splitlines()
+    assert status == 0
     assert [line for line in notes if line in (SAID, FEW)] == ([note] if note else [])
     assert "header: head is 'head', relation is 'relation', tail is 'tail'" in notes
     splits = [named_triples(tmp_path / "out", split) for split in ("train", "valid", "test")]
@@ -185,18 +184,6 @@ def test_splits_of_the_user_stay(tmp_path, ring):
     assert not (tmp_path / "out").exists()
 
 
-def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
-    rng = np.random.default_rng(0)
-    tails = (400 * rng.random(6000) ** 3).astype(int)
-    frame = pd.DataFrame(
-        {"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000), "tail": tails}
-    )
-    for method in ("metis", "random"):
-        options = Options(num_parts=2, method=method, overwrite=True)
-        figures = partition_dataframe(frame, tmp_path / "out", options=options)
-        assert figures["balance"]["edges"] < 1.15
-
-
 COUNTS = {
     "FB15k-237": (14541, 237, 272115, 17535, 20466, 36),
     "WN18RR": (40943, 11, 86835, 3034, 3134, 384),
@@ -206,11 +193,9 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts(shared_datasets, tmp_path, build_here, capsys, name):
+def test_counts(shared_datasets, tmp_path, call, name):
     source = shared_datasets / name
-    arguments = ["--input", str(source), "--output", str(tmp_path / "out"), "--num-parts", "2", "--json"]
-    assert partition.main(arguments) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(call(source, "--num-parts", "2", "--json")[1])
     entities, relations, train, valid, test, unseen = COUNTS[name]
     assert figures["entity_types"] == {"entity": entities} and figures["num_relations"] == relations
     assert figures["splits"] == {"train": train, "valid": valid, "test": test}

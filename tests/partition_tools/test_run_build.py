@@ -38,13 +38,6 @@ def replace_child(monkeypatch, tmp_path, code: str) -> None:
     monkeypatch.setattr(run_build_module, "__file__", str(tmp_path / "run_build.py"))
 
 
-def test_output_of_dgl_goes_to_the_log(dataset, capfd):
-    run_build(dataset, JOB)
-    assert "Converting to homogeneous graph" in (dataset / "partitions" / PARTITION_LOG).read_text()
-    assert capfd.readouterr() == ("", "")
-    assert (dataset / "partitions" / "g.json").exists()
-
-
 def test_failure_shows_status_and_the_end_of_the_log(dataset, monkeypatch):
     code = "for i in range(50): print('line', i)\nraise SystemExit(3)"
     replace_child(monkeypatch, dataset, code)

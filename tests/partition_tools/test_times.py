@@ -156,6 +156,11 @@ def test_one_time_is_a_time(tmp_path, monkeypatch):
         ("a\tr\tb\t2020\nb\tr\ta\t2020-01\n", (), "the time is '2020-01' and another '2020'"),
         ("a\tr\tb\n", (), "in.tsv:1: got 3 columns separated by tabs, expected 4"),
         ("a\tr\tb\t5\n", ("--time-granularity", "year"), "the time is '5'"),
+        (
+            "a\tr\tb\n",
+            ("--columns", "hrt", "--time-granularity", "year"),
+            "--time-granularity is given, and the triples have no time column",
+        ),
     ],
 )
 def test_bad_times(tmp_path, capsys, content, more, message):
@@ -167,30 +172,9 @@ def test_bad_times(tmp_path, capsys, content, more, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_granularity_needs_times(tmp_path):
-    frame = temporal_triples()[["head", "relation", "tail"]]
-    with pytest.raises(InputError, match="--time-granularity is given, and the triples have no time column"):
-        partition_dataframe(frame, tmp_path / "out", options=Options(time_granularity="year"))
-
-
 def test_more_triples_are_refused(tmp_path, capsys):
     partition_dataframe(temporal_triples(), tmp_path / "out", columns="head,relation,tail,time")
     (tmp_path / "more.tsv").write_text("a\tr\tb\n")
     command = ["data", "extend", "--dataset", str(tmp_path / "out"), "--input", str(tmp_path / "more.tsv")]
     assert main([*command, "--name", "more", "-o", str(tmp_path / "more")]) == 2
     assert "has times, and dglkge data extend adds to data sets without" in capsys.readouterr().err
-
-
-def test_a_split_by_hash_keeps_a_fact_in_one_split(tmp_path):
-    """And the quality of the data is measured of relations at a time."""
-    frame = temporal_triples()
-    twice = pd.concat([frame, frame], ignore_index=True)
-    options = Options(split=(0.6, 0.2, 0.2))
-    figures = partition_dataframe(twice, tmp_path / "out", columns="head,relation,tail,time", options=options)
-    facts = [
-        timed_facts(tmp_path / "out", np.load(tmp_path / "out" / f"{split}.npy"))
-        for split in ("train", "valid", "test")
-    ]
-    assert sum(facts, Counter()) == as_facts(twice)
-    assert not (facts[0] & facts[1] or facts[0] & facts[2] or facts[1] & facts[2])
-    assert figures["duplicates"]["train"] == sum(facts[0].values()) // 2

@@ -227,19 +227,24 @@ def test_a_trainer_computes_the_order_of_its_own_triples_only(in_sets, monkeypat
             assert abs(len(batch) - sum(len(one.batch(0, 5)) for one in machine) / 3) < 1
 
 
-def test_rows_belong_to_their_triples() -> None:
-    for machine in trainers_of(edge_tables(2), 2, TripleOrder(SETS, SEED, 0.2)):
-        for trainer in machine:
-            batch = trainer.batch(0, 3)
-            assert len(batch) and (batch.heads == 4 * batch.triple_ids).all()
-            assert (batch.tails == 4 * batch.triple_ids + 1).all()
-            assert batch.weights is not None and np.allclose(batch.weights, batch.triple_ids / 7)
-            ends = [0]
-            for group in batch.groups:
-                assert (PAIR_OF_RELATION[batch.relations[group.start : group.end]] == group.pair).all()
-                assert group.start == ends[-1] < group.end
-                ends.append(group.end)
-            assert ends[-1] == len(batch)
+@pytest.mark.parametrize("by_machine", [True, False])
+def test_rows_belong_to_their_triples_and_groups_to_their_pairs(by_machine: bool) -> None:
+    order = TripleOrder(SETS, SEED, 0.2) if by_machine else None
+    for trainer in sum(trainers_of(edge_tables(2), 2, order, by_machine=by_machine), []):
+        batch, ends = trainer.batch(0, 3), [0]
+        assert len(batch) and (batch.heads == 4 * batch.triple_ids).all()
+        assert (batch.tails == 4 * batch.triple_ids + 1).all()
+        assert batch.weights is not None and np.allclose(batch.weights, batch.triple_ids / 7)
+        position = triple_order.permute(batch.triple_ids, NUM_TRIPLES, SEED, 0) - 3 * BATCH_SIZE
+        for group in batch.groups:
+            run = slice(group.start, group.end)
+            assert (PAIR_OF_RELATION[batch.relations[run]] == group.pair).all()
+            # Chunks of the global order belong to positions of the batch.
+            assert by_machine or (position[run] // CHUNK_SIZE == group.chunk).all()
+            assert group.start == ends[-1] < group.end
+            ends.append(group.end)
+        assert ends[-1] == len(batch)
+        assert len({(group.pair, group.chunk) for group in batch.groups}) == len(batch.groups)
 
 
 def test_another_batch_size_and_number_of_trainers_continue_at_the_same_triple() -> None:
@@ -252,10 +257,11 @@ def test_another_batch_size_and_number_of_trainers_continue_at_the_same_triple()
     assert len(seen) == len(set(seen)) == order.num_positions
 
 
-def test_a_machine_without_triples_trains_empty_batches() -> None:
+@pytest.mark.parametrize("by_machine", [True, False])
+def test_a_machine_without_triples_trains_empty_batches(by_machine: bool) -> None:
     (table,) = edge_tables(1)
     empty = EdgeTable(np.empty(0, np.int64), np.empty((0, 3), np.int64), np.empty(0, np.float32))
-    (full,), (nothing,) = trainers_of([table, empty], 1)
+    (full,), (nothing,) = trainers_of([table, empty], 1, by_machine=by_machine)
     seen = []
     for index in range(11):
         batch = nothing.batch(0, index)

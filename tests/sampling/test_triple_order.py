@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
 
 SEED = 5
@@ -76,27 +74,3 @@ def test_passes_tile_the_epoch(batch_size, num_chunks):
 
 def test_one_pass_by_default():
     assert plan_passes([(0, 101)], 1, 10) == [Pass(0, 0, 0, 11)]
-
-
-def test_machines_share_the_batches_of_sets():
-    rng = np.random.default_rng(0)
-    edges = np.stack([np.arange(120), np.zeros(120, np.int64), np.arange(120)], axis=1)
-    sets = [EdgeSet("b", range(80, 120)), EdgeSet("a", np.flatnonzero(np.arange(80) % 3).astype(np.int64))]
-    order = TripleOrder(sets, SEED, 0.1)
-    owner = rng.integers(0, 2, 120)
-    trainers = []
-    for part in range(2):
-        ids = np.flatnonzero(owner == part)
-        table = EdgeTable(ids, edges[ids], None)
-        for local in range(2):
-            options = EdgeOptions(np.zeros(1, np.int64), 120, 16, 8, local, 2, SEED, order=order)
-            trainers.append(EdgeBatches(table, options))
-    options = EdgeOptions(np.zeros(1, np.int64), 120, 16, 8, 0, 1, SEED, order=order)
-    alone = EdgeBatches(EdgeTable(np.arange(120), edges, None), options)
-    assert len(alone) == -(-order.num_positions // 16)
-    for index in range(len(alone)):
-        expected = alone.batch(2, index)
-        found = [one.batch(2, index) for one in trainers]
-        assert sorted(np.concatenate([one.triple_ids for one in found])) == sorted(expected.triple_ids)
-        assert np.array_equal(expected.heads, expected.triple_ids)
-        assert {one.global_size for one in found} == {expected.global_size}

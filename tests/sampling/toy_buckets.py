@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.data.range_walk import range_bounds
-from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
 from dglkge.sampling.edge_batches import EdgeOptions
+from dglkge.sampling.machine_batches import MachineShares
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11
@@ -41,10 +39,8 @@ def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[Edge
         edges = np.stack([10 * ids + first[ids], relations[ids], 10 * ids + second[ids]], axis=1)
         counts = np.zeros((num_sets, 2, num_ranges, num_ranges), np.int64)
         np.add.at(counts, (ids % num_sets, PAIR_OF_RELATION[relations[ids]], first[ids], second[ids]), 1)
-        starts = np.linspace(0, 300, num_parts + 1).astype(np.int64)
-        bounds = {name: range_bounds(starts, num_ranges) for name in ("person", "place")}
         table = EdgeTable(ids, edges, (ids / 7).astype(np.float32))
-        found.append(EdgeBuckets(table, counts, bounds, Path()))
+        found.append(EdgeBuckets(table, counts))
     return found
 
 
@@ -56,16 +52,16 @@ def toy_trainers(
     batch_size: int = BATCH_SIZE,
     is_mixed: bool = False,
     num_sets: int = 1,
+    machines: list[EdgeBuckets] | None = None,
 ) -> list[BucketBatches]:
     """Return all trainers of a cluster."""
-    machines = toy_buckets(num_parts, num_ranges, num_sets)
-    sizes = np.array([machine.triples_of_sets for machine in machines])
+    machines = toy_buckets(num_parts, num_ranges, num_sets) if machines is None else machines
+    shares = MachineShares(np.array([machine.triples_of_sets for machine in machines]), batch_size)
     return [
         BucketBatches(
-            machine, order, part, sizes, PAIRS, 1,
+            machine, BucketOrder(machine.counts, part, shares, order, SEED, PAIRS, is_mixed), 1,
             EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, batch_size, CHUNK_SIZE, local, per_machine, SEED,
                         order=toy_order(num_sets)),
-            is_mixed,
         )
         for part, machine in enumerate(machines)
         for local in range(per_machine)

@@ -60,7 +60,7 @@ def test_recall_and_cosines(run):
     hits = 0
     for entity in range(0, 3000, 100):
         found = index.search(entity, 10)
-        exact = {answer.name: answer.score for answer in run.nearest(f"person-{entity}", "person", 3000)}
+        exact = dict(run.nearest(f"person-{entity}", "person", 3000))
         assert len(found) == 10 and entity not in [id_ for id_, _ in found]
         cosines = [cosine for _, cosine in found]
         assert cosines == sorted(cosines, reverse=True)
@@ -75,6 +75,6 @@ def test_only_large_types_are_searched_so(run):
     explorer = Explorer(run, 3000)
     found = explorer.similar("person-7", None, 5)
     assert found["method"] == "faiss" and len(found["similar"]) == 5
-    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0].name
+    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0][0]
     described = explorer.describe()["similarity"]["person"]
     assert described["recall_at_10"] >= 0.95 and described["lists_searched"] < described["lists"]

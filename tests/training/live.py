@@ -20,8 +20,10 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
+from tests.toy_kg import toy_dataset
 
 Rows = dict[str, torch.Tensor]
+Run = tuple[list[float], dict[str, np.ndarray], Any]
 
 
 def settings(dataset: Path, run: Path, *more: str) -> list[str]:
@@ -49,6 +51,38 @@ def opened(config: dglkge.Config) -> Iterator[Trainer]:
 def train(trainer: Trainer, until: int) -> list[float]:
     """Run the usual loops; return the losses of all batches."""
     return [trainer.step(batch) for _ in dglkge.remaining_epochs_until(until) for batch in trainer.batches()]
+
+
+def trained(folder: Path, kernels: str, *more: str) -> Run:
+    """Train an epoch; return the losses of its batches and the MRR, the tables, and the objective."""
+    sets = [
+        *(f"dataset={toy_dataset(typed=True)}", f"output={folder / kernels}", "training.num_epochs=1"),
+        *("model.dimension=8", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
+        *([] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]),
+        *("negatives.chunk_size=20", "training.matmul_dtype=float32"),
+        *("checkpoint.every_epochs=0", "evaluation.max_triples=3", f"training.kernels={kernels}", *more),
+    ]
+    with opened(dglkge.load_config(None, sets)) as trainer:
+        losses = train(trainer, 1)
+        tables = {name: rows.numpy() for name, rows in rows_by_node(trainer).items()}
+        losses.append(trainer.evaluate("test").both.mrr)
+        return losses, tables, trainer._train_step.objective
+
+
+def assert_same_tables(found: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Compare rows by table; bit for bit by default."""
+    assert found.keys() == expected.keys()
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same(
+    found: Run, expected: Run, rtol: float = 0.0, atol: float = 0.0, of_losses: float = 0.0
+) -> None:
+    """Compare losses and tables of :func:`trained`; ``of_losses`` is the relative tolerance of losses."""
+    assert len(expected[0]) > 5
+    np.testing.assert_allclose(found[0], expected[0], rtol=of_losses)
+    assert_same_tables(found[1], expected[1], rtol, atol)
 
 
 def rows_by_node(trainer: Trainer) -> Rows:

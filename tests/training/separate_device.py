@@ -2,19 +2,29 @@
 
 Tensors there wrap tensors of the host. Copies by ``to``, ``cpu`` and ``copy_`` work, and a number may be read
 from a tensor of one; any other operation with tensors of both, and a view of numpy, is an error, as on a GPU.
+
+As a program it checks that, trains small runs on the host and there, and prints a line of JSON for each.
+Torch takes a new device only before it has computed a gradient.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
 from dglkge.model.device import ComputeDevice
+from dglkge.training.building import computing
+from tests.training.live import trained
 
 NAME = "separate"
 
@@ -104,64 +114,29 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     return target
 
 
-class _Event:
-    """An event: what it stands for has ended."""
+class _Done:
+    """An event or a stream: everything is computed at once, and nothing waits."""
 
-    def record(self, stream: Any = None) -> None:
-        """Return at once."""
+    def record(self, stream: Any = None) -> None: ...
 
-    def wait(self, stream: Any = None) -> None:
-        """Return at once."""
+    def wait(self, stream: Any = None) -> None: ...
 
-    def synchronize(self) -> None:
-        """Return at once."""
+    def synchronize(self) -> None: ...
 
-
-class _Stream:
-    """A stream: nothing waits, everything is computed at once."""
-
-    def wait_stream(self, other: Any) -> None:
-        """Return at once."""
+    def wait_stream(self, other: Any) -> None: ...
 
 
 class _Backend:
     """What ``torch.cuda`` is for a GPU."""
 
-    Stream, Event = _Stream, _Event
-
-    @staticmethod
-    def current_stream() -> _Stream:
-        """Return a stream."""
-        return _Stream()
-
-    @staticmethod
-    def stream(_: Any) -> Any:
-        """Return a context that changes nothing."""
-        return contextlib.nullcontext()
-
-    @staticmethod
-    def synchronize() -> None:
-        """Return at once."""
-
-    @staticmethod
-    def is_available() -> bool:
-        """Return True."""
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        """Return 1."""
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        """Return 0."""
-        return 0
-
-    @staticmethod
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        """Return the types of autocast."""
-        return [torch.bfloat16, torch.float16]
+    Stream = Event = _Done
+    current_stream = staticmethod(_Done)
+    stream = staticmethod(contextlib.nullcontext)
+    synchronize = staticmethod(lambda: None)
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 
 
 def open_separate_device() -> ComputeDevice:
@@ -176,3 +151,41 @@ def open_separate_device() -> ComputeDevice:
         _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
     # The code of a GPU asks for the name "cuda"; the tensors are here.
     return ComputeDevice("cuda", torch.device(NAME, 0))
+
+
+def check_mixed_operations(device: torch.device) -> None:
+    """Hold that this device refuses what a GPU refuses."""
+    rows, host = torch.ones(2, 3, device=device), torch.ones(2, 3)
+    for mixed in (
+        lambda: rows + host,
+        lambda: host.mul_(rows),
+        lambda: rows.numpy(),
+        lambda: rows[torch.tensor([0, 1])],
+        lambda: torch.cat([rows, host]),
+    ):
+        with pytest.raises(RuntimeError):
+            mixed()
+    assert (rows + 1).cpu().tolist() == [[2.0] * 3] * 2
+
+
+def main() -> None:
+    """Train the cases that are given as arguments, after a folder."""
+    separate = open_separate_device()
+    check_mixed_operations(separate.device)
+
+    def opened(name: str, *_: Any) -> ComputeDevice:
+        return ComputeDevice(name) if name == "cpu" else separate
+
+    with mock.patch.object(computing, "open_device", opened):
+        for number, case in enumerate(sys.argv[2:]):
+            folder, sets = Path(sys.argv[1]) / str(number), case.split()
+            on_host = [setting for setting in sets if not setting.startswith("tables.storage")]
+            losses, tables, _ = trained(folder / "host", "reference", *on_host)
+            found = trained(folder / "device", "reference", "training.device=cpu_staged", *sets)
+            difference = max(np.abs(found[1][name] - rows).max() for name, rows in tables.items())
+            of_losses = np.abs(np.subtract(found[0], losses)).max()
+            print(json.dumps([case, len(losses), float(of_losses), float(difference)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

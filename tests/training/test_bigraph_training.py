@@ -15,12 +15,21 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.exports.import_tables import import_tables
-from dglkge.inference.search import NamedQuery
+from dglkge.inference.search import LinkQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
-from tests.training.live import Rows, dense_rows, opened, ranking, settings, train
-from tests.training.test_reference import momentum, trained  # noqa: F401
+from tests.training.live import (
+    Rows,
+    assert_same_tables,
+    dense_rows,
+    opened,
+    ranking,
+    settings,
+    train,
+    trained,
+)
+from tests.training.test_reference import momentum  # noqa: F401
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
@@ -47,8 +56,7 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     losses, tables, _ = trained(tmp_path, "auto", *more)
     plain_losses, plain_tables, _ = trained(tmp_path, "reference", *more)
     np.testing.assert_allclose(losses[:-1], plain_losses[:-1], rtol=1e-4)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(rows, plain_tables[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    assert_same_tables(tables, plain_tables, 1e-3, 1e-4)
     assert losses[-2] < losses[0] * 1.5
     if "model.max_norm=0.7" in case:
         lengths = np.linalg.norm(tables["person"], axis=1)
@@ -64,8 +72,9 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
     imported = dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict()
     assert {key: imported[key] for key in live} == live
-    (prediction,) = run.answer([_question(run)], k=3)
-    scores = [answer.score for answer in prediction.answers]
+    head, relation, _ = run.dataset.split("test")[0].tolist()
+    (answers,) = run.answer([LinkQuery(Side.TAIL, head, relation)], k=3)
+    scores = [answer.score for answer in answers]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
 
 
@@ -199,11 +208,3 @@ def _scores(comparator: str, left: torch.Tensor, right: torch.Tensor) -> torch.T
     if comparator == "cos":
         return torch.nn.functional.cosine_similarity(left, right)[None]
     return -(left - right).norm(dim=1)[None]
-
-
-def _question(run: dglkge.Run) -> NamedQuery:
-    head, relation, _ = run.dataset.split("test")[0].tolist()
-    known = run.tables.meta.relations[relation]
-    return NamedQuery(
-        Side.TAIL, run.tables.vocabulary(known.lhs)[head], run.tables.relations.labels[relation]
-    )

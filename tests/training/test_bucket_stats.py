@@ -13,9 +13,10 @@ from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.training.statistics.bucket_stats import process_usage
-from dglkge.typing import RELATION, Side
+from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
 from tests.training.live import dense_rows, opened, settings, train
+from tests.training.test_held_out import logistic_sum, ranked_by_loops
 
 P, UNIFORM = 3, 7
 HELD_OUT = "evaluation.held_out={fraction: 0.2, batch_negatives: 1000, uniform_negatives: 7}"
@@ -109,32 +110,14 @@ def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path
     assert len(triples) and all(set(one) <= set(ranges) for one in own.tolist())
     pairs = dict.fromkeys((one.lhs, one.rhs) for one in relations)
     calls = iter(drawn[-2 * sum(any(pairs_of(relations, t) == p for t in triples) for p in pairs) :])
-    sums = defaultdict(float)
+    groups = []
     for pair in pairs:
         batch = [one for one in triples.tolist() if pairs_of(relations, one) == pair]
         for side in (Side.TAIL, Side.HEAD) if batch else ():
-            column = 2 if side is Side.TAIL else 0
             (_, name, of_side, _), ids = next(calls)
-            assert of_side is side and name == pair[column // 2]
-
-            def score(triple, pair=pair):
-                head, relation, tail = triple
-                product = rows[pair[0]][head] * rows[RELATION][relation] * rows[pair[1]][tail]
-                return float(product.sum().detach())
-
-            for triple in batch:
-                others = [one[column] for one in batch] + ids.tolist()
-                negatives = []
-                for candidate in others:
-                    if candidate != triple[column]:
-                        changed = list(triple)
-                        changed[column] = candidate
-                        negatives.append(score(changed))
-                positive = score(triple)
-                rank = 1 + sum(value >= positive for value in negatives)
-                sums["pos_rank"] += rank / 2
-                sums["mrr"] += 1 / rank / 2
-                sums["loss"] += np.logaddexp(0, -positive) + np.logaddexp(0, negatives).sum()
+            assert of_side is side and name == pair[side is Side.TAIL]
+            groups.append((side, batch, ids.tolist()))
+    sums = ranked_by_loops(groups, rows, relations, logistic_sum)
     records = read_stats(tmp_path / "run" / "checkpoint" / "latest")
     found = [
         one for one in records if one.get("lhs_partition") == ranges[0] and one["rhs_partition"] == ranges[1]

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.errors import InputError
-from dglkge.training.building.checks import check_config
 from dglkge.training.callbacks import CALLBACKS, Callback
 from tests.training.toy_trainer import ToyRun
 
@@ -136,18 +134,3 @@ def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:
     run = measuring(tmp_path, [{"gains": 1.0}])
     with pytest.raises(InputError, match="evaluation.metric: 'gain'; did you mean 'gains'"):
         run.train(9)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("training.callbacks=[recordr]", "unknown callback 'recordr'"),
-        (
-            "evaluation.metric=mr",
-            "unknown evaluation.metric 'mr'; .* known: 'auc', 'hits@1', 'hits@10'",
-        ),
-    ],
-)
-def test_an_unknown_name_is_refused(setting: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check_config(load_config(None, ["dataset=x", setting]))

@@ -220,17 +220,13 @@ def test_minutes_are_those_of_rank_0():
 
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
-    chosen = policy("checkpoint.every_batches=3", num_batches=12)
+    chosen, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
     asked = []
     for batches in range(1, 12):
         if chosen.asks_after_batch(batches, is_writing=3 <= batches <= 4):
             asked.append(batches)
             chosen.committed()
     assert asked == [5, 6, 9]
-
-
-def test_minutes_that_are_over_while_a_version_is_written():
-    clock = Clock()
     chosen = policy("checkpoint.every_minutes=2", clock=clock)
     clock.seconds = 121
     assert [chosen.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]
@@ -242,12 +238,5 @@ def test_epochs():
     kept = [chosen.pointers_after_epoch(n) for n in range(1, 11)]
     assert [list(one) for one in kept if one] == [["epoch_3"], ["epoch_6"], ["epoch_9"]]
     assert [n for n in range(1, 11) if policy("checkpoint.every_epochs=0").due_after_epoch(n)] == [10]
-
-
-def test_the_best_needs_a_measure():
-    with pytest.raises(InputError, match="keep_best is true and evaluation.valid_every_epochs is 0"):
-        policy("checkpoint.keep_best=true")
-    chosen = policy(
-        "checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0"
-    )
-    assert [n for n in range(1, 11) if chosen.due_after_epoch(n)] == [5, 10]
+    best = policy("checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0")
+    assert [n for n in range(1, 11) if best.due_after_epoch(n)] == [5, 10]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from dglkge.config.schema import DenseConfig
-from dglkge.training.building.components import known_optimizers, works_by_number
+from dglkge.training.building.components import (
+    has_slices_on_processors,
+    known_optimizers,
+    works_by_number,
+)
 from tests import warm
 from tests.functional.job import environment
 from tests.surroundings import free_ports
-from tests.training.shards import NEEDS_SLICES
 
 SIZE = 3
+NEEDS_SLICES = pytest.mark.skipif(
+    not has_slices_on_processors(), reason="this torch has no FSDP2 on processors"
+)
 
 
 @NEEDS_SLICES

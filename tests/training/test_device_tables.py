@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +15,8 @@ from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building import tables
+from tests.training.live import assert_same, assert_same_tables, trained
 from tests.training.test_device import OBJECTIVES
-from tests.training.test_reference import trained
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
@@ -47,11 +46,8 @@ def break_off(folder: Path, num_batches: int, *settings: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_trains_the_tables_of_the_host_bit_by_bit(case: str, tmp_path: Path) -> None:
-    losses, tables, _ = trained(tmp_path, "reference", *case.split())
-    found_losses, found, _ = trained(tmp_path / "device", "reference", *ON_DEVICE, *case.split())
-    assert len(losses) > 5 and found_losses == losses
-    for name, rows in tables.items():
-        np.testing.assert_array_equal(found[name], rows, err_msg=name)
+    expected = trained(tmp_path, "reference", *case.split())
+    assert_same(trained(tmp_path / "device", "reference", *ON_DEVICE, *case.split()), expected)
 
 
 @pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
@@ -59,20 +55,14 @@ def test_masks_are_those_of_rows_that_are_copied(objective: str, tmp_path: Path)
     """As tables in memory with the same device: there too a mask multiplies the sum of a row's gradients."""
     more = ("model.entity_dropout=0.2", "model.relation_dropout=0.1", "training.relation_prediction=0.5")
     more += (f"training.objective={objective}",)
-    losses, tables, _ = trained(tmp_path, "reference", ON_DEVICE[0], *more)
-    found_losses, found, _ = trained(tmp_path / "device", "reference", *ON_DEVICE, *more)
-    assert found_losses == losses
-    for name, rows in tables.items():
-        np.testing.assert_array_equal(found[name], rows, err_msg=name)
+    expected = trained(tmp_path, "reference", ON_DEVICE[0], *more)
+    assert_same(trained(tmp_path / "device", "reference", *ON_DEVICE, *more), expected)
 
 
 def test_compiled_loops_of_the_host_are_near(tmp_path: Path) -> None:
     """With ``training.kernels: auto`` the host updates by compiled loops, devices always by torch."""
-    losses, tables, _ = trained(tmp_path, "auto")
-    found_losses, found, _ = trained(tmp_path / "device", "auto", *ON_DEVICE)
-    np.testing.assert_allclose(found_losses, losses, rtol=1e-4)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
+    found = trained(tmp_path / "device", "auto", *ON_DEVICE)
+    assert_same(found, trained(tmp_path, "auto"), 1e-3, 1e-4, of_losses=1e-4)
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_as_on_the_host(tmp_path: Path) -> None:
@@ -106,5 +96,4 @@ def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
         break_off(folder, 4, *first)
         losses, found, _ = trained(folder, "reference", *second)
         assert losses[:-1] == expected_losses[3:-1]
-        for name, rows in expected.items():
-            np.testing.assert_array_equal(found[name], rows, err_msg=name)
+        assert_same_tables(found, expected)

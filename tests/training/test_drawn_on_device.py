@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.kernels import hashing
 from dglkge.model.precision import compiler_problem
@@ -22,7 +21,7 @@ from dglkge.step.objectives import device_shard, device_softmax
 from dglkge.step.objectives.device_shard import DeviceSoftmaxShard
 from dglkge.step.objectives.device_softmax import DeviceSoftmax
 from tests.toy_kg import toy_dataset
-from tests.training.live import opened, rows_by_node, train
+from tests.training.live import Run, assert_same, trained
 
 GPU = torch.cuda.is_available()
 DEVICE = (f"training.device={'cuda' if GPU else 'cpu_staged'}", "tables.storage=device")
@@ -44,31 +43,17 @@ OVER_ALL = (
 )
 
 
-def trained(folder: Path, *more: str) -> tuple[list[float], dict[str, np.ndarray], object]:
-    """Train an epoch of batches with a short last chunk; return losses, rows and the objective."""
-    settings = [
-        *(f"dataset={toy_dataset()}", f"output={folder}", "training.num_epochs=1", "model.dimension=8"),
-        *("model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05", "checkpoint.every_epochs=0"),
-        *("training.matmul_dtype=float32", "evaluation.max_triples=3"),
-        *(() if "objective" in "".join(more) else ("negatives.num_uniform=12", "negatives.chunk_size=6")),
-    ]
-    with opened(load_config(None, [*settings, *more])) as trainer:
-        losses = train(trainer, 1)
-        tables = {name: rows.numpy() for name, rows in rows_by_node(trainer).items()}
-        return losses, tables, trainer._train_step.objective
+def ran(folder: Path, kernels: str, *more: str) -> Run:
+    """Train batches of one entity type with a short last chunk."""
+    return trained(folder, kernels, f"dataset={toy_dataset()}", "negatives.chunk_size=6", *more)
 
 
 def assert_equal_runs(case: str, folder: Path) -> object:
     """Train both ways and compare; returns the objective on the device."""
-    settings = case.split()
-    plain = [one for one in settings if one != COMPILED]
-    losses, tables, _ = trained(folder / "host", "training.kernels=reference", *plain)
-    found_losses, found, objective = trained(folder / "device", *DEVICE, *settings)
-    assert len(losses) > 5
-    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-5, err_msg=name)
-    return objective
+    plain = [one for one in case.split() if one != COMPILED]
+    found = ran(folder, "auto", *DEVICE, *case.split())
+    assert_same(found, ran(folder, "reference", *plain), 1e-3, 1e-5, of_losses=1e-5)
+    return found[2]
 
 
 @pytest.mark.parametrize("case", SAMPLED)
@@ -86,7 +71,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch, "compile", lambda function: failing)
     with pytest.raises(InputError, match="to compile the loss: no such instruction; allowed here: false"):
-        trained(tmp_path, *DEVICE, COMPILED)
+        ran(tmp_path, "auto", *DEVICE, COMPILED)
 
 
 @pytest.mark.parametrize("case", OVER_ALL)
@@ -105,7 +90,7 @@ def test_a_shard_without_room_for_shares_computes_by_autograd(
 
 @pytest.mark.parametrize("more", ["negatives.mask_known=true", "model.entity_dropout=0.1", "loss.name=bce"])
 def test_other_settings_take_the_general_way(more: str, tmp_path: Path) -> None:
-    assert not isinstance(trained(tmp_path, *DEVICE, more)[2], DeviceSoftmax)
+    assert not isinstance(ran(tmp_path, "auto", *DEVICE, more)[2], DeviceSoftmax)
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 10, 97, 12345, 10**6, 3 * 10**9])

@@ -1,4 +1,4 @@
-"""Elastic epochs, case by case (the semantics of ``adaptdl.torch.epoch``)."""
+"""Elastic epochs, case by case (the semantics of ``adaptdl.torch.epoch``), and the cadence of commits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ import logging
 
 import pytest
 
+from dglkge.errors import InputError
 from dglkge.training import epochs as epochs_module
+from dglkge.training.elastic import _settings_of
 from dglkge.training.epochs import ElasticEpochs
 
 
-def test_calling_does_nothing_until_the_first_next() -> None:
-    """Row 2."""
+def test_the_state_is_one_integer() -> None:
+    """Rows 1 to 3: calling does nothing until the first next; inside of a loop current equals finished."""
     epochs = ElasticEpochs()
-    loop = epochs.remaining_until(2)
+    loop = epochs.remaining_until(3)
     assert epochs.current() is None and epochs.finished() == 0
-    assert next(loop) == 0
-    assert epochs.current() == 0 == epochs.finished()
-
-
-def test_inside_current_equals_finished_and_outside_it_is_none() -> None:
-    """Rows 1 and 3: the state is one integer."""
-    epochs = ElasticEpochs()
-    for epoch in epochs.remaining_until(3):
+    for epoch in loop:
         assert epochs.current() == epochs.finished() == epoch
     assert epochs.current() is None and epochs.finished() == 3
 
@@ -141,3 +136,22 @@ def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> N
         assert epochs.current() == epoch
         seen.append(epoch)
     assert seen == [0, 1] and epochs.finished() == 2 and called == ["second", "second"]
+
+
+def test_units_of_the_cadence() -> None:
+    settings = _settings_of({"batches": 3, "minutes": 0.5})
+    assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        ({"batches": 1.5}, "elastic: every batches is 1.5; expected a number of at least 0"),
+        ({"minutes": -1}, "elastic: every minutes is -1; expected"),
+        ({"epochs": True}, "elastic: every epochs is True; expected"),
+        ({"steps": 1}, "unknown unit in every 'steps'"),
+    ],
+)
+def test_what_is_no_cadence(every: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _settings_of(every)

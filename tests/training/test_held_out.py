@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,6 +66,7 @@ def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=
         ),
         dataset=dataset,
         model=build_model("distmult", DIM, False),
+        ranking=nullcontext,
         cluster=SimpleNamespace(world=World(rank=turn[0], world_size=turn[1]), sum=reduce),
     )
 
@@ -72,7 +75,7 @@ def evaluator(tables, triples, *job):
     """An evaluator of a quarter of the triples."""
     order = TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
     made = job_of(triples, *job)
-    return HeldOutEvaluator(made, made.config.evaluation.held_out, order, lambda name, ids: tables[name][ids])
+    return HeldOutEvaluator(made, order, lambda name, ids: tables[name][ids])
 
 
 def softmax(positive, negatives):
@@ -90,6 +93,34 @@ def logistic_adversarial(positive, negatives):
     return float(np.logaddexp(0, -positive) + terms.sum())
 
 
+def ranked_by_loops(groups, tables, relations, loss):
+    """Return PyTorch-BigGraph's sums by DistMult, one negative after another.
+
+    Groups are (side, triples, drawn entities); the other answers of a group are its negatives too.
+    """
+
+    def score(head, relation_id, tail):
+        relation = relations[relation_id]
+        rows = tables[relation.lhs][head], tables[RELATION][relation_id], tables[relation.rhs][tail]
+        return float((rows[0].double() * rows[1].double() * rows[2].double()).sum().detach())
+
+    sums = defaultdict(float)
+    for side, batch, drawn in groups:
+        column = 2 if side is Side.TAIL else 0
+        for triple in batch:
+            others = [one for one in [other[column] for other in batch] + drawn if one != triple[column]]
+            negatives = [score(*triple[:column], one, *triple[column + 1 :]) for one in others]
+            positive = score(*triple)
+            rank = 1 + sum(value >= positive for value in negatives)
+            sums["pos_rank"] += rank / 2
+            sums["mrr"] += 1 / rank / 2
+            for k in (1, 10, 50):
+                sums[f"r{k}"] += (rank <= k) / 2
+            sums[held_out.VIOLATORS[side]] += sum(value > positive for value in negatives)
+            sums["loss"] += loss(positive, negatives)
+    return sums
+
+
 def by_loops(one, tables, triples, loss=softmax):
     """The same means, one negative after another."""
     held = triples[np.sort(one.order.held_out(0))]
@@ -97,40 +128,13 @@ def by_loops(one, tables, triples, loss=softmax):
     for relation_id in (0, 1):
         of_pair = held[held[:, 1] == relation_id].tolist()
         batches += [of_pair[start : start + BATCH] for start in range(0, len(of_pair), BATCH)]
-    sums = dict.fromkeys(
-        ("pos_rank", "mrr", "r1", "r10", "r50", "violators_lhs", "violators_rhs", "loss"), 0.0
-    )
+    groups = []
     for place, batch in enumerate(batches):
-        relation = RELATIONS[batch[0][1]]
         for side in (Side.TAIL, Side.HEAD):
-            column = 2 if side is Side.TAIL else 0
-            drawn = one.uniform(relation.candidate_type(side), side, (0, 0, place)).tolist()
-            assert len(drawn) == UNIFORM
-
-            def score(triple, relation=relation):
-                rows = (
-                    tables[relation.lhs][triple[0]],
-                    tables[RELATION][triple[1]],
-                    tables[relation.rhs][triple[2]],
-                )
-                return float((rows[0].double() * rows[1].double() * rows[2].double()).sum())
-
-            for triple in batch:
-                negatives = []
-                for candidate in [other[column] for other in batch] + drawn:
-                    if candidate != triple[column]:
-                        changed = list(triple)
-                        changed[column] = candidate
-                        negatives.append(score(changed))
-                positive = score(triple)
-                rank = 1 + sum(value >= positive for value in negatives)
-                sums["pos_rank"] += rank / 2
-                sums["mrr"] += 1 / rank / 2
-                for k in (1, 10, 50):
-                    sums[f"r{k}"] += (rank <= k) / 2
-                name = "violators_rhs" if side is Side.TAIL else "violators_lhs"
-                sums[name] += sum(value > positive for value in negatives)
-                sums["loss"] += loss(positive, negatives)
+            entity_type = RELATIONS[batch[0][1]].candidate_type(side)
+            groups.append((side, batch, one.uniform(entity_type, side, (0, 0, place)).tolist()))
+            assert len(groups[-1][2]) == UNIFORM
+    sums = ranked_by_loops(groups, tables, RELATIONS, loss)
     return {name: value / len(held) for name, value in sums.items()}
 
 

@@ -39,15 +39,18 @@ def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert "optimizer state" in caplog.text
 
 
-def test_only_the_leader_speaks_and_all_may_be_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_machine(monkeypatch, 2**20)
-    check_dataset(config(), Dataset.open(toy_dataset()), World(1, 2, 1, 2, launched=True))
-    check_dataset(config("training.check_memory=false"), Dataset.open(toy_dataset()), LEADER)
-
-
-def test_a_process_alone_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_machine(monkeypatch, 0)
-    check_dataset(config(), Dataset.open(toy_dataset()), World())
+@pytest.mark.parametrize(
+    ("shared_bytes", "world", "more"),
+    [
+        pytest.param(2**30, LEADER, (), id="enough"),
+        pytest.param(2**20, World(1, 2, 1, 2, launched=True), (), id="only the leader speaks"),
+        pytest.param(2**20, LEADER, ("training.check_memory=false",), id="overruled"),
+        pytest.param(0, World(), (), id="a process alone needs none"),
+    ],
+)
+def test_runs_that_are_taken(shared_bytes, world, more, monkeypatch):
+    small_machine(monkeypatch, shared_bytes)
+    check_dataset(config(*more), Dataset.open(toy_dataset()), world)
 
 
 def test_files_of_a_process_alone_need_no_memory_but_room(monkeypatch, tmp_path):
@@ -63,11 +66,6 @@ def test_files_of_a_process_alone_need_no_memory_but_room(monkeypatch, tmp_path)
     with pytest.raises(InputError, match=f"files take 0.00 GB, and none of {tmp_path} has that room"):
         with join.join_cluster(in_files):
             pass
-
-
-def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_machine(monkeypatch, 2**30)
-    check_dataset(config(), Dataset.open(toy_dataset()), LEADER)
 
 
 def test_joining_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from tests.training.live import assert_same, trained
 from tests.training.test_device import CASES, OBJECTIVES
-from tests.training.test_reference import trained
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
 
@@ -23,9 +22,6 @@ def test_trains_the_tables_of_the_cpu(case: str, storage: str, tmp_path: Path) -
         if any(word in case for word in ("global_vectors", "num_ranges", "synchronous=false")):
             pytest.skip("refused with tables on the device")
         on_gpu.append("tables.storage=device")
-    losses, tables, _ = trained(tmp_path, "reference", *case.split())
-    gpu_losses, gpu_tables, _ = trained(tmp_path / "gpu", "reference", *on_gpu, *case.split())
-    assert len(losses) > 5
-    np.testing.assert_allclose(gpu_losses, losses, rtol=1e-3)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(gpu_tables[name], rows, rtol=1e-3, atol=1e-3, err_msg=name)
+    expected = trained(tmp_path, "reference", *case.split())
+    found = trained(tmp_path / "gpu", "reference", *on_gpu, *case.split())
+    assert_same(found, expected, 1e-3, 1e-3, of_losses=1e-3)

@@ -12,10 +12,8 @@ import torch
 
 from dglkge.data.edge_buckets import EdgeTable
 from dglkge.embeddings.mapped_rows import MappedRows, is_on_disk
-from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.training.building import batches as batch_building
-from tests.sampling.toy_buckets import CHUNK_SIZE, NUM_TRIPLES, PAIR_OF_RELATION, PAIRS, SEED, toy_buckets
+from tests.sampling.toy_buckets import NUM_TRIPLES, toy_buckets, toy_trainers
 
 
 def mapped(array: np.ndarray, path: Path) -> np.ndarray:
@@ -32,11 +30,8 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     table = machine.table
     columns = {"ids": table.triple_ids, "edges": table.edges, "weights": table.weights}
     maps = {name: mapped(array, tmp_path / f"{name}.npy") for name, array in columns.items()}
-    batches = BucketBatches(
-        replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"])),
-        "inside_out", 0, np.array([[NUM_TRIPLES]]), PAIRS, 1,
-        EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, 20, CHUNK_SIZE, 0, 1, SEED),
-    )  # fmt: skip
+    machine = replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"]))
+    (batches,) = toy_trainers(1, 1, 4, batch_size=20, machines=[machine])
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
     one = SimpleNamespace(local_rows=rows, embedding=None)
     tables = type("Tables", (dict,), {"entity_types": ["person", "place"]})(person=one, place=one)

@@ -24,7 +24,7 @@ from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
-from tests.training.shards import NEEDS_SLICES
+from tests.training.test_dense_shards import NEEDS_SLICES
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
@@ -347,6 +347,10 @@ training.early_stopping.patience=-1
     training.early_stopping.patience is -1; allowed: at least
 checkpoint.keep_best=true
     keep_best is true and evaluation.valid_every_epochs is 0
+training.callbacks=[recordr]
+    unknown callback 'recordr'
+evaluation.metric=mr
+    unknown evaluation.metric 'mr'; ... known: 'auc', 'hits@1', 'hits@10'
 training.loggers=[wandbb]
     unknown logger 'wandbb'; did you mean 'wandb'?
 training.loggers=[tensorboard,tensorboard]

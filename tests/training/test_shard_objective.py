@@ -293,17 +293,13 @@ def test_scores_that_are_not_kept_are_computed_again_alike(kind: FullForm, dtype
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_products_in_bfloat16_are_near(kind: FullForm) -> None:
-    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
-    shards = [ProductShard(objective, torch.bfloat16, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
-    check(given, objective, run(given, objective, shards, THREE_SHARDS), rtol=0.01)
-
-
-@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_large_scores(kind: FullForm) -> None:
-    given, objective = problem(kind, 4, scale=20.0), FullObjective(kind, NUM_ROWS)
-    shards = [ProductShard(objective, torch.float32, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
-    check(given, objective, run(given, objective, shards, THREE_SHARDS))
+@pytest.mark.parametrize(
+    ("dtype", "scale", "rtol"), [(torch.bfloat16, 1.0, 0.01), (torch.float32, 20.0, 2e-5)]
+)
+def test_products_in_bfloat16_and_large_scores(kind, dtype, scale, rtol):
+    given, objective = problem(kind, 4, scale), FullObjective(kind, NUM_ROWS, 0.1 * (scale == 1))
+    shards = [ProductShard(objective, dtype, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
+    check(given, objective, run(given, objective, shards, THREE_SHARDS), rtol=rtol)
 
 
 @pytest.mark.parametrize(("kind", "poison"), [(SOFTMAX, np.inf), (BCE, np.nan), (SOFTMAX, np.nan)])

@@ -69,7 +69,8 @@ class Report:
         )  # fmt: skip
         batches: Any = ToyBatches(num_batches)
         position: Any = self.position
-        self.statistics = Statistics(job, batches, position, LeasedFolder(folder), Trackers())
+        records = LeasedFolder(folder)
+        self.statistics = Statistics(job, batches, position, records, Trackers((), {}, records))
         self.statistics.begin(epoch)
 
     def count(
@@ -149,9 +150,7 @@ def test_memory_grows_with_what_is_allocated() -> None:
 def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([5, 6])
     monkeypatch.setattr(process, "memory_bytes", lambda: next(told))
-    patient = process.MemoryMeter(pause_seconds=60)
-    assert [patient.measure(), patient.measure()] == [5, 5]
-    assert process.MemoryMeter(pause_seconds=0).measure() == 6
+    assert [process.memory_bytes_in(second) for second in (-3, -3, -2)] == [5, 5, 6]
 
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:

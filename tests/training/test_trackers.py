@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from dglkge.config import load_config
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.statistics import trackers
+from dglkge.training.statistics.stats import open_trackers
 from dglkge.training.statistics.trackers import LOGGERS, TrackedRun, Tracker, Trackers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
@@ -130,7 +131,7 @@ def test_a_failure_ends_the_tracker_with_one_warning(
 
 
 def test_one_that_hangs_is_left_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
 
@@ -141,7 +142,7 @@ def test_one_that_hangs_is_left_after_a_while(
     monkeypatch.setitem(LOGGERS._members, "hanging", Hanging)
     monkeypatch.setattr(trackers, "START_SECONDS", 0.1)
     monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.1)
-    made = Trackers(["hanging"])
+    made = Trackers(["hanging"], {}, LeasedFolder(tmp_path))
     made.start(0, False)
     made.log({"train/loss": 1.0}, 1)
     made.finish()
@@ -149,8 +150,8 @@ def test_one_that_hangs_is_left_after_a_while(
     assert "hanging has not finished in time: its last numbers may be lost" in caplog.text
 
 
-def test_an_exception_marks_the_run_as_incomplete(kept: type[Kept]) -> None:
-    made = Trackers(["kept"])
+def test_an_exception_marks_the_run_as_incomplete(tmp_path: Path, kept: type[Kept]) -> None:
+    made = Trackers(["kept"], {}, LeasedFolder(tmp_path))
     made.start(0, False)
     with pytest.raises(SystemExit):
         try:

@@ -1,12 +1,12 @@
-"""Training steps: weights, stops, commits by the clock, tables in files."""
+"""Training steps: stops, commits by the clock, tables in files, lookup."""
 
 from __future__ import annotations
 
 import itertools
 import signal
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,31 +15,11 @@ from dglkge.config import load_config
 from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.distributed.runtime import Cluster
 from dglkge.training.building import tables
-from dglkge.training.building.tables import build_optimizer
+from dglkge.training.building.tables import build_optimizer, choose_lookup
 from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
 from tests.toy_kg import toy_dataset
-from tests.training.live import opened, rows_by_node, settings, train
-
-
-def test_weights_multiply_losses(tmp_path: Path) -> None:
-    config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run"))
-    with opened(config) as trainer:
-        for _ in dglkge.remaining_epochs_until(1):
-            batch = next(iter(trainer.batches()))
-            before = {name: trainer.tables[name].local_rows.clone() for name in trainer.tables}
-            heavy = type(batch)(**{**vars(batch), "weights": np.zeros(len(batch), np.float32)})
-            assert trainer.step(heavy) == 0.0
-            for name, rows in before.items():
-                assert torch.equal(rows, trainer.tables[name].local_rows)
-            half = type(batch)(**{**vars(batch), "weights": np.full(len(batch), 0.5, np.float32)})
-            whole = type(batch)(**{**vars(batch), "weights": np.ones(len(batch), np.float32)})
-            losses = []
-            for weighted in (half, whole):
-                for name, rows in before.items():
-                    trainer.tables[name].local_rows.copy_(rows)
-                losses.append(trainer.step(weighted))
-            assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train
 
 
 def test_a_step_tells_that_a_trainer_was_asked_to_stop(tmp_path: Path) -> None:
@@ -113,8 +93,7 @@ def test_a_process_alone_keeps_tables_in_files(tmp_path: Path, optimizer: str) -
             assert places.count(str(files)) == (num_tensors if storage == "disk" else 0)
             del tensors, states
     assert not list(files.iterdir())
-    for name, of_memory in rows[0].items():
-        assert torch.equal(of_memory, rows[1][name])
+    assert_same_tables(*rows)
 
 
 def test_alone_it_does_not_matter_whether_trainers_wait(tmp_path: Path) -> None:
@@ -137,3 +116,30 @@ def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPa
     finally:
         set_request_timeout(before)
     assert options["timeout_seconds"] == 7.5
+
+
+class Tables:
+    used: tuple[Any, ...] | None = None
+
+    def use_exchange(self, *arguments: Any) -> None:
+        self.used = arguments
+
+
+def choose(num_machines: int, *settings: str) -> Any:
+    """Return what is chosen: nothing, or the arguments of the exchange."""
+    tables: Any = Tables()
+    choose_lookup(load_config(None, ["dataset=toy", *settings]), tables, num_machines)
+    return tables.used
+
+
+def test_one_machine_exchanges_nothing() -> None:
+    assert choose(1) is None
+    assert choose(1, "training.staleness=1", "training.wire=bfloat16") is None
+
+
+def test_several_machines_exchange_unless_told_otherwise() -> None:
+    group, *others = choose(2)
+    assert others == [torch.float32, 0] and group.size == 1
+    _, *others = choose(2, "training.staleness=1", "training.wire=bfloat16")
+    assert others == [torch.bfloat16, 1]
+    assert choose(2, "training.lookup=kvstore") is None

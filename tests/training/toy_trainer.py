@@ -64,7 +64,7 @@ class ToyEvaluator:
         self.mrr: Iterator[float] = itertools.repeat(0.5)
         self.ranked: list[str] = []
 
-    def evaluate(self, split, max_triples, bar, between):
+    def evaluate(self, split, bar, between):
         """Rank nothing, and let others in between."""
         for number in range(NUM_QUERY_BATCHES):
             self.before(number)
@@ -125,9 +125,7 @@ class ToyRun:
         )
         absent: Any = None
         tables: Any = self.tables
-        job = Job(
-            config, self.cluster, absent, absent, absent, absent, absent, Computation(), tables, optimizer
-        )
+        job = Job(config, self.cluster, absent, absent, absent, absent, Computation(), tables, optimizer)
         self.trainer = Trainer(
             job,
             order,

@@ -56,7 +56,6 @@ class DglkeFolder:
 
     Attributes
     ----------
-    folder : Path
     stem : str
         Common prefix of the names of the two files of rows.
     model : str or None
@@ -72,13 +71,7 @@ class DglkeFolder:
 
     @classmethod
     def open(cls, folder: Path) -> DglkeFolder:
-        """Find the files of a folder.
-
-        Raises
-        ------
-        InputError
-            If the folder does not hold exactly one model, or dglkge does not implement it.
-        """
+        """Find the files of a folder."""
         config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
         # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
         # is taken.
@@ -102,31 +95,16 @@ class DglkeFolder:
         return cls(folder, stem, model, config)
 
     def rows(self, table: str, score_function: str) -> np.ndarray:
-        """Map the rows (n, D) of a table: RotatE's relations as phases in radians, TransR's with matrices.
-
-        Parameters
-        ----------
-        table : str
-            ``"entity"`` or ``"relation"``.
-        score_function : str
-            dglkge's name of it.
-
-        Raises
-        ------
-        InputError
-            If the file is missing or damaged, or RotatE's scale is unknown.
-        """
+        """Map the rows (n, D) of ``entity`` or ``relation``: phases in radians, matrices beside the rows."""
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
         function = SCORE_FUNCTIONS.get(score_function)
         if table != RELATION or rows.ndim != 2:
             return rows
         if function.relation_init == PHASE:
             return self._phases(rows)
-        matrices = DGLKE_MATRICES.get(score_function)
-        return self._with_matrices(rows, matrices) if matrices else rows
-
-    def _with_matrices(self, rows: np.ndarray, name: str) -> np.ndarray:
-        """Return rows of relations with the matrices of a second file beside them."""
+        name = DGLKE_MATRICES.get(score_function)
+        if name is None:
+            return rows
         path = self.folder / f"{self.stem}{name}.npy"
         matrices = load_npy(path)
         if matrices.ndim != 2 or len(matrices) != len(rows):
@@ -137,59 +115,32 @@ class DglkeFolder:
         return np.concatenate([rows, matrices], axis=1)
 
     def names(self, table: str, num_rows: int) -> list[str]:
-        """Return the names of a table's rows from its id map.
-
-        Parameters
-        ----------
-        table : str
-            ``"entity"`` or ``"relation"``.
-        num_rows : int
-            Rows of the table.
-
-        Returns
-        -------
-        list of str
-            Empty without an id map.
-
-        Raises
-        ------
-        InputError
-            If the map that ``config.json`` names is missing, or the map does not fit the rows.
-        """
-        path = self._map_file(table)
-        if path is None:
-            return []
-        # The map has the delimiter of the triples, which config.json names.
-        delimiter = (self.config or {}).get("delimiter") or "\t"
-        return read_id_map(path, str(delimiter), num_rows)
-
-    def _map_file(self, table: str) -> Path | None:
-        """Find a table's id map: in the folder of the rows, or in that of the triples by ``config.json``."""
+        """Return the names of a table's rows by its id map, which ``config.json`` may name; [] without."""
         config = self.config or {}
         named = config.get(MAP_KEYS[table])
         data = Path(str(config.get("data_path") or "."))
-        places = [self.folder, data, data / str(config.get("dataset") or ".")]
-        for name in [str(named)] if named else MAP_NAMES[table]:
-            # A map under a default name in another folder may be that of another model.
-            for path in [place / name for place in places] if named else [self.folder / name]:
-                if path.is_file():
-                    return path
+        # A map under a default name in another folder may be that of another model.
+        places = [self.folder, data, data / str(config.get("dataset") or ".")] if named else [self.folder]
+        files = [str(named)] if named else MAP_NAMES[table]
+        for path in [place / file for file in files for place in places]:
+            if path.is_file():
+                # The map has the delimiter of the triples.
+                return read_id_map(path, str(config.get("delimiter") or "\t"), num_rows)
         if named:
             raise InputError(
                 f"{self.folder / CONFIG} names the id map {named}, which is neither in {self.folder} nor in "
                 f"{data}: put it beside the rows, whose order it gives"
             )
-        return None
+        return []
 
     def _phases(self, rows: np.ndarray) -> np.ndarray:
         """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
         where = self.folder / CONFIG
         if self.config is None:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
-        gamma = self.config.get("gamma")
-        if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
-            raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number")
-        if gamma <= -INIT_EPSILON:
+        gamma: Any = self.config.get("gamma")
+        is_number = isinstance(gamma, (int, float)) and not isinstance(gamma, bool) and math.isfinite(gamma)
+        if not is_number or gamma <= -INIT_EPSILON:
             raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
         width = rows.shape[1]
         hidden = self.config.get("hidden_dim", width)
@@ -215,15 +166,6 @@ class DglkeTables(WholeTables):
     """Tables of DGL-KE's folder: one entity type ``entity``, and relations between entities of that type.
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
-
-    Parameters
-    ----------
-    files : DglkeFolder
-
-    Raises
-    ------
-    InputError
-        If the model is unknown, a file is missing or damaged, or the rows do not fit the model.
     """
 
     def __init__(self, files: DglkeFolder) -> None:
@@ -240,7 +182,7 @@ class DglkeTables(WholeTables):
                 raise InputError(f"{files.folder}: the rows of table {table!r} have shape {matrix.shape}")
             # Rows that are float32 already stay mapped from the file.
             rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
-            names[table] = files.names(table, len(matrix)) or [str(id_) for id_ in range(len(matrix))]
+            names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
         # No file states the model's shape: the widths are the only check that rows and model fit.
         model_of_width(score_function, dim, relation_width, False, files.folder)
@@ -270,13 +212,7 @@ def is_dglke(folder: Path) -> bool:
 
 
 def load_npy(path: Path) -> np.ndarray:
-    """Map an npy file copy-on-write.
-
-    Raises
-    ------
-    InputError
-        If it is missing or damaged.
-    """
+    """Map an npy file copy-on-write."""
     try:
         # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
         return np.load(path, mmap_mode="c", allow_pickle=False)
@@ -292,27 +228,7 @@ def model_of_width(
     folder: Path,
     options: Mapping[str, Any] | None = None,
 ) -> KgeModel:
-    """Refuse rows that cannot be those of a score function; return the model.
-
-    Parameters
-    ----------
-    score_function : str
-    dim : int
-        Width of the entities' rows.
-    relation_width : int
-        Width of the relations' rows.
-    reciprocal : bool
-        Whether a relation's row has a half for each side.
-    folder : Path
-        The files, for the message.
-    options : mapping of str to int, optional
-        Options of the score function.
-
-    Raises
-    ------
-    InputError
-        If the score function needs another width.
-    """
+    """Return a score function's model of a width; refuse rows of relations of another width than its."""
     model = build_model(score_function, dim, reciprocal, options=options)
     if relation_width != model.relation_width:
         halves = ", two halves," if reciprocal else ""
@@ -329,11 +245,6 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     DGL-KE reads and writes the id first; files made after its documentation have the name first. The column
     that holds every id once is taken as that of the ids. A first line with the number of lines, as in
     Freebase's files, is skipped.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or neither column has each id of the rows once.
     """
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
@@ -363,13 +274,7 @@ def _is_id(text: str) -> bool:
 
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
-    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge.
-
-    Raises
-    ------
-    InputError
-        If DGL-KE has no such model.
-    """
+    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge."""
     names = DGLKE_MODELS
     if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(

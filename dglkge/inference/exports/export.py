@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
@@ -21,13 +20,14 @@ from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Output,
-    bytes_output,
+    Planner,
     check_names,
+    each_table,
     file_output,
-    names_output,
     number_texts,
     record_batches,
-    row_type,
+    table_schema,
+    text_output,
     write_outputs,
     write_rows,
     write_safetensors,
@@ -38,8 +38,6 @@ from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
 SAFETENSORS_NAME = "embeddings"
-
-Planner = Callable[[Export], Iterable[Output]]
 
 
 def export_tables(
@@ -56,7 +54,6 @@ def export_tables(
 
     Parameters
     ----------
-    source : Checkpoint or DglkeTables
     tables : sequence of str
         Entity types, or ``"relation"``.
     file_format : str
@@ -96,15 +93,6 @@ def export_tables(
     -------
     list of Path
         The files. They appear under their names only when all are complete.
-
-    Raises
-    ------
-    InputError
-        If the format or a table is unknown, an option does not go with the format, a name has a character
-        that separates fields, a file exists, the folder cannot be written to, DGL-KE has no such model, or
-        a package is not installed.
-    StorageError
-        If the disk is full or fails.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
@@ -132,20 +120,6 @@ def export_tables(
     return write_outputs(outputs, folder, overwrite)
 
 
-def each_table(
-    suffix: str, write: Callable[[ExportedTable, BinaryIO], object], with_names: bool = False
-) -> Planner:
-    """Return the planner of a format with one file for each table, and maybe one of names."""
-
-    def plan(export: Export) -> Iterator[Output]:
-        for table in export.tables:
-            yield file_output(f"{table.name}{suffix}", partial(write, table))
-            if with_names:
-                yield names_output(table)
-
-    return plan
-
-
 def _plan_dglke(export: Export) -> Iterator[Output]:
     """Plan DGL-KE's files."""
     meta = export.source.meta
@@ -167,7 +141,7 @@ def _plan_dglke(export: Export) -> Iterator[Output]:
         yield file_output(
             str(config[dglke_files.MAP_KEYS[name]]), partial(dglke_files.write_id_map, table.names)
         )
-    yield bytes_output(dglke_files.CONFIG, (json.dumps(config, indent=4) + "\n").encode())
+    yield text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
 
 
 def _write_npy(
@@ -180,18 +154,18 @@ def _write_npy(
     write_rows(file, table.blocks(columns, scale))
 
 
-def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
-    write_safetensors(file, {SAFETENSORS_NAME: table})
-
-
 def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
     """Write a row group for each block: readers and this writer hold one group at a time."""
-    texts = ["name", "type"]
-    schema = pa.schema([*((text, pa.string()) for text in texts), ("embedding", row_type(table))])
+    schema = table_schema(table, "embedding")
     # Dictionaries and statistics of the numbers would cost time and space, and no reader uses them.
-    with pq.ParquetWriter(file, schema, use_dictionary=["type"], write_statistics=texts) as writer:
+    options = {"use_dictionary": ["type"], "write_statistics": ["name", "type"]}
+    with pq.ParquetWriter(file, schema, **options) as writer:
         for batch in record_batches(table, schema):
             writer.write_batch(batch)
+
+
+def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
+    write_safetensors(file, {SAFETENSORS_NAME: table})
 
 
 def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:

@@ -10,7 +10,8 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
-from dglkge.inference.exports.hub_tables import names_file
+from dglkge.inference.exports.hub import names_file
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
@@ -44,17 +45,7 @@ _SHOWN = {"\t": "a tab", "\n": "a line end", "\r": "a carriage return"}
 
 @dataclass(frozen=True)
 class ExportedTable:
-    """Rows and names of one table, in the order of original ids.
-
-    Attributes
-    ----------
-    source : Checkpoint or DglkeTables
-    name : str
-        The entity type, or ``"relation"``.
-    names : sequence of str
-        Name of each row: that of the entity, or the label of the relation.
-    shape : (int, int)
-    """
+    """Rows and names of an entity type, or labels of the ``relation``, in the order of original ids."""
 
     source: Tables
     name: str
@@ -63,16 +54,9 @@ class ExportedTable:
 
     @classmethod
     def of(cls, source: Tables, name: str) -> ExportedTable:
-        """Open a table.
-
-        Raises
-        ------
-        InputError
-            If it is unknown or damaged.
-        """
-        table = source[name]
+        """Open a table."""
         names = source.relations.labels if name == RELATION else source.vocabulary(name)
-        return cls(source, name, names.names, table.shape)
+        return cls(source, name, names.names, source[name].shape)
 
     @property
     def ids(self) -> range:
@@ -82,16 +66,9 @@ class ExportedTable:
     def blocks(
         self, columns: slice = slice(None), scale: float = 1.0, ids: Ids | None = None
     ) -> Iterator[Block]:
-        """Yield (names, rows) in the order of ids, with a progress bar for large tables.
+        """Yield (names, rows) of ascending ids, by default all, with a progress bar for large tables.
 
-        Parameters
-        ----------
-        columns : slice
-            Of the rows.
-        scale : float
-            Factor of all numbers.
-        ids : range or (n,) int64 array, optional
-            Ascending; all by default.
+        Only some columns, and all numbers times a scale.
         """
         ids = self.ids if ids is None else ids
         is_small = len(ids) < PROGRESS_FROM_ROWS
@@ -113,8 +90,6 @@ class Export:
 
     Attributes
     ----------
-    source : Checkpoint or DglkeTables
-    tables : sequence of ExportedTable
     max_rows : int or None
         Most rows of a table, for formats that show a part.
     metric : str or None
@@ -125,23 +100,19 @@ class Export:
 
     source: Tables
     tables: Sequence[ExportedTable]
-    max_rows: int | None = None
-    metric: str | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    max_rows: int | None
+    metric: str | None
+    metrics: Mapping[str, Any]
 
 
 class Output(NamedTuple):
-    """A file or folder that an export writes.
-
-    Attributes
-    ----------
-    name : str
-    write : callable
-        Writes it to the path that it is given.
-    """
+    """A file or folder that an export writes, by a function that takes the path."""
 
     name: str
     write: Callable[[Path], object]
+
+
+Planner = Callable[[Export], Iterable[Output]]
 
 
 def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
@@ -154,15 +125,29 @@ def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
     return Output(name, write_file)
 
 
-def bytes_output(name: str, content: bytes) -> Output:
+def text_output(name: str, text: str) -> Output:
     """Return a file with some content."""
-    return Output(name, lambda path: path.write_bytes(content))
+    return Output(name, lambda path: path.write_bytes(text.encode()))
 
 
 def names_output(table: ExportedTable) -> Output:
     """Return a file with the name of each row on a line of its own."""
     lines = (f"{name}\n".encode() for name in table.names)
     return file_output(names_file(table.name), lambda file: file.writelines(lines))
+
+
+def each_table(
+    suffix: str, write: Callable[[ExportedTable, BinaryIO], object], with_names: bool = False
+) -> Planner:
+    """Return the planner of a format with one file for each table, and maybe one of names."""
+
+    def plan(export: Export) -> Iterator[Output]:
+        for table in export.tables:
+            yield file_output(f"{table.name}{suffix}", partial(write, table))
+            if with_names:
+                yield names_output(table)
+
+    return plan
 
 
 def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
@@ -172,19 +157,19 @@ def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
     return (pattern % tuple(row) for row in rows.tolist())
 
 
-def row_type(table: ExportedTable) -> pa.DataType:
-    """Return Arrow's type of a row: a list of fixed length, which readers see as a matrix."""
-    return pa.list_(pa.float32(), table.shape[1])
+def table_schema(table: ExportedTable, column: str) -> pa.Schema:
+    """Return the columns of :func:`record_batches`; readers see lists of fixed length as a matrix."""
+    texts = [("name", pa.string()), ("type", pa.string())]
+    return pa.schema([*texts, (column, pa.list_(pa.float32(), table.shape[1]))])
 
 
 def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
     for names, rows in table.blocks():
         flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
-        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1])
+        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1]).cast(schema.types[2])
         types = pa.array([table.name] * len(names), pa.string())
-        columns = [pa.array(names, pa.string()), types, lists.cast(row_type(table))]
-        yield pa.record_batch(columns, schema=schema)
+        yield pa.record_batch([pa.array(names, pa.string()), types, lists], schema=schema)
 
 
 def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
@@ -199,19 +184,10 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     others: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Write tables as tensors of one safetensors file.
+    """Write tables, and arrays of any shape, as tensors of one safetensors file.
 
     By hand, because the package needs all tensors in memory. The format:
     https://huggingface.co/docs/safetensors.
-
-    Parameters
-    ----------
-    file : binary file
-    tables : mapping of str to ExportedTable
-        By the name of the tensor.
-    metadata : mapping of str to str, optional
-    others : mapping of str to float32 array, optional
-        Further tensors, of any shape.
     """
     others = others or {}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -231,13 +207,7 @@ def write_safetensors(
 
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
-    """Refuse names that a text format cannot hold, before anything is written.
-
-    Raises
-    ------
-    InputError
-        For the first such name.
-    """
+    """Refuse names that a text format cannot hold, before anything is written."""
     if not forbidden:
         return
     separator = re.compile(f"[{re.escape(forbidden)}]")
@@ -254,17 +224,6 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     """Write all files under temporary names, then rename them.
 
     A failure while they are written leaves what was there before, and no temporary file.
-
-    Returns
-    -------
-    list of Path
-
-    Raises
-    ------
-    InputError
-        If a file exists and must stay, lies outside the folder, or the folder cannot be written to.
-    StorageError
-        If the disk is full or fails.
     """
     # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
     for name, _ in outputs:

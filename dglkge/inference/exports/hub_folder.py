@@ -17,12 +17,12 @@ from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Output,
-    bytes_output,
     file_output,
     names_output,
+    text_output,
     write_safetensors,
 )
-from dglkge.inference.exports.hub_tables import (
+from dglkge.inference.exports.hub import (
     CARD,
     CONFIG,
     HUB_FIELDS,
@@ -54,19 +54,20 @@ EXAMPLE_ANSWERS = 5
 
 
 def plan_huggingface(export: Export) -> list[Output]:
-    """Plan the folder.
-
-    Raises
-    ------
-    InputError
-        If a table is left out.
-    """
+    """Plan the folder."""
     meta = export.source.meta
     tables = {table.name: table for table in export.tables}
     missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
     if missing:
         raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
-    config = {LIBRARY_FIELD: LIBRARY, "dglkge_version": __version__, **_published(meta)}
+    own = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
+    config = {
+        LIBRARY_FIELD: LIBRARY,
+        "dglkge_version": __version__,
+        **{field: getattr(meta, name) for name, field in HUB_FIELDS.items()},
+        HUB_FIELDS["config"]: own,
+        RELATIONS_FIELD: [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations],
+    }
     dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
@@ -74,29 +75,13 @@ def plan_huggingface(export: Export) -> list[Output]:
     return [
         file_output(TENSORS, write),
         *map(names_output, tables.values()),
-        bytes_output(CONFIG, content.encode()),
-        bytes_output(CARD, model_card(meta, tables, export.metrics).encode()),
+        text_output(CONFIG, content),
+        text_output(CARD, model_card(meta, tables, export.metrics)),
     ]
 
 
-def _published(meta: CheckpointMeta) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model and its training."""
-    fields = {field: getattr(meta, name) for name, field in HUB_FIELDS.items()}
-    config = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
-    relations = [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations]
-    return {**fields, HUB_FIELDS["config"]: config, RELATIONS_FIELD: relations}
-
-
 def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metrics: Mapping[str, Any]) -> str:
-    """Return the model card: its YAML head with metrics, and a text with examples that can be run.
-
-    Parameters
-    ----------
-    meta : CheckpointMeta
-    tables : mapping of str to ExportedTable
-    metrics : mapping
-        Ranking results by the file that has them, then by split, as in a run's ``metrics.json``.
-    """
+    """Return the model card: its YAML head with metrics, and a text with examples that can be run."""
     title = f"{meta.score_function} on {meta.dataset_name}"
     results = list(_results(metrics))
     head: dict[str, Any] = {
@@ -110,12 +95,22 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
             {"name": title, "results": [_index_entry(dataset, *result) for result in results]}
         ]
     front = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    rows = [
+        ("score function", meta.score_function),
+        *meta.score_options.items(),
+        ("dimension", meta.dim),
+        ("reciprocal relations", meta.reciprocal),
+        *((f"rows of `{name}`", f"{table.shape[0]} x {table.shape[1]}") for name, table in tables.items()),
+    ]
+    figures = [[words, *(_figure(found.get(name)) for name in SHOWN_METRICS)] for words, found in results]
     parts = [
         f"---\n{front}---\n\n# {title}\n",
         f"Knowledge-graph embeddings, trained by dglkge {meta.versions.get('dglkge', '')}".rstrip() + ".\n",
-        _model_table(meta, tables),
+        _markdown(["model", ""], rows),
         "## Metrics\n",
-        _metrics_table(results),
+        _markdown(["protocol", *SHOWN_METRICS], figures)
+        if figures
+        else "Not measured. `dglkge evaluate` ranks the test triples.\n",
         "## Use\n",
         _examples(meta, tables),
         "## Training\n",
@@ -128,17 +123,6 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items()) or "not recorded"
-
-
-def _model_table(meta: CheckpointMeta, tables: Mapping[str, ExportedTable]) -> str:
-    rows = [
-        ("score function", meta.score_function),
-        *meta.score_options.items(),
-        ("dimension", meta.dim),
-        ("reciprocal relations", meta.reciprocal),
-        *((f"rows of `{name}`", f"{table.shape[0]} x {table.shape[1]}") for name, table in tables.items()),
-    ]
-    return _markdown(["model", ""], rows)
 
 
 def _results(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -163,13 +147,6 @@ def _index_entry(dataset: Mapping[str, str], words: str, metrics: Mapping[str, A
         "dataset": {**dataset, "split": words.partition(",")[0]},
         "metrics": [{**value, "name": f"{value['type']} ({words})"} for value in values],
     }
-
-
-def _metrics_table(results: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    if not results:
-        return "Not measured. `dglkge evaluate` ranks the test triples.\n"
-    rows = [[words, *(_figure(metrics.get(name)) for name in SHOWN_METRICS)] for words, metrics in results]
-    return _markdown(["protocol", *SHOWN_METRICS], rows)
 
 
 def _figure(value: Any) -> str:

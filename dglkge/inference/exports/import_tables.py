@@ -20,7 +20,7 @@ from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
 from dglkge.inference.exports.export import SAFETENSORS_NAME
-from dglkge.inference.exports.hub_tables import map_tensor
+from dglkge.inference.exports.hub import map_tensors, names_file
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ def import_tables(
         ``{table}.names.txt`` and DGL-KE's id map, rows are taken in the order of the data set.
     file_format : str
         One of ``FORMATS``.
-    dataset : Dataset
     score_function : str or None
         Score function of the model. None for DGL-KE's files, which name it.
     reciprocal : bool
@@ -61,12 +60,6 @@ def import_tables(
     -------
     int
         The version, 1.
-
-    Raises
-    ------
-    InputError
-        If a file is missing or damaged, a name of the data set has no row, the model is unknown, or the
-        widths do not fit it.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
@@ -144,7 +137,7 @@ def _file(folder: Path, pattern: str) -> Path:
 
 
 def _names(folder: Path, table: str) -> list[str]:
-    path = folder / f"{table}.names.txt"
+    path = folder / names_file(table)
     return read_lines(path) if path.is_file() else []
 
 
@@ -199,7 +192,8 @@ def _dglke_reader(
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:
-    return _names(folder, table), map_tensor(_file(folder, f"{table}.safetensors"), SAFETENSORS_NAME)
+    tensors = map_tensors(_file(folder, f"{table}.safetensors"), [SAFETENSORS_NAME])
+    return _names(folder, table), tensors[SAFETENSORS_NAME]
 
 
 DGLKE = "dglke"

@@ -82,10 +82,6 @@ def _all_rows(run: TrainedModel, table: str) -> Tensor:
     return run.tables.gather(table, torch.arange(len(run.tables[table])))
 
 
-def _whole(rows: Tensor) -> list[Tensor]:
-    return [rows]
-
-
 def _complex(rows: Tensor) -> list[Tensor]:
     return [torch.complex(*rows.chunk(2, dim=-1))]
 
@@ -98,27 +94,19 @@ def _unit(rows: Tensor) -> list[Tensor]:
     return [normalize(rows, dim=-1)]
 
 
-def _matrices(rows: Tensor) -> list[Tensor]:
-    width = round(rows.shape[-1] ** 0.5)
-    return [rows.unflatten(-1, (width, width))]
-
-
 def _quaternions(rows: Tensor) -> list[Tensor]:
     return [rows.unflatten(-1, (4, -1)).transpose(-1, -2)]
 
 
-def _turns(rows: Tensor) -> list[Tensor]:
-    # PyKEEN's QuatE has the opposite sign, and does not divide by the norm when it scores.
-    return [-normalize(_quaternions(rows)[0], dim=-1)]
-
-
 Split = Callable[[Tensor], list[Tensor]]
+_whole = partial(_pieces, 1)
 PYKEEN: dict[str, tuple[str, dict[str, Any], Split, Split]] = {
     "complex": ("ComplEx", {}, _complex, _complex),
     "distmult": ("DistMult", {}, _whole, _whole),
     "pairre": ("PairRE", {"p": 1}, _unit, partial(_pieces, 2)),
-    "quate": ("QuatE", {}, _quaternions, _turns),
-    "rescal": ("RESCAL", {}, _whole, _matrices),
+    # PyKEEN's QuatE has the opposite sign, and does not divide by the norm when it scores.
+    "quate": ("QuatE", {}, _quaternions, lambda rows: [-normalize(_quaternions(rows)[0], dim=-1)]),
+    "rescal": ("RESCAL", {}, _whole, lambda rows: [rows.unflatten(-1, (round(rows.shape[-1] ** 0.5), -1))]),
     "transe_l1": ("TransE", {"p": 1}, _whole, _whole),
     "transe_l2": ("TransE", {"p": 2}, _whole, _whole),
     "triplere": ("TripleRE", {"p": 1, "u": None}, _unit, partial(_pieces, 3)),
@@ -140,16 +128,6 @@ def pykeen_model(run: TrainedModel, factory: Any) -> Any:
     factory : pykeen.triples.TriplesFactory
         The training triples. Rows are matched by its names, not by ids. With reciprocal relations it needs
         ``create_inverse_triples=True``: an inverse relation gets the half of the row that answers (?, r, t).
-
-    Returns
-    -------
-    pykeen.models.ERModel
-
-    Raises
-    ------
-    InputError
-        If PyKEEN has no model with these scores, a name of the factory is unknown, or it lacks inverse
-        triples.
     """
     from pykeen.models import ERModel
     from pykeen.nn import Embedding
@@ -195,15 +173,6 @@ def geometric_model(run: TrainedModel) -> Any:
     ----------
     run : TrainedModel
         With one entity type and a score function of :data:`GEOMETRIC`.
-
-    Returns
-    -------
-    torch_geometric.nn.kge.KGEModel
-
-    Raises
-    ------
-    InputError
-        If PyTorch Geometric has no model with these scores.
     """
     from torch_geometric.nn import kge
 

@@ -6,14 +6,13 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
 import numpy as np
-import pyarrow as pa
 
 from dglkge.errors import InputError, JobError, import_extra, unknown_name
 from dglkge.inference.exports.files import (
@@ -21,12 +20,12 @@ from dglkge.inference.exports.files import (
     ExportedTable,
     Ids,
     Output,
-    bytes_output,
+    each_table,
     file_output,
-    names_output,
     number_texts,
     record_batches,
-    row_type,
+    table_schema,
+    text_output,
 )
 from dglkge.model.functions.comparators import COSINE, INNER_PRODUCT, METRICS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -41,24 +40,11 @@ FAISS_COUNT_OFFSET = 8
 """Place of the number of vectors in a file of faiss: after four letters and the dimension."""
 
 
-def plan_faiss(export: Export) -> list[Output]:
-    """Plan an exact index and a file of names for each table.
-
-    Raises
-    ------
-    InputError
-        If the metric is unknown, or faiss is not installed.
-    """
+def plan_faiss(export: Export) -> Iterable[Output]:
+    """Plan an exact index and a file of names for each table."""
     metric = _metric(export)
     faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
-    return [
-        output
-        for table in export.tables
-        for output in (
-            file_output(f"{table.name}.faiss", partial(_write_faiss, table, metric, faiss)),
-            names_output(table),
-        )
-    ]
+    return each_table(".faiss", partial(_write_faiss, metric, faiss), with_names=True)(export)
 
 
 def _metric(export: Export) -> str:
@@ -69,7 +55,7 @@ def _metric(export: Export) -> str:
     return metric
 
 
-def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
+def _write_faiss(metric: str, faiss: ModuleType, table: ExportedTable, file: BinaryIO) -> None:
     """Write an IndexFlat a block at a time: faiss itself would hold the table in memory, twice as it grows.
 
     faiss writes an index of one row. Its header is that of any number of rows but for two counts: of rows,
@@ -95,21 +81,13 @@ def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: Bin
 
 
 def plan_lancedb(export: Export) -> list[Output]:
-    """Plan a table of a LanceDB database for each table; the folder is the database.
-
-    Raises
-    ------
-    InputError
-        If lancedb is not installed.
-    """
+    """Plan a table of a LanceDB database for each table; the folder is the database."""
     lancedb = import_extra("the format lancedb", "lancedb", "lancedb")
     return [Output(f"{table.name}.lance", partial(_write_lance, table, lancedb)) for table in export.tables]
 
 
 def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
-    texts = [("name", pa.string()), ("type", pa.string())]
-    # "vector" is the column that LanceDB searches if no other is named.
-    schema = pa.schema([*texts, ("vector", row_type(table))])
+    schema = table_schema(table, "vector")  # the column that LanceDB searches if no other is named
     # LanceDB writes tables under their own names only, so into a database of its own at first.
     with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
         try:
@@ -122,13 +100,7 @@ def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> 
 
 
 def plan_qdrant(export: Export) -> list[Output]:
-    """Plan a folder of Qdrant's local mode with a collection for each table.
-
-    Raises
-    ------
-    InputError
-        If the metric is unknown, or qdrant-client is not installed.
-    """
+    """Plan a folder of Qdrant's local mode with a collection for each table."""
     metric = _metric(export)
     qdrant = import_extra("the format qdrant", "qdrant_client", "qdrant", "qdrant-client")
     return [Output("qdrant", partial(_write_qdrant, export.tables, metric, qdrant))]
@@ -157,19 +129,15 @@ def _write_qdrant(tables: Sequence[ExportedTable], metric: str, qdrant: ModuleTy
 
 
 def plan_projector(export: Export) -> list[Output]:
-    """Plan the files of TensorBoard's projector: rows, names and the configuration that names both.
-
-    Raises
-    ------
-    InputError
-        If the number of rows is not positive.
-    """
+    """Plan the files of TensorBoard's projector: rows, names and the configuration that names both."""
     most = PROJECTOR_ROWS if export.max_rows is None else export.max_rows
     if most < 1:
         raise InputError(f"--max-rows must be at least 1, got {most}")
     outputs, config = [], ""
     for table in export.tables:
-        ids = _sample(table, most)
+        ids: Ids = table.ids
+        if len(ids) > most:  # always the same sample
+            ids = np.sort(np.random.default_rng(0).choice(len(ids), most, replace=False))
         tensors, metadata = f"{table.name}.tensors.tsv", f"{table.name}.metadata.tsv"
         outputs += [file_output(tensors, partial(_write_tensors, table, ids))]
         outputs += [file_output(metadata, partial(_write_metadata, table, ids))]
@@ -177,14 +145,7 @@ def plan_projector(export: Export) -> list[Output]:
         # Texts of protobuf's text format have the escapes of JSON's.
         lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in fields.items())
         config += f"embeddings {{\n{lines}}}\n"
-    return [*outputs, bytes_output(PROJECTOR_CONFIG, config.encode())]
-
-
-def _sample(table: ExportedTable, most: int) -> Ids:
-    """Return the ids of a random sample, ascending, or all of a small table. Always the same sample."""
-    if len(table.ids) <= most:
-        return table.ids
-    return np.sort(np.random.default_rng(0).choice(len(table.ids), most, replace=False))
+    return [*outputs, text_output(PROJECTOR_CONFIG, config)]
 
 
 def _write_tensors(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:

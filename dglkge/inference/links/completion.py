@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,7 @@ from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, Links, LinkSearch
-from dglkge.inference.links.sorted_runs import LINK, merge_runs, sort_links
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, LinkSearch
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.model.matmul_type import BFLOAT16, faster_type
@@ -42,15 +41,19 @@ UNIT_PAIRS = 1 << 28
 RUN_ROWS = 1 << 21
 """Links of a unit that are in memory before they are sorted and written."""
 
-WORK_SUFFIX = ".parts"
-PLAN_FILE, DONE_FILE = "plan.json", "done.jsonl"
+WORK_SUFFIX, PLAN_FILE = ".parts", "plan.json"
+
+LINK = np.dtype([("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")])
+"""A link in original ids, as the files of a unit have it."""
+
+MERGED_ROWS = 1 << 21
+"""Rows of all files that are in memory during a merge."""
 
 POINTS_A_DECADE = 10
 """Ranks of the precision-recall curve, evenly spaced by their logarithm."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Queries (head, relation, ?): some heads of one relation, by their places among its heads."""
 
     relation_id: int
@@ -64,11 +67,8 @@ class Completion:
 
     Attributes
     ----------
-    run : TrainedModel
-    relation_ids : tuple of int
     heads : mapping of str to (n,) int64 array, optional
         Ids by type, ascending; by default all entities.
-    min_probability : float, optional
     k : int, optional
         Most tails of each (head, relation).
     candidates : str
@@ -160,8 +160,9 @@ class Completion:
         """Number of pairs (head, relation)."""
         return sum(len(self.head_ids(id_)) for id_ in self.relation_ids)
 
-    def search(self, task: Task, least_score: float) -> Iterator[Links]:
-        """Yield the missing links of a task, query and candidate as ids; must run without gradients."""
+    @torch.no_grad()
+    def search(self, task: Task) -> Iterator[np.ndarray]:
+        """Yield the missing links of a task, in no order."""
         tables, model = self.run.tables, self.run.model
         relation = self.relation(task.relation_id)
         heads = torch.from_numpy(self.head_ids(task.relation_id)[task.start : task.stop])
@@ -173,21 +174,28 @@ class Completion:
             relation_ids,
         )
         known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
-        max_norm = self.run.max_norm(relation.rhs)
         search = LinkSearch(
             model,
             query,
-            max_norm,
+            self.run.max_norm(relation.rhs),
             (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
-            least_score,
+            self.least_score,
             self.k,
             self.is_narrow,
         )
+
+        def taken(is_last: bool) -> np.ndarray:
+            links = search.take(is_last)
+            table = np.empty(len(links), LINK)
+            table["head"], table["tail"] = heads.numpy()[links["query"]], links["candidate"]
+            table["score"], table["relation"] = links["score"], task.relation_id
+            return table
+
         for ids, rows in self._panels(task.relation_id):
             search.add(ids, rows)
             if search.num_found() > RUN_ROWS:
-                yield _by_ids(search.take(is_last=False), heads)
-        yield _by_ids(search.take(), heads)
+                yield taken(is_last=False)
+        yield taken(is_last=True)
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -207,9 +215,11 @@ class Completion:
         for shard in self.run.tables.shards(type_):
             yield from zip(shard.original_ids.split(CANDIDATE_PANEL), shard.rows.split(CANDIDATE_PANEL))
 
-    def held_out_triples(self, split: str) -> np.ndarray:
-        """Return the triples (n, 3) of the held-out split that the search can find, each once."""
-        triples = np.unique(self.run.dataset.split(split), axis=0)
+    def num_held_out(self) -> int:
+        """Return the number of distinct triples of the held-out split that the search can find."""
+        if self.held_out is None:
+            return 0
+        triples = np.unique(self.run.dataset.split(self.held_out), axis=0)
         kept = []
         for relation_id in self.relation_ids:
             of_relation = triples[triples[:, 1] == relation_id]
@@ -218,21 +228,11 @@ class Completion:
                 is_candidate &= np.isin(of_relation[:, 2], self.known.seen(Side.TAIL, relation_id))
             kept.append(of_relation[is_candidate])
         found = np.concatenate(kept) if kept else triples[:0]
-        return found[~self.known.contain(Side.TAIL, found[:, 0], found[:, 1], found[:, 2])]
-
-
-def _by_ids(links: Links, heads: torch.Tensor) -> Links:
-    return Links(heads[links.query], links.candidate, links.score)
+        return int((~self.known.contain(Side.TAIL, *found.T)).sum())
 
 
 def least_score(curve: Curve, probability: float) -> float:
-    """Return the least float64 score whose probability is not below one; inf if there is none.
-
-    Raises
-    ------
-    InputError
-        If the probability falls with the score.
-    """
+    """Return the least float64 score whose probability is not below one; inf if there is none."""
     low, high = -1e30, 1e30
     if curve(np.array([high]))[0] < curve(np.array([low]))[0]:
         raise InputError("the calibrated probability falls with the score: the model tells nothing apart")
@@ -271,7 +271,7 @@ def plan_completion(
         raise InputError(f"the least probability must be above 0 and at most 1, got {min_probability:g}")
     chosen = set(range(len(tables.relations)))
     if relations is not None:
-        chosen = {id_ for name in relations for id_ in _relation_ids(run, name)}
+        chosen = {id_ for name in relations for id_ in tables.relations.ids_of(name)}
     for name in head_types or ():
         run.type_of("", name)
     ids = tuple(
@@ -293,12 +293,6 @@ def plan_completion(
     return completion
 
 
-def _relation_ids(run: TrainedModel, name: str) -> list[int]:
-    """Return the ids of a label, or of all relations of a name; an unknown one is an error."""
-    relations = run.tables.relations
-    return relations.ids_of(name) or [relations.id(name)]
-
-
 def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) -> dict[str, np.ndarray]:
     """Look up heads in all types that relations have on that side."""
     ids: dict[str, list[int]] = {name: [] for name in types}
@@ -313,157 +307,95 @@ def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) 
     return {type_: np.unique(np.array(of_type, np.int64)) for type_, of_type in ids.items()}
 
 
-class Work:
-    """Units of a completion in a folder: sorted files of links, and a record of the units that are done.
-
-    Parameters
-    ----------
-    completion : Completion
-    folder : Path
-        Made if it is not there. One of the same question is gone on with.
-
-    Raises
-    ------
-    InputError
-        If the folder has parts of another question.
-    """
-
-    def __init__(self, completion: Completion, folder: Path) -> None:
-        self._completion, self._folder = completion, folder
-        identity = json.loads(json.dumps(completion.identity()))
-        plan = folder / PLAN_FILE
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if plan.exists() and json.loads(plan.read_text()) != identity:
-                raise InputError(
-                    f"{folder} has parts of another completion; remove it, or choose another output"
-                )
-            plan.write_text(json.dumps(identity))
-        except OSError as error:
-            raise write_error(f"cannot write {folder}", error) from None
-        self._done = self._read_done()
-        self._units = completion.units()
-
-    def _read_done(self) -> dict[int, list[int]]:
-        """Return the numbers of rows of the files of each unit that is done."""
-        path = self._folder / DONE_FILE
-        done = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the process ended while it wrote
-                continue
-            files = {
-                self._run_file(record["unit"], number): rows for number, rows in enumerate(record["rows"])
-            }
-            if all(
-                file.exists() and file.stat().st_size == LINK.itemsize * rows for file, rows in files.items()
-            ):
-                done[record["unit"]] = record["rows"]
-        return done
-
-    def _run_file(self, unit: int, number: int) -> Path:
-        return self._folder / f"{unit:06d}-{number:04d}.links"
-
-    def finish(self, threads: int, progress: Callable[[int], object] | None = None) -> None:
-        """Search the units that are not done, one a thread.
-
-        Parameters
-        ----------
-        threads : int
-        progress : callable, optional
-            Called with the number of queries of each unit that is done.
-        """
-        stop = threading.Event()
-        todo = [number for number in range(len(self._units)) if number not in self._done]
-        report = progress or (lambda _count: None)
-        for number in self._done:
-            report(self._num_queries(number))
-        before = torch.get_num_threads()
+def _search(
+    completion: Completion, folder: Path, threads: int, progress: Callable[[int], object]
+) -> list[Path]:
+    """Search the units that have no folder yet, one a thread; return the sorted files of links of all."""
+    identity = json.loads(json.dumps(completion.identity()))
+    plan, stop = folder / PLAN_FILE, threading.Event()
+    before, units = torch.get_num_threads(), completion.units()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if plan.exists() and json.loads(plan.read_text()) != identity:
+            raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
+        plan.write_text(json.dumps(identity))
+        todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
+        for done in [path for path in todo if path.is_dir()]:
+            progress(_num_queries(todo.pop(done)))
         pool = ThreadPoolExecutor(max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,))
         try:
-            with full_float32_matmuls(), open(self._folder / DONE_FILE, "a") as record:
-                futures = {pool.submit(self._search, number, stop): number for number in todo}
-                for future in as_completed(futures):
-                    number = futures[future]
-                    self._done[number] = future.result()
-                    record.write(json.dumps({"unit": number, "rows": self._done[number]}) + "\n")
-                    record.flush()
-                    report(self._num_queries(number))
-        except OSError as error:
-            raise write_error(f"cannot write {self._folder}", error) from None
+            with full_float32_matmuls():
+                searches = {pool.submit(_search_unit, completion, *unit, stop): unit for unit in todo.items()}
+                for search in as_completed(searches):
+                    search.result()
+                    progress(_num_queries(searches[search][1]))
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(before)
+    except OSError as error:
+        raise write_error(f"cannot write {folder}", error) from None
+    return sorted(folder.glob("*/*.links"))
 
-    def _num_queries(self, number: int) -> int:
-        return sum(task.stop - task.start for task in self._units[number])
 
-    @torch.no_grad()
-    def _search(self, number: int, stop: threading.Event) -> list[int]:
-        """Search a unit, write its links in sorted files, and return their numbers of rows."""
-        rows: list[int] = []
-        pending: list[np.ndarray] = []
+def _num_queries(tasks: Sequence[Task]) -> int:
+    return sum(task.stop - task.start for task in tasks)
 
-        def flush() -> None:
-            links = sort_links(np.concatenate(pending))
-            links.tofile(self._run_file(number, len(rows)))
-            rows.append(len(links))
+
+def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], stop: threading.Event) -> None:
+    """Write the links of a unit in sorted files, to a folder that has its name when all are there."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    pending: list[np.ndarray] = []
+
+    def flush(least: int) -> None:
+        if sum(map(len, pending)) > least:
+            number = len(list(partial.iterdir()))
+            _sorted(np.concatenate(pending)).tofile(partial / f"{number:04d}.links")
             pending.clear()
 
-        for task in self._units[number]:
-            for links in self._completion.search(task, self._completion.least_score):
-                if stop.is_set():
-                    return rows
-                table = np.empty(len(links.query), LINK)
-                table["head"], table["tail"] = links.query.numpy(), links.candidate.numpy()
-                table["score"], table["relation"] = links.score.numpy(), task.relation_id
-                pending.append(table)
-                if sum(map(len, pending)) > RUN_ROWS:
-                    flush()
-        if pending:
-            flush()
-        return rows
-
-    def links(self) -> Iterator[np.ndarray]:
-        """Yield all links by descending score, in blocks."""
-        return merge_runs(
-            [
-                (self._run_file(unit, number), rows)
-                for unit, counts in sorted(self._done.items())
-                for number, rows in enumerate(counts)
-            ]
-        )
+    for task in tasks:
+        for links in completion.search(task):
+            if stop.is_set():
+                return
+            pending.append(links)
+            flush(RUN_ROWS)
+    flush(0)
+    os.replace(partial, folder)
 
 
-@dataclass
-class HitCurve:
-    """Held-out triples among the best links, counted while these are written."""
+def _sorted(links: np.ndarray) -> np.ndarray:
+    """Return links by descending score, and by relation, head and tail among equal scores."""
+    return links[np.lexsort((links["tail"], links["head"], links["relation"], -links["score"]))]
 
-    num_held_out: int
-    num_links: int = 0
 
-    def __post_init__(self) -> None:
-        self._ranks: list[np.ndarray] = []
+def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
+    """Yield the links of sorted files in one descending order of scores, in blocks."""
+    left: list[np.ndarray] = [np.memmap(path, LINK, "r") for path in paths]
+    chunk = max(1024, MERGED_ROWS // max(1, len(left)))
+    while left:
+        # What a file still has is not above the last row that is looked at.
+        least = max((rows["score"][chunk - 1] for rows in left if len(rows) > chunk), default=-np.inf)
+        ends = [int(np.searchsorted(-rows["score"][:chunk], -least, side="right")) for rows in left]
+        yield _sorted(np.concatenate([rows[:end] for rows, end in zip(left, ends)]))
+        left = [rows[end:] for rows, end in zip(left, ends) if end < len(rows)]
 
-    def add(self, is_held_out: np.ndarray) -> None:
-        """Count the next links (n,) in their order."""
-        self._ranks.append(np.flatnonzero(is_held_out) + self.num_links + 1)
-        self.num_links += len(is_held_out)
 
-    def points(self) -> list[dict[str, float]]:
-        """Return rank, precision and recall at ranks of a logarithmic scale, and at the last one."""
-        ranks = np.concatenate([np.empty(0, np.int64), *self._ranks])
-        if not self.num_links:
-            return []
-        powers = np.arange(POINTS_A_DECADE * np.log10(self.num_links)) / POINTS_A_DECADE
-        places = np.unique(np.append(np.round(10.0**powers).astype(np.int64), self.num_links))
-        hits = np.searchsorted(ranks, places, side="right")
-        return [
-            {"rank": rank, "precision": count / rank, "recall": count / max(1, self.num_held_out)}
-            for rank, count in zip(places.tolist(), hits.tolist())
-        ]
+def _curve(hits: np.ndarray, num_links: int, num_held_out: int) -> list[dict[str, float]]:
+    """Return precision and recall of the best links, at ranks of a logarithmic scale and at the last one.
+
+    ``hits`` are the ranks of held-out triples, ascending.
+    """
+    if not num_links:
+        return []
+    powers = np.arange(POINTS_A_DECADE * np.log10(num_links)) / POINTS_A_DECADE
+    ranks = np.unique(np.append(np.round(10.0**powers).astype(np.int64), num_links))
+    counts = np.searchsorted(hits, ranks, side="right")
+    return [
+        {"rank": rank, "precision": count / rank, "recall": count / max(1, num_held_out)}
+        for rank, count in zip(ranks.tolist(), counts.tolist())
+    ]
 
 
 def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
@@ -485,10 +417,10 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
 
 def _names(completion: Completion, links: np.ndarray, side: str) -> pa.Array:
     """Look up the names of heads or tails, each distinct one once."""
-    attribute = "lhs" if side == "head" else "rhs"
     names = np.empty(len(links), object)
     relation_ids, place = np.unique(links["relation"], return_inverse=True)
-    types = np.array([getattr(completion.relation(id_), attribute) for id_ in relation_ids.tolist()], object)
+    relations = map(completion.relation, relation_ids.tolist())
+    types = np.array([one.lhs if side == "head" else one.rhs for one in relations], object)
     for type_ in dict.fromkeys(types.tolist()):
         rows = np.flatnonzero((types == type_)[place.reshape(-1)])
         ids, index = np.unique(links[side][rows], return_inverse=True)
@@ -511,29 +443,24 @@ def write_completion(
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another output, or overwrite it")
     folder = path.with_name(path.name + WORK_SUFFIX)
-    work = Work(completion, folder)
-    work.finish(threads, progress)
-    curve = HitCurve(
-        len(completion.held_out_triples(completion.held_out)) if completion.held_out is not None else 0
-    )
+    files = _search(completion, folder, threads, progress or (lambda _count: None))
+    num_links, num_held_out, hits = 0, completion.num_held_out(), [np.empty(0, np.int64)]
     temporary = folder / "sorted.parquet"
     try:
         with pq.ParquetWriter(temporary, as_table(completion, np.empty(0, LINK)).schema) as writer:
-            for links in work.links():
+            for links in _merged(files):
                 table = as_table(completion, links)
                 writer.write_table(table)
-                curve.add(
-                    table["held_out"].to_numpy()
-                    if completion.held_out is not None
-                    else np.zeros(len(links), bool)
-                )
+                if completion.held_out is not None:
+                    hits.append(np.flatnonzero(table["held_out"].to_numpy()) + num_links + 1)
+                num_links += len(links)
         os.replace(temporary, path)
     except OSError as error:
         raise write_error(f"cannot write {path}", error) from None
     shutil.rmtree(folder)
     summary = {
         "path": str(path),
-        "triples": curve.num_links,
+        "triples": num_links,
         "queries": completion.num_queries,
         "pairs": sum(
             len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
@@ -541,18 +468,16 @@ def write_completion(
         "least_score": completion.least_score if np.isfinite(completion.least_score) else None,
     }
     if completion.held_out is not None:
-        summary |= {"held_out": completion.held_out, "held_out_triples": curve.num_held_out}
-        summary |= {"curve": curve.points()}
+        summary |= {"held_out": completion.held_out, "held_out_triples": num_held_out}
+        summary |= {"curve": _curve(np.concatenate(hits), num_links, num_held_out)}
     return summary
 
 
 def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
     """Return the missing triples, or the best ones of them, by descending score; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(completion, Path(folder))
-        work.finish(threads)
         blocks, left = [np.empty(0, LINK)], limit
-        for links in work.links():
+        for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
             blocks.append(links[:left])
             if left is not None:
                 left -= len(blocks[-1])

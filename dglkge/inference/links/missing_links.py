@@ -29,30 +29,15 @@ NARROW_SLACK = 3.1 * 2.0**-8
 and once for the result, each by half a unit in the last of 8 bits."""
 
 
-@dataclass
-class Links:
-    """Pairs of a query and a candidate, and exact scores; all (n,)."""
+PAIR = np.dtype([("score", "<f8"), ("query", "<i8"), ("candidate", "<i8")])
+"""A query, a candidate's id and their exact score."""
 
-    query: Tensor
-    candidate: Tensor
-    score: Tensor
 
-    def __getitem__(self, which: Tensor) -> Links:
-        return Links(self.query[which], self.candidate[which], self.score[which])
-
-    @classmethod
-    def join(cls, parts: list[Links]) -> Links:
-        """Return all parts in one, in a fixed order: by query, descending score, and candidate."""
-        empty = torch.empty(0, dtype=torch.int64)
-        if not parts:
-            return cls(empty, empty, empty.double())
-        every = cls(*(torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])))
-        return every[torch.from_numpy(np.lexsort((every.candidate, -every.score, every.query)))]
-
-    def best(self, k: int) -> Links:
-        """Return the first k of each query; the order is that of :meth:`join`."""
-        starts = torch.searchsorted(self.query, self.query)
-        return self[torch.arange(len(self.query)) - starts < k]
+def at_least(scores: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column of the finite float32 scores (b, n) that are not below the limits (b,)."""
+    low = low.clamp_min(torch.finfo(torch.float32).min)
+    _, row, column = count_greater(scores, torch.arange(len(scores)), low, torch.full_like(low, torch.inf))
+    return row, column
 
 
 @dataclass
@@ -61,7 +46,6 @@ class LinkSearch:
 
     Attributes
     ----------
-    model : KgeModel
     query : (Q, Dq) float64 tensor
     max_norm : float
         Greatest Euclidean norm of a candidate.
@@ -73,9 +57,6 @@ class LinkSearch:
         Only the best k of each query.
     is_narrow : bool
         Compare in bfloat16 first: with inner products and without ``k``.
-
-    low : (Q,) float64 tensor
-        Pairs with a lower float32 score are left out.
     """
 
     model: KgeModel
@@ -85,7 +66,7 @@ class LinkSearch:
     least_score: float
     k: int | None = None
     is_narrow: bool = False
-    _found: list[Links] = field(default_factory=list)
+    _found: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limit = torch.full((len(self.query),), self.least_score, dtype=torch.float64)
@@ -98,7 +79,7 @@ class LinkSearch:
                 "diverged, or the rows are not this model's"
             )
         self._rounded = self.query.float()
-        self.low = limit - bound
+        self._low = limit - bound  # pairs with a lower float32 score are left out
         if self.is_narrow:
             self._narrow = self.query.bfloat16()
             self._slack = NARROW_SLACK * self.query.norm(dim=1)
@@ -110,7 +91,7 @@ class LinkSearch:
         here = ids[place] == self.known[1]
         known_query, known_place = self.known[0][here], place[here]
         if self.is_narrow:
-            narrow, narrow_low = rows.bfloat16(), self.low - self._slack * float(rows.norm(dim=1).max())
+            narrow, narrow_low = rows.bfloat16(), self._low - self._slack * float(rows.norm(dim=1).max())
         for first in range(0, len(self.query), QUERY_TILE):
             tile = slice(first, first + QUERY_TILE)
             inside = slice(
@@ -126,19 +107,12 @@ class LinkSearch:
             scores = self.model.compare(self._rounded[tile], rows)
             if self.k is not None:
                 self._raise_limit(self.k, tile, scores, known)
-            self._keep(tile, self._close(scores, self.low[tile], known), ids, rows)
+            self._keep(tile, self._close(scores, self._low[tile], known), ids, rows)
 
     def _close(self, scores: Tensor, low: Tensor, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return row and column of the scores that are not below the limits (b,), known pairs left out."""
         scores[known] = -torch.inf
-        # Finite, so that known pairs are below the limit where there is none.
-        below = torch.nextafter(low.float(), torch.tensor(-torch.inf)).clamp_min(
-            torch.finfo(torch.float32).min
-        )
-        _, row, column = count_greater(
-            scores, torch.arange(len(scores)), below, torch.full_like(below, torch.inf)
-        )
-        return row, column
+        return at_least(scores, torch.nextafter(low.float(), torch.tensor(-torch.inf)))
 
     def _raise_limit(self, k: int, tile: slice, scores: Tensor, known: tuple[Tensor, Tensor]) -> None:
         """Raise the limits of a tile's queries to the k-th best score of a panel, less its rounding."""
@@ -149,27 +123,30 @@ class LinkSearch:
         bound = self.model.score_function.rounding_bound(self.query[tile], self.max_norm, kth)
         # Once for the k-th best, which may be too high, and once for those that are compared with it.
         limit = torch.where(kth.isinf(), kth, kth - 2 * bound)
-        self.low[tile] = torch.maximum(self.low[tile], limit)
+        self._low[tile] = torch.maximum(self._low[tile], limit)
 
     def _keep(self, tile: slice, pairs: tuple[Tensor, Tensor], ids: Tensor, rows: Tensor) -> None:
         row, column = pairs[0] + tile.start, pairs[1]
         if len(row):
             scores = exact_scores(self.model, self.query, row, rows, column)
-            links = Links(row, ids[column], scores)
-            self._found.append(links[(scores >= self.least_score) & ~scores.isinf()])
+            found = np.empty(len(row), PAIR)
+            found["score"], found["query"], found["candidate"] = scores, row, ids[column]
+            self._found.append(found[((scores >= self.least_score) & ~scores.isinf()).numpy()])
 
     def num_found(self) -> int:
         """Return the number of links found and not taken."""
-        return sum(len(links.query) for links in self._found)
+        return sum(map(len, self._found))
 
-    def take(self, is_last: bool = True) -> Links:
+    def take(self, is_last: bool = True) -> np.ndarray:
         """Return the links found; with k only at the end, since until then better ones may come."""
-        links = Links.join(self._found)
+        links = np.concatenate([np.empty(0, PAIR), *self._found])
+        links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
         self._found = []
         if self.k is None:
             return links
-        links = links.best(self.k)
+        starts = np.searchsorted(links["query"], links["query"])
+        links = links[np.arange(len(links)) - starts < self.k]
         if is_last:
             return links
         self._found = [links]
-        return links[torch.empty(0, dtype=torch.int64)]
+        return links[:0]

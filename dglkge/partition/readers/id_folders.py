@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, numbered_lines, read_errors, text_format
+from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, TextFormat, numbered_lines, text_format
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import IdMaps, IdTriples, Reading, Watch, check_names, ingest, table_chunks
@@ -81,7 +80,7 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 def read_pairs(
-    path: Path, nouns: tuple[str, str], more_columns: bool = False
+    path: Path, nouns: tuple[str, str], more_columns: bool = False, text: TextFormat | None = None
 ) -> Iterator[tuple[int, str, str]]:
     """Yield line number and two fields of lines, separated by a tab, or by a comma in a ``.csv`` file.
 
@@ -93,7 +92,7 @@ def read_pairs(
     InputError
         If the file is missing, empty, not UTF-8 or has a line with another number of columns.
     """
-    text = text_format(path, None)
+    text = text or text_format(path, None)
     # Line by line and not by Arrow: these files are small, and errors need the line number.
     for number, line in numbered_lines(path):
         if line == "":
@@ -274,16 +273,8 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
 
 def _pykeen_names(path: Path, noun: str) -> list[str]:
     # Its writer quotes fields, unlike the text of other files with tabs.
-    reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), delimiter="\t")
-
-    def rows() -> Iterator[tuple[int, str, str]]:
-        for row in reader:
-            if len(row) != 2:
-                raise InputError(f"{path}:{reader.line_num}: got {len(row)} columns, expected id and label")
-            yield reader.line_num, row[0], row[1]
-
-    with read_errors(path, csv.Error):
-        header = next(reader, [])
-        if header != ["id", "label"]:
-            raise InputError(f"{path}:1: the header is {header}, expected id and label")
-        return id_map(rows(), path, noun)
+    rows = read_pairs(path, ("id", "label"), text=TextFormat("\t", quoted=True))
+    _, *header = next(rows)
+    if header != ["id", "label"]:
+        raise InputError(f"{path}:1: the header is {header}, expected id and label")
+    return id_map(rows, path, noun)

@@ -17,9 +17,9 @@ from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
-from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
+from dglkge.sampling.machine_batches import MachineBatches, MachineShares, partition_mark, rows_of_sets
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
@@ -36,13 +36,7 @@ TRIPLES_A_BLOCK = 1 << 20
 
 
 def build_batches(job: Job) -> TrainingBatches:
-    """Make the batches of queries or edges; a collective.
-
-    Raises
-    ------
-    InputError
-        If the data set has no edge set of a name, or weights that the objective does not take.
-    """
+    """Make the batches of queries or edges; a collective."""
     config, dataset, world = job.config, job.dataset, job.world
     if config.training.objective.by_queries:
         return _trained_queries(job)
@@ -65,11 +59,8 @@ def edge_options(
 
     Parameters
     ----------
-    job : Job
-    num_triples : int
     turn : (int, int)
         (i, k): this trainer is number i of the k that have the same edges.
-    order : TripleOrder, optional
     """
     config, dataset = job.config, job.dataset
     # Batches have node ids of relations, the data set lists relations by original id.
@@ -149,10 +140,8 @@ def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> Ed
 
     Parameters
     ----------
-    job : Job
     order : TripleOrder
         That of the options.
-    options : EdgeOptions
     """
     world = job.cluster.world
     edges = job.layout.edge_table(world.machine)
@@ -183,14 +172,8 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
 
     Parameters
     ----------
-    job : Job
     order, options
         As for :func:`build_edge_batches`.
-
-    Raises
-    ------
-    CheckpointError, StorageError
-        On all trainers, if one of them cannot write the files.
     """
     config, layout, world, pairs = job.config, job.layout, job.cluster.world, job.pairs
     part, num_ranges = world.machine, config.sampling.num_ranges
@@ -201,7 +184,6 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
 
     def make_files() -> None:
-        """Make the files of this machine, on one of its trainers."""
         if world.is_machine_leader:
             files.make(options.pair_of_relation)
 
@@ -210,10 +192,12 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
     job.cluster.agree(make_files, 2 * num_bytes)
     buckets = files.open()
-    walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
+    is_mixed = config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _of_all_parts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
-    return BucketBatches(buckets, walk, part, counts, pairs, mark, options, is_mixed)
+    shares, order_name = MachineShares(counts, options.batch_size), config.sampling.bucket_order
+    walk = BucketOrder(buckets.counts, part, shares, order_name, options.seed, pairs, is_mixed)
+    return BucketBatches(buckets, walk, mark, options)
 
 
 def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
@@ -252,15 +236,9 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
 
 
 def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tensor], Tensor]) -> Passes:
-    """Return the passes of an epoch, and the ranking of what is held out of them.
-
-    Raises
-    ------
-    InputError
-        If everything is held out.
-    """
+    """Return the passes of an epoch, and the ranking of what is held out of them."""
     config, size = job.config, job.config.training.batch_size
-    num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
+    num_chunks = config.training.edge_chunks
     order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
         raise InputError(
@@ -271,7 +249,7 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     if isinstance(batches, EdgeBatches):
         ranges = [order.range_of(number) for number in range(len(order.sets))]
     passes = plan_passes(ranges, num_chunks, size)
-    held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
+    held_out = None if config.evaluation.held_out is None else HeldOutEvaluator(job, order, gather)
     if not isinstance(batches, BucketBatches):
         return Passes(passes, held_out)
     of_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dglkge.config import Config
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.embeddings.embedding_table import EmbeddingTable
-from dglkge.embeddings.table_set import TableSet
 from dglkge.model.choices import OBJECTIVES
 from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
@@ -34,7 +32,7 @@ from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, Relation
 from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.rows import Transforms
-from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
+from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
@@ -45,10 +43,8 @@ class _Comparison:
 
     Attributes
     ----------
-    table : EmbeddingTable
     columns : slice
         Part of the rows.
-    query_dim : int
     compare : callable
         Scores queries (Q, D) against rows (b, D'): (Q, b).
     numbers_a_score : int
@@ -65,38 +61,35 @@ class _Comparison:
     is_product: bool
 
 
-def _entity_comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
+def _entity_comparisons(job: Job) -> dict[str, _Comparison]:
     """Return the comparison of the queries for entities, by type, in the same order on every trainer."""
-    dim, score_function = model.dim, model.score_function
-    is_reference = config.training.kernels == REFERENCE
+    model, tables, is_reference = job.computing, job.tables, job.computation.is_reference
     # Compares types and functions exactly: a subclass may compute other scores than its base.
-    is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
+    is_product = type(model) is KgeModel and type(model.score_function).compare is Dot.compare
     compare = model.compare_plainly if is_reference else model.compare
     # Relations that act on candidates leave a copy of them for each relation until the backward pass.
-    numbers = model.query_dim if is_reference else 1 + dim // 64 * score_function.acts_on_candidates
-    return {
-        name: _Comparison(tables[name], slice(0, dim), model.query_dim, compare, numbers, is_product)
-        for name in tables.entity_types
-    }
+    copies = 1 + model.dim // 64 * model.score_function.acts_on_candidates
+    more = (slice(0, model.dim), model.query_dim, compare, model.query_dim if is_reference else copies)
+    return {name: _Comparison(tables[name], *more, is_product) for name in tables.entity_types}
 
 
-def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
+def _relation_comparisons(job: Job) -> dict[str, _Comparison]:
     """Return the comparison of the queries (h, ?, t) of each direction that has relation rows of its own."""
-    dim, score_function = model.dim, model.score_function
-    width = score_function.relation_dim(dim)
-    is_product = score_function.has_relation_product
-    found = {}
+    model, score_function = job.computing, job.computing.score_function
+    width, is_product = score_function.relation_dim(model.dim), score_function.has_relation_product
     # One block of queries for each half of reciprocal rows; a row without halves has one score for both.
-    for number, side in enumerate((Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)):
-        found[RELATION_BLOCKS[side]] = _Comparison(
-            tables[RELATION],
+    sides = (Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)
+    return {
+        RELATION_BLOCKS[side]: _Comparison(
+            job.tables[RELATION],
             slice(number * width, (number + 1) * width),
-            score_function.relation_query_dim(dim),
+            score_function.relation_query_dim(model.dim),
             score_function.compare_relations,
             1 if is_product else model.query_dim,
             is_product,
         )
-    return found
+        for number, side in enumerate(sides)
+    }
 
 
 def _candidates(
@@ -140,12 +133,10 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     config, model = job.config, job.computing
     regularizer = configured_regularizer(config, model)
-    comparisons = _entity_comparisons(config, model, job.tables)
+    comparisons = _entity_comparisons(job)
     relation_weight = config.training.relation_prediction
     if relation_weight:
-        comparisons.update(_relation_comparisons(model, job.tables))
-    loss, penalizes = configured_loss(config).over_candidates(), regularizer is not None
-    candidates = [_candidates(job, batches, name, one, loss, penalizes) for name, one in comparisons.items()]
+        comparisons.update(_relation_comparisons(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
     options = QueryOptions(model, regularizer, relation_weight, shares_relations, job.has_loops)
     maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
@@ -153,33 +144,35 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
     if config.training.objective.by_queries:
         planner = QueryPlanner(list(job.tables), sums_batch)
-    return _sharded(job, transforms, planner, maker, comparisons, candidates, regularizer)
+    loss = configured_loss(config).over_candidates()
+    return _sharded(job, batches, transforms, planner, maker, comparisons, loss, regularizer)
 
 
 def build_relation_loss(
     job: Job, batches: TrainingBatches, transforms: Transforms, planner: EdgePlanner
 ) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
-    model = job.computing
-    comparisons = _relation_comparisons(model, job.tables)
+    weight = job.config.training.relation_prediction
+    maker = RelationQueries(job.computing, weight, job.computation.device.is_staged)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    loss = FullSoftmax()
-    candidates = [_candidates(job, batches, name, one, loss, False) for name, one in comparisons.items()]
-    is_staged = job.computation.device.is_staged
-    maker = RelationQueries(model, job.config.training.relation_prediction, is_staged)
-    return _sharded(job, transforms, planner, maker, comparisons, candidates)
+    return _sharded(job, batches, transforms, planner, maker, _relation_comparisons(job), FullSoftmax())
 
 
 def _sharded(
     job: Job,
+    batches: TrainingBatches,
     transforms: Transforms,
     planner: EdgePlanner | QueryPlanner,
     maker: QueryMaker,
     comparisons: dict[str, _Comparison],
-    candidates: list[Candidates],
+    loss: FullLoss,
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
+    candidates = [
+        _candidates(job, batches, name, one, loss, regularizer is not None)
+        for name, one in comparisons.items()
+    ]
     blocks = {name: one.query_dim for name, one in comparisons.items()}
     group = Alltoall(
         request_timeout_seconds(),
@@ -187,5 +180,4 @@ def _sharded(
         duty="train every batch, also with no triples of its own",
     )
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
-    clock = job.computation.clock
-    return CandidateLoss(planner, maker, blocks, candidates, exchange, clock, transforms, regularizer)
+    return CandidateLoss(planner, maker, blocks, candidates, exchange, job.clock, transforms, regularizer)

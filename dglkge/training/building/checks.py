@@ -36,7 +36,7 @@ from dglkge.training.building.components import (
     with_num_times,
 )
 from dglkge.training.callbacks import CALLBACKS
-from dglkge.training.learning_rates import schedule_problems
+from dglkge.training.learning_rates import try_schedule
 from dglkge.training.statistics.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
@@ -51,22 +51,18 @@ def check_config(config: Config, world: World | None = None) -> None:
 
     Parameters
     ----------
-    config : Config
     world : World, optional
         Of the job in which this process trains; without it the devices of this process do not matter.
-
-    Raises
-    ------
-    InputErrors
-        For an unknown component, and values that do not fit each other, or this process.
     """
-    model = configured_model(config)
-    num_machines = 1 if world is None else world.num_machines
+    model, num_machines = configured_model(config), 1 if world is None else world.num_machines
+    rows, dense, num_epochs = config.optimizer, config.dense, config.training.num_epochs
+    lrs = [rows.lr, rows.relations.lr or rows.lr]
     _raise(
         problems_of(config, num_machines),
         _raised(lambda: configured_regularizer(config, model)),
         _raised(lambda: split_count(max(config.negatives.per_side.values()), config.negatives.shares)),
-        schedule_problems(config),
+        _raised(lambda: try_schedule("optimizer.schedule", rows.schedule, lrs, num_epochs)),
+        _raised(lambda: try_schedule("dense.schedule", dense.schedule, [dense.lr], num_epochs)),
         dense_problems(config, model),
         _loggers(config),
         _storage(config),
@@ -79,16 +75,8 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
 
     Parameters
     ----------
-    config : Config
-    dataset : Dataset
     world : World, optional
         Without it, the memory of this machine is not compared with the plan.
-
-    Raises
-    ------
-    InputErrors
-        For a split to rank without triples, an unknown relation, weights that are missing or no confidences;
-        and, on one trainer of a machine, for a run that does not fit into it.
     """
     _raise(
         _empty_splits(config, dataset),

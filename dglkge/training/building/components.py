@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,27 +29,14 @@ REFERENCE = "reference"
 
 
 def configured_model(config: Config) -> KgeModel:
-    """Make the model.
-
-    Raises
-    ------
-    InputError
-        If the score function is unknown, has no rows of that dimension, lacks an option that is set, or needs
-        reciprocal relations.
-    """
+    """Make the model."""
     chosen = config.model
     made = SCORE_FUNCTIONS.get(chosen.score_function.name)(chosen.score_function)
     return KgeModel(made, chosen.dimension, chosen.reciprocal_relations, config.seed)
 
 
 def with_num_times(config: Config, dataset: Dataset) -> Config:
-    """Return the configuration with the number of times of the data set, where the score function has times.
-
-    Raises
-    ------
-    InputError
-        If the data set has none, or another number is configured.
-    """
+    """Return the configuration with the number of times of the data set, if the score function has times."""
     chosen: Any = config.model.score_function
     if not SCORE_FUNCTIONS.get(chosen.name).has_times:
         return config
@@ -72,14 +60,7 @@ def configured_loss(config: Config) -> Loss:
 
 
 def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:
-    """Make the regularizer; None where its weight is 0.
-
-    Raises
-    ------
-    InputError
-        If it is unknown or not defined for the model, a number is out of range or has no effect, or it takes
-        no weight and has one.
-    """
+    """Make the regularizer; None where its weight is 0."""
     score_function = config.model.score_function.name
     chosen = chosen_regularizer(config.regularizer, score_function)
     member = REGULARIZERS.get(chosen.name)
@@ -98,40 +79,33 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.
-
-    Raises
-    ------
-    InputError
-        If a name is none of a relation.
     """
     weights = config.loss.relation_weights
-    names = [relation.name for relation in dataset.relations.relations]
-    for name in weights:
-        if name not in names:
-            raise unknown_name("relation", name, sorted(set(names)))
+    names = _relation_names(dataset, weights)
     return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None
 
 
 def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
-    """Return the operator of each relation, by original id; empty where the model has one for all.
-
-    Raises
-    ------
-    InputError
-        If a name is none of a relation, or an operator none of the score function's.
-    """
+    """Return the operator of each relation, by original id; empty where the model has one for all."""
     score_function, named = config.model.score_function.name, config.model.relation_operators
     operators = SCORE_FUNCTIONS.get(score_function).operators
-    names = [relation.name for relation in dataset.relations.relations]
+    names = _relation_names(dataset, named)
     for name, operator in named.items():
-        if name not in names:
-            raise unknown_name("relation", name, sorted(set(names)))
         if operator not in operators:
             raise InputError(
                 f"model.relation_operators has {name}: {operator}, and model.score_function is "
                 f"{score_function}; allowed: {', '.join(operators)}"
             )
     return tuple(named.get(name, operators[0]) for name in names) if operators else ()
+
+
+def _relation_names(dataset: Dataset, named: Collection[str]) -> list[str]:
+    """Return the name of each relation, by original id; some that are named are among them."""
+    names = [relation.name for relation in dataset.relations.relations]
+    for name in named:
+        if name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+    return names
 
 
 def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, Any]:
@@ -146,13 +120,7 @@ def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, 
 def named_class(
     field: str, chosen: FreeSettings, known: Mapping[str, Any], own: Collection[str]
 ) -> tuple[Any, list[str]]:
-    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none.
-
-    Raises
-    ------
-    InputError
-        If torch has no such class, or the class has none of the options that are given.
-    """
+    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none."""
     if chosen.name not in known:
         raise unknown_name(field, chosen.name, list(known))
     kind = known[chosen.name]
@@ -163,9 +131,15 @@ def named_class(
     return kind, allowed
 
 
-def refused_by_torch(field: str, chosen: FreeSettings, error: Exception) -> InputError:
-    """Make the error for a class of torch that does not take its options."""
-    return InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}")
+@contextlib.contextmanager
+def tried_on_torch(field: str, chosen: FreeSettings) -> Iterator[None]:
+    """Raise an InputError for a class of torch that does not take its options."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}") from None
 
 
 def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -175,23 +149,15 @@ def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make the optimizer of some parameters.
-
-    Raises
-    ------
-    InputError
-        If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
-    """
+    """Make the optimizer of some parameters."""
     field, own = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
     kind, _ = named_class(field, chosen.optimizer, known_optimizers(), own)
     options = {
         name: tuple(value) if isinstance(value, list) else value  # betas: [0.9, 0.98]
         for name, value in chosen.optimizer.options.items()
     }
-    try:
+    with tried_on_torch(field, chosen.optimizer):
         made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
-    except Exception as error:
-        raise refused_by_torch(field, chosen.optimizer, error) from None
     return made
 
 
@@ -207,14 +173,12 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
         return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
     try:
-        optimizer = dense_optimizer(chosen, [tried])
-        tried.grad = torch.ones(2, 2)
-        optimizer.step()
+        with tried_on_torch("dense.optimizer", chosen.optimizer):
+            optimizer = dense_optimizer(chosen, [tried])
+            tried.grad = torch.ones(2, 2)
+            optimizer.step()
     except InputError as error:
         yield str(error)
-        return
-    except Exception as error:
-        yield str(refused_by_torch("dense.optimizer", chosen.optimizer, error))
         return
     # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
     if chosen.sharding == "fsdp" and not has_slices_on_processors():

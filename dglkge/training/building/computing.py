@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -35,11 +36,6 @@ def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
     """Return this trainer's device; a collective.
 
     ``auto`` is a GPU only where every trainer has one: the others would wait for one that computes on a CPU.
-
-    Raises
-    ------
-    InputError
-        If the configured device is not there.
     """
     name: str = config.training.device
     if name == AUTO_DEVICE:
@@ -73,21 +69,16 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
 def _recorded(config: Config) -> str | None:
     """Return the type of an earlier start of the run, None for a new run."""
     storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
+    recorded: Any = {}
     # A damaged or missing checkpoint is reported by the resume, not here.
-    try:
-        recorded: Any = storage.stored(int(storage.version_text() or 0)).meta.config
-    except (CheckpointError, ValueError):
-        recorded = {}
-    if not recorded:
-        try:
+    with contextlib.suppress(CheckpointError, ValueError):
+        recorded = storage.stored(int(storage.version_text() or 0)).meta.config
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        if not recorded:
             recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-    try:
         found = recorded["training"]["matmul_dtype"]
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return found if found in (FLOAT32, BFLOAT16) else None
+        return found if found in (FLOAT32, BFLOAT16) else None
+    return None
 
 
 def _measured(config: Config, device: ComputeDevice) -> str:
@@ -119,18 +110,10 @@ def build_precision(
 
     Parameters
     ----------
-    config : Config
     model : KgeModel
         The one that computes batches.
     device : ComputeDevice
         Its device.
-    cluster : Cluster
-
-    Raises
-    ------
-    InputError
-        If torch has no such type on the device or cannot compile the module, or the score function does not
-        take a loss scale; on all trainers.
     """
     chosen = config.dense
     if model.module is None or (chosen.autocast == "none" and not chosen.compile):
@@ -181,13 +164,7 @@ def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
 
 
 def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> None:
-    """Refuse a score function that uses parameters beside ``run_precisely``: their gradients are not scaled.
-
-    Raises
-    ------
-    InputError
-        If the gradients of parameters are not proportional to the loss scale, or those of rows depend on it.
-    """
+    """Refuse a score function with parameters beside ``run_precisely``: their gradients are not scaled."""
     found = []
     for scale in (1.0, TRIED_SCALE):
         precision = ModulePrecision(device.type)

@@ -5,6 +5,7 @@ One process of each disk writes the copy, before anything is trained; a resume t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -24,10 +25,16 @@ from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError, InputError, write_error
+from dglkge.errors import CheckpointError, InputError
 from dglkge.model.projections import FeatureProjections, ProjectedFeatures
-from dglkge.training.building.given_vectors import match_names, nothing_matches, together
+from dglkge.training.building.given_vectors import (
+    match_names,
+    nothing_matches,
+    require_finite,
+    together,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +70,7 @@ class RunFeatures(ProjectedFeatures):
         return {record_path(name): record.clone() for name, record in self.records.items()}
 
     def load_state_dict(self, state: h5py.File) -> None:
-        """Compare the records with those of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            If the version was trained with other vectors.
-        """
+        """Compare the records with those of a model file."""
         for path, record in self.state_dict().items():
             saved = state[path][...].tolist() if path in state else None
             if saved != record.tolist():
@@ -80,15 +81,7 @@ class RunFeatures(ProjectedFeatures):
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
-    """Return the features of a run and their untrained projections; None without features. A collective.
-
-    Raises
-    ------
-    InputError
-        On all trainers, if a file cannot be read, or has no entity's name.
-    CheckpointError
-        On all trainers, if the run's copy is damaged.
-    """
+    """Return the features of a run and their untrained projections; None without features. A collective."""
     chosen, world = config.features, cluster.world
     if chosen is None:
         return None
@@ -97,33 +90,25 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     files = feature_files(chosen.files, dataset.entity_types, "features.files")
     # The barrier's limit allows for reading the largest of the files.
     largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
-    writes = world.is_disk_leader
 
-    def copy() -> bool:
-        if not writes or _is_kept(config.output, chosen, files, note):
-            return False
-        try:
-            _write(chosen, dataset, files, folder)
-        except OSError as error:
-            raise write_error(f"cannot write to {folder}", error) from error
-        return True
+    def copy() -> None:
+        if not world.is_disk_leader or _is_kept(config.output, chosen, files, note):
+            return
+        written = LeasedFolder(folder)
+        written.make()
+        with written.writing():
+            _write(chosen, dataset, files, written, world.rank == 0)
 
-    is_new = together(cluster, largest, copy)
+    together(cluster, largest, copy)
     records, vectors = together(cluster, largest, lambda: _open(folder, note))
-    if is_new and world.rank == 0:
-        _report(note)
     described = {name: record.tolist() for name, record in records.items()}
     if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
         raise InputError(f"{largest}: features.files are different files on the machines of the job")
     widths = {name: int(record[1]) for name, record in records.items()}
-    hidden, activation = _layers(chosen, config.model.dimension)
-    made = FeatureProjections(widths, config.model.dimension, hidden, activation, config.seed)
+    dim, mlp = config.model.dimension, chosen.mlp
+    layers = ((), "relu") if mlp is None else (mlp.hidden or (dim,), mlp.activation)
+    made = FeatureProjections(widths, dim, *layers, config.seed)
     return RunFeatures(made, vectors, records, chosen.use == "alone")
-
-
-def _layers(chosen: FeaturesConfig, dim: int) -> tuple[tuple[int, ...], str]:
-    """Return the widths of the hidden layers, and the activation between them."""
-    return ((), "relu") if chosen.mlp is None else (chosen.mlp.hidden or (dim,), chosen.mlp.activation)
 
 
 def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note: Path) -> bool:
@@ -136,11 +121,10 @@ def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note
         return False
     if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(chosen.files)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return is_same and not all(one.path.is_file() for one in files)
+        return is_same and not all(one.path.is_file() for one in files)
+    return False
 
 
 def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
@@ -153,9 +137,10 @@ def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.nda
     return {name: torch.tensor(record) for name, record in records.items()}, vectors
 
 
-def _write(chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: Path) -> None:
+def _write(
+    chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: LeasedFolder, reports: bool
+) -> None:
     """Copy the vectors of all entities to the run's folder; the note comes last."""
-    folder.mkdir(parents=True, exist_ok=True)
     types: dict[str, Any] = {}
     for one in files:
         file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
@@ -167,7 +152,7 @@ def _write(chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], f
             if not len(numbers):
                 continue
             num_rows = dataset.num_entities(name)
-            crc32 = _write_type(file, numbers, places, num_rows, chosen.dtype, folder, name)
+            crc32 = _write_type(file, numbers, places, num_rows, chosen.dtype, folder.path, name)
             types[name] = {
                 "path": str(one.path),
                 "shape": [num_rows, file.width],
@@ -175,12 +160,14 @@ def _write(chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], f
                 "without": num_rows - len(places),
                 "crc32": crc32,
             }
-    note = folder / layout.FEATURES_NOTE_FILE
-    temporary = note.with_name(note.name + layout.TEMPORARY_SUFFIX)
+            if reports:
+                logger.info(
+                    "features of %s from %s: %d numbers each; %d entities with a vector, %d without "
+                    "(theirs is 0)",
+                    *(name, one.path, file.width, len(places), num_rows - len(places)),
+                )
     described = {"files": list(chosen.files), "dtype": chosen.dtype, "types": types}
-    text = json.dumps(described, indent=2)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    os.replace(temporary, note)
+    folder.write_json(layout.FEATURES_NOTE_FILE, described)
 
 
 def _write_type(
@@ -200,26 +187,10 @@ def _write_type(
     for some, rows in file.rows(np.unique(numbers)):
         with np.errstate(over="ignore"):
             narrowed = rows.astype(dtype)
-        wrong = np.flatnonzero(~np.isfinite(narrowed).all(axis=1))
-        if len(wrong):
-            place = int(wrong[0])
-            value = rows[place][~np.isfinite(narrowed[place])][0]
-            raise InputError(
-                f"{file.place(int(some[place]))}: the vector has {value:g}; allowed: finite numbers of "
-                f"{dtype}"
-            )
+        require_finite(file, some, rows, np.isfinite(narrowed), f"finite numbers of {dtype}")
         first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
         written[places[first:end]] = narrowed[np.searchsorted(some, numbers[first:end])]
     written.flush()
     del written
     os.replace(temporary, target)
     return file_crc32(target)
-
-
-def _report(note: Path) -> None:
-    """Log how many entities have a vector."""
-    for name, one in json.loads(note.read_text(encoding="utf-8"))["types"].items():
-        logger.info(
-            "features of %s from %s: %d numbers each; %d entities with a vector, %d without (theirs is 0)",
-            name, one["path"], one["shape"][1], one["with_vector"], one["without"],
-        )  # fmt: skip

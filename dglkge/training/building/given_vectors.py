@@ -21,7 +21,6 @@ import torch
 from tqdm import tqdm
 
 from dglkge.config import Config
-from dglkge.config.schema import InitFromConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import VectorFile, open_vectors
 from dglkge.distributed.runtime import Cluster
@@ -33,7 +32,7 @@ from dglkge.training.process import wants_bar
 
 logger = logging.getLogger(__name__)
 
-PCA, RANDOM = "pca", "random"
+PCA = "pca"
 RANDOM_TABLE = "model.init_from"
 """Name under which the numbers of a random projection are drawn: no entity type can have it."""
 SMALLEST_SHARE = 1e-12
@@ -53,8 +52,6 @@ class Change:
 
     Attributes
     ----------
-    factor : float
-    mean : (W,) array or None
     matrix : (W, K) array or None
         None: numbers are taken as they are. K may be less than the model's dimension: the other numbers of a
         row stay as they were initialised.
@@ -75,13 +72,7 @@ class Change:
 
 
 class Matches:
-    """Entities of one shard of one type, and the vectors that have their names.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the shard's entities in their order, already changed by :meth:`VectorFile.key`.
-    """
+    """Entities of one shard of one type, and the vectors that have their names, as :meth:`VectorFile.key`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._place: dict[str, int] = {}
@@ -93,13 +84,7 @@ class Matches:
             self._place[name] = place
 
     def add(self, number: int, name: str, file: VectorFile) -> None:
-        """Note the number of a vector with a name.
-
-        Raises
-        ------
-        InputError
-            If another vector has that name.
-        """
+        """Note the number of a vector with a name."""
         place = self._place.get(name, -1)
         if place >= 0 and self._numbers[place] >= 0:
             known = file.place(int(self._numbers[place]))
@@ -120,27 +105,10 @@ class Matches:
 def match_names(
     file: VectorFile, dataset: Dataset, ids: Mapping[str, Ids], has_bar: bool = False
 ) -> tuple[int, dict[str, tuple[Ids, Ids]]]:
-    """Match the names of a file with those of entities.
+    """Match the names of a file with those of entities, by original ids (n,) of each type.
 
-    Parameters
-    ----------
-    file : VectorFile
-    dataset : Dataset
-    ids : mapping of str to (n,) array
-        Original ids of entities, by type.
-    has_bar : bool
-
-    Returns
-    -------
-    count : int
-        Vectors of the file.
-    matches : dict of str to (numbers, places)
-        By type: numbers of the vectors that entities have, ascending, and the place among the ids of each.
-
-    Raises
-    ------
-    InputError
-        If two vectors have the name of an entity.
+    Returns the number of vectors and, by type, the numbers of those that entities have, ascending, and the
+    place of each among the ids.
     """
     matches = {name: Matches([file.key(one) for one in dataset.names_of(name, ids[name])]) for name in ids}
     count = 0
@@ -167,30 +135,14 @@ def fill_from_vectors(
 ) -> None:
     """Fill the entity tables of a new run from the configured file, where there is one; a collective.
 
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-    dataset : Dataset
-    tables : TableSet
-        With initial rows; those without a vector keep them.
-    record : callable
-        Called on rank 0 with what was done, as JSON has it.
-
-    Raises
-    ------
-    InputError
-        On all trainers, if the file cannot be read on one of them, or no entity has a vector.
+    Rows without a vector stay as they are. ``record`` is called on rank 0 with what was done, as JSON has it.
     """
     chosen, world = config.model.init_from, cluster.world
     if chosen is None:
         return
     path, has_bar = Path(chosen.path), wants_bar(config.training.progress, world)
-    task = _Task(chosen, config.model.dimension, config.model.init_scale, config.seed, has_bar)
-    shards = {
-        name: tables[name].shard(world.local_rank, world.trainers_per_machine) for name in tables.entity_types
-    }
-
+    turn = world.local_rank, world.trainers_per_machine
+    shards = {name: tables[name].shard(*turn) for name in tables.entity_types}
     ids = {name: shard.original_ids.numpy() for name, shard in shards.items()}
 
     def match() -> tuple[VectorFile, int, dict[str, tuple[Ids, Ids]]]:
@@ -198,9 +150,9 @@ def fill_from_vectors(
         return file, *match_names(file, dataset, ids, has_bar)
 
     file, num_vectors, matches = together(cluster, path, match)
-    sizes = cluster.gather_texts(json.dumps([num_vectors, file.width]))
-    if len(set(sizes)) > 1:
-        raise InputError(f"{path} has {' or '.join(sorted(set(sizes)))} rows and columns, by the machine")
+    sizes = set(cluster.gather_texts(json.dumps([num_vectors, file.width])))
+    if len(sizes) > 1:
+        raise InputError(f"{path} has {' or '.join(sorted(sizes))} rows and columns, by the machine")
     found = list(matches.values())
     num_matched = cluster.sum(np.array([len(places) for _, places in found], dtype=np.int64))
     if not num_matched.any():
@@ -209,8 +161,7 @@ def fill_from_vectors(
     for numbers, _ in found:
         used[numbers] = 1
     wanted = np.flatnonzero(used)
-    used = cluster.sum(used)
-    change = task.shared_change(cluster, file, np.flatnonzero(used))
+    change = _shared_change(config, cluster, file, np.flatnonzero(cluster.sum(used)), has_bar)
 
     def fill() -> None:
         for some, rows in file.rows(wanted):
@@ -228,42 +179,37 @@ def fill_from_vectors(
     # Its barrier comes before the first batch, which reads rows of all trainers.
     together(cluster, path, fill)
     if world.rank == 0:
-        counts = {
-            name: (matched, dataset.num_entities(name) - matched)
-            for name, matched in zip(tables.entity_types, num_matched.tolist())
-        }
-        record(_report(task, file, counts, num_vectors, change))
+        totals = [dataset.num_entities(name) for name in shards]
+        missing = (np.array(totals) - num_matched).tolist()
+        counts = dict(zip(shards, zip(num_matched.tolist(), missing)))
+        record({"vectors": num_vectors, **_report(config, file, counts, change)})
 
 
 def _report(
-    task: _Task, file: VectorFile, counts: Mapping[str, tuple[int, int]], num_vectors: int, change: Change
+    config: Config, file: VectorFile, counts: Mapping[str, tuple[int, int]], change: Change
 ) -> dict[str, Any]:
-    """Log how many entities of each type have a vector and have none, and how vectors were changed.
-
-    Returns the record of it, as JSON has it.
-    """
-    frozen = task.settings.frozen
+    """Log and return how many entities of each type have a vector or none, and the change of vectors."""
+    chosen: Any = config.model.init_from
     for name, (matched, missing) in counts.items():
         logger.info("vectors of %s: %s: %d entities matched, %d missing", file.path, name, matched, missing)
-        if missing and frozen:
+        if missing and chosen.frozen:
             logger.warning(
                 "%s: %d rows without a vector stay random: model.init_from.frozen is true", name, missing
             )
-    projection = "none" if change.matrix is None else task.settings.projection
+    projection = "none" if change.matrix is None else chosen.projection
     kept = "" if change.explained is None else f"; {change.explained:.1%} of the variance kept"
     logger.info(
         "vectors of %s: %d numbers each, %d in the model; projection %s, factor %.4g%s",
-        *(file.path, file.width, task.dim, projection, change.factor, kept),
+        *(file.path, file.width, config.model.dimension, projection, change.factor, kept),
     )
     return {
         "path": str(file.path),
-        "vectors": num_vectors,
         "width": file.width,
-        "dimension": task.dim,
+        "dimension": config.model.dimension,
         "projection": projection,
         "variance_kept": change.explained,
         "factor": change.factor,
-        "frozen": frozen,
+        "frozen": chosen.frozen,
         "entity_types": {name: dict(zip(("matched", "missing"), pair)) for name, pair in counts.items()},
     }
 
@@ -274,63 +220,57 @@ def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
     return cluster.agree(work, PASSES * path.stat().st_size if path.exists() else 1)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Change of the vectors of a file as configured."""
+def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids, has_bar: bool) -> Change:
+    """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
+    is_first = cluster.world.rank == 0
+    computed: Change | None = together(
+        cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
+    )
+    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
+    facts = np.zeros(3)
+    if computed is not None:
+        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
+        facts[:] = computed.factor, num_axes, computed.explained or 0.0
+    factor, num_axes, explained = cluster.sum(facts).tolist()
+    if not num_axes:
+        return Change(factor, None, _random_matrix(config, file.width))
+    axes = np.zeros((int(num_axes) + 1, file.width))
+    if computed is not None:
+        axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
+    axes = cluster.sum(axes)
+    return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
 
-    settings: InitFromConfig
-    dim: int
-    init_scale: float
-    seed: int
-    has_bar: bool
 
-    def shared_change(self, cluster: Cluster, file: VectorFile, used: Ids) -> Change:
-        """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
-        is_first = cluster.world.rank == 0
-        computed: Change | None = together(
-            cluster, file.path, lambda: self._change(file, used) if is_first else None
+def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
+    """Compute the change of vectors from all that are used."""
+    chosen: Any = config.model.init_from
+    blocks, dim = _checked_rows(file, used, has_bar), config.model.dimension
+    mean: Floats | None = None
+    explained: float | None = None
+    matrix: Floats | None
+    if file.width != dim and chosen.projection == PCA:
+        mean, matrix, variances, explained = principal_axes(blocks, dim)
+        size = math.sqrt(variances.mean()) if len(variances) else 0.0
+    else:
+        plain = Change(1.0, None, _random_matrix(config, file.width))
+        matrix = plain.matrix
+        squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
+        size = math.sqrt(squares / len(used) / dim)
+    if not size:
+        raise InputError(
+            f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
         )
-        # Sums in which the other trainers have zeros: the exact numbers of rank 0.
-        facts = np.zeros(3)
-        if computed is not None:
-            num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
-            facts[:] = computed.factor, num_axes, computed.explained or 0.0
-        factor, num_axes, explained = cluster.sum(facts).tolist()
-        if not num_axes:
-            return Change(factor, None, self._random_matrix(file.width))
-        axes = np.zeros((int(num_axes) + 1, file.width))
-        if computed is not None:
-            axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
-        axes = cluster.sum(axes)
-        return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
+    std = chosen.std or config.model.init_scale
+    return Change(1.0 if std == AS_GIVEN else std / size, mean, matrix, explained)
 
-    def _change(self, file: VectorFile, used: Ids) -> Change:
-        """Compute the change of vectors from all that are used."""
-        blocks = _checked_rows(file, used, self.has_bar)
-        mean: Floats | None = None
-        matrix: Floats | None
-        explained: float | None = None
-        if file.width != self.dim and self.settings.projection == PCA:
-            mean, matrix, variances, explained = principal_axes(blocks, self.dim)
-            size = math.sqrt(variances.mean()) if len(variances) else 0.0
-        else:
-            plain = Change(1.0, None, self._random_matrix(file.width))
-            matrix = plain.matrix
-            squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
-            size = math.sqrt(squares / len(used) / self.dim)
-        if not size:
-            raise InputError(
-                f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
-            )
-        std = self.settings.std
-        return Change(1.0 if std == AS_GIVEN else (std or self.init_scale) / size, mean, matrix, explained)
 
-    def _random_matrix(self, width: int) -> Floats | None:
-        """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
-        if width == self.dim:
-            return None
-        scale = 1 / math.sqrt(self.dim)
-        return normal_rows(np.arange(width), self.dim, self.seed, RANDOM_TABLE, scale).astype(np.float64)
+def _random_matrix(config: Config, width: int) -> Floats | None:
+    """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
+    dim = config.model.dimension
+    if width == dim:
+        return None
+    scale = 1 / math.sqrt(dim)
+    return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, scale).astype(np.float64)
 
 
 def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, Floats, float]:
@@ -378,21 +318,21 @@ def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, 
     return origin + centre, axes, kept, float(kept.sum() / whole) if whole else 0.0
 
 
-def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:
-    """Yield the used vectors in blocks.
+def require_finite(
+    file: VectorFile, numbers: Ids, rows: np.ndarray, is_finite: np.ndarray, allowed: str
+) -> None:
+    """Raise InputError for the first vector that has a number which is not finite."""
+    wrong = np.flatnonzero(~is_finite.all(axis=1))
+    if len(wrong):
+        value = rows[wrong[0]][~is_finite[wrong[0]]][0]
+        place = file.place(int(numbers[wrong[0]]))
+        raise InputError(f"{place}: the vector has {value:g}; allowed: {allowed}")
 
-    Raises
-    ------
-    InputError
-        If a number is not finite.
-    """
+
+def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:
+    """Yield the used vectors in blocks."""
     with tqdm(total=len(used), desc=f"vectors of {file.path.name}", unit="row", disable=not has_bar) as bar:
         for numbers, rows in file.rows(used):
-            wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-            if len(wrong):
-                number = rows[wrong[0]][~np.isfinite(rows[wrong[0]])][0]
-                raise InputError(
-                    f"{file.place(int(numbers[wrong[0]]))}: the vector has {number}; allowed: finite"
-                )
+            require_finite(file, numbers, rows, np.isfinite(rows), "finite")
             yield rows
             bar.update(len(rows))

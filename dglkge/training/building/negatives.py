@@ -44,17 +44,14 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
-        ranges = NodeRanges(_bounds(job, num_ranges), num_ranges, is_mixed)
+        ranges = _node_ranges(job, is_mixed)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
-        part = tables[RELATION].part
-        of_sides: dict[Side, NegativeSampler] = {}
-        for side, count in counts.items():
-            others = [one for one, number in counts.items() if one in of_sides and number == count]
-            if is_mixed and others:
-                of_sides[side] = of_sides[others[0]]
-                continue
-            of_sides[side] = RangeNegatives(side, count, shares, ranges, part, pairs, config.seed, weights)
+        more = (shares, ranges, tables[RELATION].part, pairs, config.seed, weights)
+        of_sides: dict[Side, NegativeSampler]
+        of_sides = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
+        if is_mixed and len(set(counts.values())) == 1:
+            return dict.fromkeys(counts, next(iter(of_sides.values())))
         return of_sides
     make = partial(NEGATIVE_SAMPLERS.get(chosen.name).load(), **chosen.options(MixedSettings))
     if weights is not None:
@@ -77,12 +74,13 @@ def build_range_offset(job: Job, loss: Loss) -> tuple[float, NodeRanges | None]:
     # Of two ranges a bucket has all triples.
     if num_ranges <= 2 or job.config.sampling.buckets != MIXED or not loss.takes_log_odds:
         return 0.0, None
-    return range_offset(num_ranges), NodeRanges(_bounds(job, num_ranges), num_ranges)
+    return range_offset(num_ranges), _node_ranges(job, False)
 
 
-def _bounds(job: Job, num_ranges: int) -> dict[str, np.ndarray]:
-    starts = {name: job.layout.range_starts(name) for name in job.dataset.entity_types}
-    return {name: range_bounds(of_type, num_ranges) for name, of_type in starts.items()}
+def _node_ranges(job: Job, is_mixed: bool) -> NodeRanges:
+    num, starts = job.config.sampling.num_ranges, job.layout.range_starts
+    bounds = {name: range_bounds(starts(name), num) for name in job.dataset.entity_types}
+    return NodeRanges(bounds, num, is_mixed)
 
 
 def build_known(job: Job) -> KnownAnswers | None:

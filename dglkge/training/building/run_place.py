@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,10 @@ from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
-from dglkge.config import Config
 from dglkge.config.schema import CheckpointConfig
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.world import World
 from dglkge.launch.remote.run_store import LauncherStore
 
 ATTEMPT_SECONDS = 5.0
@@ -30,13 +27,6 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
     Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
     the same nonce, which they can check.
-
-    Raises
-    ------
-    CheckpointError
-        On all trainers, if another job holds a folder or it may not be written to.
-    StorageError
-        On all trainers, if a disk is full or fails.
     """
     world = cluster.world
     # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
@@ -45,7 +35,6 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     lease: Lease | None = None
 
     def attempt() -> Lease | None:
-        """Try to take the lease, where this trainer needs one and has none."""
         return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
 
     # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
@@ -61,81 +50,63 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
 
 
-@dataclass(frozen=True)
-class RunPlace:
-    """Where a run has its versions.
+def open_checkpoints(
+    output: Path,
+    settings: CheckpointConfig,
+    cluster: Cluster,
+    fits: Callable[[CheckpointMeta, str], object],
+    names: Mapping[str, Vocabulary],
+    num_parts: int,
+) -> CheckpointManager:
+    """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
 
-    Attributes
-    ----------
-    output : Path
-        The run's folder on each machine.
-    url : str
-        Of the run's store, if it is a URL; empty: the folder, or the launcher's where machines share no disk.
-    store_seconds : float
-        A commit waits for so long for a store that is out of reach.
-    keeps_files : bool
-        Whether files with rows stay in the folder when the store has them.
-    """
-
-    output: Path
-    url: str = ""
-    store_seconds: float = CheckpointConfig().store_seconds
-    keeps_files: bool = True
-
-    @classmethod
-    def of(cls, config: Config) -> RunPlace:
-        """Return the place that a configuration names."""
-        settings = config.checkpoint
-        return cls(Path(config.output), settings.storage, settings.store_seconds, settings.local)
-
-    def has_store(self, world: World) -> bool:
-        """Return whether a store has the run, and the run's folder is a cache of it."""
-        return bool(self.url) or world.has_own_disk
-
-
-def open_mirror(
-    place: RunPlace, cluster: Cluster, lease: Lease, fits: Callable[[CheckpointMeta, str], object]
-) -> Mirror | None:
-    """Open the run's store and bring every disk of the job to its version; a collective.
-
-    Parameters
-    ----------
-    place : RunPlace
-    cluster : Cluster
-    lease : Lease
-        On the run's folder.
-    fits : callable
-        Takes the description of a version in the store, and its place; raises an error if this job may not go
-        on from it.
-
-    Returns
-    -------
-    Mirror or None
-        On the writer of each machine, if a URL is configured or machines share no disk.
+    A collective. Where a URL is configured, or machines share no disk, a store has the run: that of the URL
+    or the launcher's; the folder on each machine is a cache of it. ``fits`` takes the description of a
+    version in the store, and its place; it raises an error if this job may not go on from it.
 
     Raises
     ------
-    InputError
-        On all trainers: for a URL that cannot be opened, or a copy of another run.
+    CheckpointError, InputError
+        On all trainers: another job holds a folder, it may not be written to or is a copy of another run, or
+        the URL cannot be opened.
     StorageError
-        On all trainers, if the store cannot be reached.
+        On all trainers, if a disk is full or fails, or the store cannot be reached.
     """
+    world, lease = cluster.world, hold_run(output, cluster)
+    has_store = bool(settings.storage) or world.has_own_disk
+    mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
+    group = TrainerGroup(
+        world.rank,
+        world.is_machine_leader,
+        cluster.barrier,
+        cluster.gather_texts,
+        world.timeout_seconds,
+        world.has_own_disk,
+    )
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
+
+
+def _open_mirror(
+    output: Path,
+    settings: CheckpointConfig,
+    cluster: Cluster,
+    lease: Lease,
+    fits: Callable[[CheckpointMeta, str], object],
+) -> Mirror | None:
+    """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
     world = cluster.world
-    if not place.has_store(world):
-        return None
 
     def open_here() -> Mirror | None:
-        """Connect to the store on the writer of a machine."""
         if not world.is_machine_leader:
             return None
-        store = open_store(place.url) if place.url else LauncherStore(place.output)
-        return Mirror(store, place.output, lease, place.store_seconds, place.keeps_files)
+        store = open_store(settings.storage) if settings.storage else LauncherStore(output)
+        return Mirror(store, output, lease, settings.store_seconds, settings.local)
 
     mirror = cluster.agree(open_here)
     # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
     where = "" if mirror is None else mirror.url
     is_first = world.rank == 0
-    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(place.url))
+    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
     fills = not is_first and world.is_disk_leader and lease.is_holder
     _fill(cluster, mirror if fills else None)
@@ -152,36 +123,13 @@ def _fill(
 
     With a check of the run there the job takes the store.
     """
-    found: list[Manifest | None] = []
 
-    def find() -> None:
-        """Read the pointer and the manifest."""
-        if mirror is not None:
-            found.append(mirror.newest() if check is None else mirror.take(check))
+    def find() -> Manifest | None:
+        if mirror is None:
+            return None
+        return mirror.newest() if check is None else mirror.take(check)
 
-    cluster.agree(find)
-    sizes = [one.num_bytes for one in found if one is not None]
-    most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.fill(found[0], may_upload) if mirror is not None else None, most)
-
-
-def open_manager(
-    place: RunPlace,
-    cluster: Cluster,
-    lease: Lease,
-    mirror: Mirror | None,
-    names: Mapping[str, Vocabulary],
-    num_parts: int,
-) -> CheckpointManager:
-    """Open the checkpoint in a folder for all trainers of a job."""
-    world = cluster.world
-    group = TrainerGroup(
-        world.rank,
-        world.is_machine_leader,
-        cluster.barrier,
-        cluster.gather_texts,
-        world.timeout_seconds,
-        world.has_own_disk,
-    )
-    folder = place.output / CHECKPOINT_FOLDER
-    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.has_store(world))
+    found = cluster.agree(find)
+    num_bytes = 0 if found is None else found.num_bytes
+    most = max(map(int, cluster.gather_texts(str(num_bytes))))
+    cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)

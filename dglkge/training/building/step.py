@@ -123,17 +123,10 @@ def build_transforms(job: Job) -> Transforms:
 
 
 def _compile(job: Job, call: Callable[[], None]) -> None:
-    """Call a compiled function for the first time, before the first batch; a collective.
-
-    Raises
-    ------
-    InputError
-        If torch cannot compile it on one of the trainers; on all of them.
-    """
+    """Call a compiled function for the first time, before the first batch; a collective."""
     begin = time.monotonic()
 
     def try_out() -> None:
-        """Compile the loss."""
         try:
             with job.computation.device.computing():
                 call()

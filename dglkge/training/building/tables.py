@@ -140,14 +140,7 @@ def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
-    """Select how remote rows are fetched, as configured; a collective.
-
-    Parameters
-    ----------
-    config : Config
-    tables : TableSet
-    num_machines : int
-    """
+    """Select how remote rows are fetched, as configured; a collective."""
     chosen = config.training
     # On one machine every row is in shared memory.
     if num_machines == 1:
@@ -170,13 +163,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
 def build_device_tables(
     config: Config, tables: TableSet, optimizer: Any, world: World, device: ComputeDevice
 ) -> DeviceTables | None:
-    """Make room for this trainer's shards on its device; None where tables train in memory. A collective.
-
-    Raises
-    ------
-    InputError
-        If the device is too small.
-    """
+    """Make room for this trainer's shards on its device; None where tables train in memory. A collective."""
     if config.tables.storage != DEVICE_STORAGE:
         return None
     place, limit = (world.local_rank, world.trainers_per_machine), request_timeout_seconds()

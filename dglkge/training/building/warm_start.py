@@ -52,13 +52,6 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         Of the new run.
     names : mapping of str to Vocabulary
         The run's entities by type, on the trainers that lead a machine.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no checkpoint, it is damaged, or it has another dimension or score function.
-    InputError
-        If its dense parameters have other shapes.
     """
     config, cluster, dense = job.config, job.cluster, job.dense
     path = config.checkpoint.init_path
@@ -114,13 +107,7 @@ def _take_dense_state(job: Job, dense: DenseParameters, checkpoint: Checkpoint) 
 
 
 def _check_operators(checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]) -> None:
-    """Refuse relations that have another operator in the checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first one.
-    """
+    """Refuse relations that have another operator in the checkpoint."""
     saved_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, saved_ids.tolist()):
         if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
@@ -131,13 +118,7 @@ def _check_operators(checkpoint: Checkpoint, meta: CheckpointMeta, types: Mappin
 
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
-    """Return whether a run goes on with the projections of features of a checkpoint.
-
-    Raises
-    ------
-    InputError
-        If it has others, or no rows for entities that have some in the checkpoint.
-    """
+    """Return whether a run goes on with the projections of features of a checkpoint."""
     chosen, has_any = config.features, bool(checkpoint.feature_parameters())
     if chosen is None:
         return False  # the new run starts with the rows as they were scored

@@ -58,8 +58,6 @@ class BucketStatistics:
 
     Parameters
     ----------
-    job : Job
-    batches : BucketBatches
     held_out : HeldOutBuckets, optional
         Ranked when a bucket opens and when it closes.
     """
@@ -111,7 +109,6 @@ class BucketStatistics:
 
         Parameters
         ----------
-        index : int
         sums : (7,) array
             Of this trainer's triples.
         """
@@ -188,7 +185,6 @@ class BucketStatistics:
 
         Parameters
         ----------
-        ended : sequence of Pass
         num_sets, num_chunks : int
             Edge sets of an epoch, and chunks of each.
         """

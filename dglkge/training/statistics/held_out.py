@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
@@ -48,7 +47,6 @@ class HeldOutEvaluator:
     ----------
     job : Job
         Its trainers take turns with batches.
-    settings : HeldOutConfig
     order : TripleOrder
         It names the triples.
     gather : callable
@@ -56,7 +54,6 @@ class HeldOutEvaluator:
     """
 
     job: Job
-    settings: HeldOutConfig
     order: TripleOrder
     gather: Callable[[str, Tensor], Tensor]
 
@@ -65,6 +62,7 @@ class HeldOutEvaluator:
         self._pairs = list(dict.fromkeys(pairs))
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
         self._loss = configured_loss(self.job.config)
+        self._settings: Any = self.job.config.evaluation.held_out
 
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
         """Rank the held-out triples of a chunk of an edge set; a collective.
@@ -78,7 +76,9 @@ class HeldOutEvaluator:
         ids = np.sort(self.order.held_out(edge_set, chunk, job.config.training.edge_chunks))
         triples = np.asarray(job.dataset.split(TRAIN)[ids])
         turn = (world.rank, world.world_size)
-        return described(job.cluster.sum(self.sums(triples, (edge_set, chunk), turn, self.uniform)))
+        with job.ranking():
+            sums = self.sums(triples, (edge_set, chunk), turn, self.uniform)
+        return described(job.cluster.sum(sums))
 
     @torch.no_grad()
     def sums(
@@ -98,7 +98,7 @@ class HeldOutEvaluator:
             Draws negatives.
         """
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
-        size, batches = self.settings.batch_negatives, []
+        size, batches = self._settings.batch_negatives, []
         for number in range(len(self._pairs)):
             of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
             batches += [(number, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
@@ -160,7 +160,7 @@ class HeldOutEvaluator:
     def draw(self, count: int, entity_type: str, side: Side, key: tuple[int, ...]) -> np.ndarray:
         """Draw numbers below a count, uniformly with replacement; the same for the same key."""
         stream = stream_key(self.job.config.seed, "held out", entity_type, side.name, *key)
-        return in_range(column_bits(stream, self.settings.uniform_negatives)[0], count)
+        return in_range(column_bits(stream, self._settings.uniform_negatives)[0], count)
 
 
 def described(sums: np.ndarray) -> dict[str, Any]:
@@ -177,7 +177,6 @@ class HeldOutBuckets:
 
     Parameters
     ----------
-    evaluator : HeldOutEvaluator
     walk : BucketOrder
         That of the trained triples.
     """

@@ -52,20 +52,10 @@ class Passes:
     def __len__(self) -> int:
         return len(self._passes)
 
-    @property
-    def ranks_held_out(self) -> bool:
-        """Whether triples are held out and ranked."""
-        return self._held_out is not None
-
     def resume(self, folder: Path, epoch: int, batches_done: int) -> None:
-        """Read the records of earlier starts of the job; on rank 0.
+        """Read the records of earlier starts of the job from a version's folder; on rank 0.
 
-        Parameters
-        ----------
-        folder : Path
-            That of the version.
-        epoch, batches_done : int
-            The open epoch or the next one, and the batches of it that are done.
+        The epoch is the open or the next one, with so many batches done.
         """
         done = [one for one in self._passes if one.end_batch <= batches_done] if batches_done else []
         open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
@@ -101,12 +91,7 @@ class Passes:
     def end(self, epoch: int, ended: Sequence[Pass], sums: Sums) -> list[dict[str, Any]]:
         """Return the records of passes that ended; a collective where triples are held out.
 
-        Parameters
-        ----------
-        epoch : int
-        ended : sequence of Pass
-        sums : (7,) array
-            Over the triples that all trainers have trained in the epoch so far.
+        ``sums`` are over the triples that all trainers have trained in the epoch so far.
         """
         sums_of_passes = sums - self._recorded
         records = []

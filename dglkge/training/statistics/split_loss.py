@@ -29,12 +29,7 @@ from dglkge.typing import RELATION
 
 @dataclass
 class SplitLoss:
-    """Computes the loss of splits.
-
-    Attributes
-    ----------
-    job : Job
-    """
+    """Computes the loss of splits."""
 
     job: Job
     _made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = field(
@@ -54,14 +49,7 @@ class SplitLoss:
         self._job = replace(self.job, config=plain, computation=computation)
 
     def __call__(self, split: str, triples: np.ndarray) -> float:
-        """Return the mean loss of triples (n, 3) of original ids, or of their queries; a collective.
-
-        Parameters
-        ----------
-        split : str
-            The triples are the same in each call for it.
-        triples : (n, 3) int64 array
-        """
+        """Return the mean loss of triples (n, 3) of original ids, or of their queries; a collective."""
         if split not in self._made:
             self._made[split] = self._make(triples)
         batches, objective, store, transforms = self._made[split]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,17 +22,18 @@ from dglkge.checkpoint.layout import (
     RUN_VALIDATION_FILE,
     Progress,
 )
+from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
-from dglkge.distributed.runtime import log_folder, num_servers
+from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.evaluation.metrics import BOTH
-from dglkge.sampling.query_batches import EpochBatches
+from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.computation import PHASES, as_array
 from dglkge.step.contracts import MEASURES, StepResult
 from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.job import Job
-from dglkge.training.process import MemoryMeter, ProcessUsage, open_bar, wants_bar
+from dglkge.training.process import ProcessUsage, memory_bytes_in, open_bar, wants_bar
 from dglkge.training.resume import Position
 from dglkge.training.statistics.trackers import Trackers
 
@@ -43,21 +45,16 @@ sums of these (:data:`dglkge.step.contracts.MEASURES`)."""
 
 NUM_SUMS = 4 + len(MEASURES)
 
-_MEMORY = MemoryMeter()
-
 
 class Statistics:
     """Follows the epochs of a run; reports are collectives, since losses are summed over all trainers.
 
     Parameters
     ----------
-    job : Job
     batches : EpochBatches
         They describe their place in the order.
-    position : Position
     records : LeasedFolder
         The run's folder.
-    trackers : Trackers
     """
 
     def __init__(
@@ -195,7 +192,7 @@ class Statistics:
         phases = {}
         if clock.is_on:
             phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(as_array(clock.take())).tolist()))}
-        memory = cluster.sum(np.array([_MEMORY.measure()], dtype=np.int64))
+        memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
     def _show(self, record: Mapping[str, Any]) -> None:
@@ -259,14 +256,19 @@ class Statistics:
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
         is_noted = False
-        if self._is_leader:
-            try:
+        # Unreadable or absent: the split is ranked once more, which only takes time.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if self._is_leader:
                 noted = json.loads((self._job.output / RUN_VALIDATION_FILE).read_text(encoding="utf-8"))
                 is_noted = noted[Progress.FINISHED_EPOCHS] == epochs_done
-            except (OSError, ValueError, KeyError, TypeError):
-                # Unreadable or absent: the split is ranked once more, which only takes time.
-                pass
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
+
+
+def open_trackers(config: Config, cluster: Cluster, records: LeasedFolder) -> Trackers:
+    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
+    trackers = Trackers(() if cluster.world.rank else config.training.loggers, config.to_dict(), records)
+    cluster.on_exit(trackers.finish)
+    return trackers
 
 
 def means_of(sums: Sums) -> dict[str, float]:

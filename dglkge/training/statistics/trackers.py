@@ -6,6 +6,7 @@ training up; a tracker that fails is dropped with one warning. Its packages are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint.layout import EVENTS_FOLDER
-from dglkge.errors import one_line
+from dglkge.checkpoint.layout import EVENTS_FOLDER, RUN_TRACKERS_FILE
+from dglkge.data.dataset_files import load_json
+from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.errors import InputError, one_line
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,6 @@ class TrackedRun:
     Attributes
     ----------
     folder : Path
-        The run's folder.
     settings : dict
         Every field of the configuration by dotted name; lists are texts.
     earlier_id : str
@@ -107,23 +109,18 @@ class TensorBoard(Tracker):
         self._writer = SummaryWriter(str(folder), purge_step=run.first_step + 1 if run.earlier_id else 0)
         # Not add_hparams, which makes a further run in a folder of its own.
         start, session, self._end = hparams(run.settings, {"valid/mrr": 0.0, "test/mrr": 0.0})
+        self._summaries = self._writer._get_file_writer()
         for summary in () if run.earlier_id else (start, session):
-            self._summary_writer().add_summary(summary)
-
-    def _summary_writer(self) -> Any:
-        """Return the writer of protocol buffers."""
-        return self._writer._get_file_writer()
+            self._summaries.add_summary(summary)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def finish(self, is_complete: bool) -> None:
-        """Close the files."""
         if is_complete:
-            self._summary_writer().add_summary(self._end)
+            self._summaries.add_summary(self._end)
         self._writer.close()
 
 
@@ -154,11 +151,9 @@ class WeightsAndBiases(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers."""
         self._run.log({**values, "step": step})
 
     def finish(self, is_complete: bool) -> None:
-        """Wait until everything is sent, or written where it is offline."""
         self._run.finish(exit_code=0 if is_complete else 1)
         # Ends the package's own process, which nothing else does where a trainer ends without exit handlers.
         self._wandb.teardown()
@@ -196,14 +191,12 @@ class Mlflow(Tracker):
             self._client.log_batch(self.id, params=params[start : start + 100])
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send numbers, with the time."""
         now = int(time.time() * 1000)
         self._client.log_batch(
             self.id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
         )
 
     def finish(self, is_complete: bool) -> None:
-        """Set the run's status."""
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")
 
 
@@ -215,40 +208,31 @@ class Trackers:
     ----------
     names : sequence of str
         Members of :data:`LOGGERS`.
-    folder : Path
-        The run's folder.
     settings : mapping
         The configuration as nested dicts.
-    recall, record : callable
-        Return and take the ids of the trackers' runs, by tracker.
+    records : LeasedFolder
+        The run's folder, which has the ids of the trackers' runs, by tracker.
     """
 
-    names: Sequence[str] = ()
-    folder: Path = Path()
-    settings: Mapping[str, Any] | None = None
-    recall: Callable[[], Mapping[str, str]] = dict
-    record: Callable[[Mapping[str, str]], object] = lambda ids: None
+    names: Sequence[str]
+    settings: Mapping[str, Any]
+    records: LeasedFolder
 
     def __post_init__(self) -> None:
-        self._settings = flat_settings(self.settings or {})
         self._ids: dict[str, str] = {}
         self._lock = threading.Lock()
         self._threads: list[_Thread] = []
 
     def start(self, first_step: int, is_resumed: bool) -> None:
-        """Start the trackers; a resumed run goes on in its earlier runs there.
-
-        Parameters
-        ----------
-        first_step : int
-            Global batches that are done.
-        is_resumed : bool
-        """
-        if not self.names:
-            return
-        self._ids = dict(self.recall()) if is_resumed else {}
+        """Start the trackers after so many batches; a resumed run goes on in its earlier runs there."""
+        if is_resumed and self.names:
+            # An InputError: no earlier start had a tracker, or the file is damaged: its run is a new one.
+            with contextlib.suppress(InputError):
+                ids = load_json(self.records.path / RUN_TRACKERS_FILE)
+                self._ids = {str(name): str(id_) for name, id_ in ids.items()}
+        settings = flat_settings(self.settings)
         for name in self.names:
-            run = TrackedRun(self.folder, self._settings, self._ids.get(name, ""), first_step)
+            run = TrackedRun(self.records.path, settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
         # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
         # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
@@ -281,7 +265,7 @@ class Trackers:
         """Record the id of a tracker's run."""
         with self._lock:
             self._ids[name] = id_
-            self.record(dict(self._ids))
+            self.records.write_json(RUN_TRACKERS_FILE, self._ids)
 
 
 class _Thread:
@@ -300,22 +284,18 @@ class _Thread:
         self._thread.start()
 
     def put(self, values: Mapping[str, float], step: int) -> None:
-        """Queue numbers."""
         if not self._has_failed:
             self._queue.put((dict(values), step))
 
     def end(self, is_complete: bool) -> None:
-        """Queue the end."""
         self._queue.put(is_complete)
 
     def join(self, seconds: float) -> None:
-        """Wait for the end."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             logger.warning("%s has not finished in time: its last numbers may be lost", self._name)
 
     def _work(self) -> None:
-        """Make the tracker, and give it what comes."""
         try:
             tracker = self._make(self._run)
             self._started(self._name, tracker.id)

@@ -1,4 +1,4 @@
-"""Drawn candidates: the same for everybody, spread evenly, and ranked as brute force ranks them."""
+"""Drawn and given candidates, ranked as brute force ranks them; draws are repeatable and even."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol, ranks
 from dglkge.evaluation.queries import plan_queries
 from dglkge.evaluation.ranking import draw_candidates
@@ -15,6 +16,9 @@ from dglkge.typing import Side
 from tests.evaluation.toy_world import RELATIONS, assert_same, toy_world
 
 NUM_DRAWS = 12
+
+GIVEN = Protocol(filtered=False, given=True, batch_size=3)
+"""Candidates that came with the triples, as OGB's."""
 
 
 def drawn_by_place(triples: np.ndarray, batch_size: int, num_entities: int, seed: int = 0) -> dict:
@@ -97,3 +101,28 @@ def test_candidates_of_many_entities_are_uniform(num_entities):
     assert abs(hit.mean() - share) < 5 * np.sqrt(share * (1 - share) / len(hit))
     counts = np.bincount(drawn * 10 // num_entities, minlength=10)
     assert ((counts - len(drawn) / 10) ** 2 / (len(drawn) / 10)).sum() < 9 + 5 * np.sqrt(2 * 9)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_equals_brute_force_with_ties_in_the_middle(num_shards):
+    """The formula of OGB's evaluator: half of the sum of the optimistic and the pessimistic rank."""
+    world = toy_world("distmult", reciprocal=True, num_people=40, num_towns=25, seed=8, grid=True)
+    candidates = np.random.default_rng(1).integers(0, 25, (2, len(world.triples), 9)).astype(np.int32)
+    result = world.evaluate(GIVEN, num_shards, candidates=candidates)
+    for number, side in enumerate((Side.HEAD, Side.TAIL)):
+        for place, triple in enumerate(world.triples):
+            greater, equal, num = world.brute_force(side, triple, False, candidates[number, place].tolist())
+            assert result.ranks[side][place] == 0.5 * (greater + (greater + equal)) + 1
+            assert result.num_negatives[side][place] == num
+
+
+def test_given_candidates_that_do_not_go_with_the_rest():
+    world = toy_world("distmult", reciprocal=False)
+    candidates = np.zeros((2, len(world.triples), 2), np.int32)
+    with pytest.raises(InputError, match="needs those of each triple, and no other does"):
+        world.evaluate(GIVEN)
+    known = KnownTriples([world.known], len(RELATIONS))
+    with pytest.raises(InputError, match="needs those of each triple, and no other does"):
+        world.evaluate(Protocol(), known=known, candidates=candidates)
+    with pytest.raises(InputError, match="a given candidate is 99; allowed is 0 to"):
+        world.evaluate(GIVEN, candidates=candidates + 99)

@@ -1,0 +1,185 @@
+"""Queries of triples: their plan, the rows they look up, known answers, and exact scores."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation import queries as queries_module
+from dglkge.evaluation.queries import (
+    exact_scores,
+    full_float32_matmuls,
+    pairs_per_block,
+    plan_queries,
+    score_queries,
+    score_triples,
+)
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Relation, Side
+from tests.evaluation.toy_world import RELATIONS, MemoryRows, toy_world
+from tests.model.dense_oracle import FORWARD_ONLY
+from tests.model.score_oracle import ORACLES, fitting_dim
+
+CPU = torch.device("cpu")
+FOUR = [Relation("a", "x", "y"), Relation("b", "x", "x"), Relation("c", "x", "y"), Relation("d", "y", "x")]
+some_triples = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=40
+).map(lambda rows: np.array(rows, dtype=np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(triples=some_triples, batch_size=st.integers(1, 7))
+def test_every_triple_is_asked_once_from_each_side(triples, batch_size):
+    asked = {side: [] for side in Side}
+    queries = {side: [] for side in Side}
+    for batch in plan_queries(triples, FOUR, batch_size):
+        assert 1 <= len(batch.anchor_ids) <= len(batch.places) <= batch_size
+        assert (np.diff(batch.query_of) >= 0).all()
+        assert set(batch.query_of) == set(range(len(batch.anchor_ids)))
+        for relation in batch.relation_ids:
+            assert FOUR[relation].candidate_type(batch.side) == batch.candidate_type
+            assert FOUR[relation].anchor_type(batch.side) == batch.anchor_type
+        found = triples[batch.places]
+        assert np.array_equal(found[:, batch.side.anchor_column], batch.anchor_ids[batch.query_of])
+        assert np.array_equal(found[:, 1], batch.relation_ids[batch.query_of])
+        assert np.array_equal(found[:, batch.side.column], batch.true_ids)
+        asked[batch.side].extend(batch.places.tolist())
+        queries[batch.side].extend(zip(batch.anchor_ids.tolist(), batch.relation_ids.tolist()))
+    for side in Side:
+        assert sorted(asked[side]) == list(range(len(triples)))
+        # Only a query whose answers do not fit in one batch is asked again, in the next.
+        repeated = [pair for pair, again in zip(queries[side], queries[side][1:]) if pair == again]
+        assert len(queries[side]) - len(repeated) == len(set(queries[side]))
+
+
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_true_scores_and_known_answers(reciprocal):
+    world = toy_world("complex", reciprocal, seed=12)
+    known = KnownTriples([world.known], len(RELATIONS))
+    known_set = {tuple(row) for row in world.known.tolist()}
+    for batch in plan_queries(world.triples, RELATIONS, 5):
+        rows = MemoryRows(world.tables)
+        queries, raw = (score_queries(world.model, batch, rows, index, CPU) for index in (known, None))
+        expected = [world.score(world.triples[place], batch.side) for place in batch.places]
+        assert queries.true_scores.tolist() == pytest.approx(expected, rel=1e-12)
+        assert len(raw.added.ids) == 0
+        for query in range(len(batch.anchor_ids)):
+            for entity in range(len(world.tables[batch.candidate_type])):
+                triple = [0, int(batch.relation_ids[query]), 0]
+                triple[batch.side.anchor_column] = int(batch.anchor_ids[query])
+                triple[batch.side.column] = entity
+                pair = torch.tensor([query]), torch.tensor([entity])
+                assert bool(queries.known_among(*pair)) == (tuple(triple) in known_set)
+                assert not raw.known_among(*pair)
+
+
+def test_rows_are_looked_up_once_each_and_only_those_asked_for(monkeypatch):
+    world, asked = toy_world("distmult", False, num_people=500), []
+    gather = MemoryRows.gather
+    monkeypatch.setattr(
+        MemoryRows, "gather", lambda *call: asked.append((call[1], call[2].tolist())) or gather(*call)
+    )
+    for batch in plan_queries(world.triples, RELATIONS, 100):
+        asked.clear()
+        score_queries(world.model, batch, MemoryRows(world.tables), None, CPU)
+        assert [table for table, _ in asked] == [batch.anchor_type, RELATION, batch.candidate_type]
+        assert all(len(ids) == len(set(ids)) for _, ids in asked)
+        assert set(asked[0][1]) == set(batch.anchor_ids.tolist())
+        assert set(asked[2][1]) == set(batch.true_ids.tolist())
+
+
+def test_precision_is_given_back_after_an_error():
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(RuntimeError), full_float32_matmuls():
+            assert torch.get_float32_matmul_precision() == "highest"
+            raise RuntimeError
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+def test_scores_of_triples_equal_the_formula(name, monkeypatch):
+    monkeypatch.setattr(queries_module, "TRIPLES_AT_A_TIME", 7)
+    for reciprocal in (True,) if name in FORWARD_ONLY else (False, True):
+        world = toy_world(name, reciprocal, seed=4)
+        found = score_triples(world.model, world.known, RELATIONS, MemoryRows(world.tables))
+        for side in Side:
+            expected = [world.score(triple, side) for triple in world.known]
+            assert found[side].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+def test_scores_of_no_triples_and_not_finite_ones():
+    world = toy_world("distmult", False)
+    rows = MemoryRows(world.tables)
+    none = score_triples(world.model, np.zeros((0, 3), np.int64), RELATIONS, rows)
+    assert [len(scores) for scores in none.values()] == [0, 0]
+    world.tables["person"].fill_(torch.inf)
+    with pytest.raises(InputError, match="a score is not finite"):
+        score_triples(world.model, world.known, RELATIONS, rows)
+
+
+@pytest.mark.parametrize("name", sorted(SCORE_FUNCTIONS))
+def test_place_and_company_of_a_pair_do_not_matter(name):
+    """A pair's float64 score depends on its two rows only, bit by bit."""
+    for dim in [2, 6, 50, 400]:
+        dim = fitting_dim(name, dim)
+        model = build_model(name, dim, name in FORWARD_ONLY)
+        random = torch.Generator().manual_seed(0)
+        width = model.query_dim
+        query = torch.randn(5, width, generator=random, dtype=torch.float64)
+        rows = torch.randn(8, dim, generator=random)
+        rows[6] = rows[1]
+        num_pairs = 2 * pairs_per_block(width) + 37
+        queries = torch.randint(5, (num_pairs,), generator=random)
+        places = torch.randint(8, (num_pairs,), generator=random)
+        together = exact_scores(model, query, queries, rows, places)
+        table = torch.empty(5, 8, dtype=torch.float64)
+        for q in range(5):
+            for r in range(8):
+                table[q, r] = exact_scores(model, query, torch.tensor([q]), rows, torch.tensor([r]))[0]
+        assert torch.equal(together, table[queries, places])
+        assert torch.equal(table[:, 6], table[:, 1])
+        torch.testing.assert_close(together, model.compare_pairs(query[queries], rows[places].double()))
+
+
+@pytest.mark.parametrize("num_pairs", [0, 1, 512, 1200])
+def test_all_blocks_of_exact_scores_have_one_shape(num_pairs):
+    model = build_model("distmult", 4, False)
+    shapes = set()
+
+    def compare_pairs(query, candidates):
+        shapes.update([tuple(query.shape), tuple(candidates.shape)])
+        return model.score_function.compare_pairs(query, candidates)
+
+    index = torch.arange(num_pairs)
+    rows = torch.arange(4.0 * num_pairs).reshape(num_pairs, 4)
+    with mock.patch.object(model, "compare_pairs", compare_pairs):
+        found = exact_scores(model, rows.double(), index, rows, index)
+    assert shapes == ({(512, 4)} if num_pairs else set()) and found.dtype == torch.float64
+    assert found.tolist() == rows.double().square().sum(1).tolist()
+
+
+def test_exact_scores_are_equal_with_any_number_of_threads():
+    model = build_model("complex", 400, False)
+    random = torch.Generator().manual_seed(1)
+    query, rows = torch.randn(9, 400, generator=random).double(), torch.randn(9, 400, generator=random)
+    index = torch.arange(9).repeat(100)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            found.append(exact_scores(model, query, index, rows, index.flip(0)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
