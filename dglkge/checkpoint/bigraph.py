@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     config = json.loads(path.read_text(encoding="utf-8"))
     try:
         with hdf5_format.open_file(folder / layout.model_file(version)) as file:
-            score_function = _score_function(config, folder)
+            score_function, operators = _score_function(config, folder), _operators(config)
             attributes = dict(file.attrs)
             relations = _relations(config, folder)
         files = [
@@ -225,12 +226,11 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
         # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its
         # epoch is all of these passes.
-        passes = 1
-        for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
-            passes *= max(int(attributes.get(name, 1)), 1)
-        counts = {
-            name: sum(one.num_rows for one in files if one.table == name) for name in config["entities"]
-        }
+        numbers = ("iteration/num_edge_paths", "iteration/num_edge_chunks")
+        passes = math.prod(max(int(attributes.get(name, 1)), 1) for name in numbers)
+        counts = dict.fromkeys(config["entities"], 0)
+        for one in files[:-1]:
+            counts[one.table] += one.num_rows
         meta = CheckpointMeta(
             config=config,
             dataset_name="unknown",
@@ -249,7 +249,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
             reciprocal=bool(config.get("dynamic_relations", False)),
             optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
             versions={"torchbiggraph": "unknown"},
-            operators=_operators(config) if len(set(_operators(config))) > 1 else (),
+            operators=operators if len(set(operators)) > 1 else (),
         )
         return Manifest(version, meta, files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

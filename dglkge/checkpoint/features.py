@@ -55,7 +55,7 @@ def open_features(
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            reason = getattr(error, "strerror", None) or error
             raise CheckpointError(f"cannot read the features {path}: {reason}") from None
         if vectors.shape != (num_rows, width):
             raise CheckpointError(

@@ -33,36 +33,35 @@ BLOCK_BYTES = 2 << 20
 
 @contextlib.contextmanager
 def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
-    """Open a new file and write the root's attributes; OSError if it cannot be written to its end."""
-    file = _new_file(path)
+    """Open a new file and write the root's attributes; OSError if it cannot be written to its end.
+
+    HDF5 would keep small datasets in its sieve buffer until they are closed. On a full disk that write fails,
+    and HDF5 may abort the process afterwards: so the file has no such buffer.
+    """
+    with _as_os_errors():
+        # Created and closed first, because h5f.open with an access property list needs an existing HDF5 file.
+        with h5py.File(path, "w") as empty:
+            access = empty.id.get_access_plist()
+    # h5py has no argument for this property, so the file is opened through the low-level interface.
+    access.set_sieve_buf_size(0)
+    file = h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access))
     try:
         file.attrs[FORMAT_VERSION_ATTRIBUTE] = FORMAT_VERSION
         for name, value in attributes.items():
             file.attrs[name] = value
         yield file
     finally:
-        try:
+        with _as_os_errors():
             file.close()
-        except RuntimeError as error:
-            # HDF5 may report a full disk only when it closes the file, as a RuntimeError of h5py.
-            raise OSError(str(error)) from error
 
 
-def _new_file(path: Path) -> h5py.File:
-    """Create a file without HDF5's buffer for small datasets.
-
-    HDF5 would keep them in its sieve buffer until the dataset is closed. On a full disk that write fails, and
-    HDF5 may abort the process afterwards.
-    """
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Raise a RuntimeError of h5py as OSError: HDF5 may report a full disk only when it closes a file."""
     try:
-        # Created and closed first, because h5f.open with an access property list needs an existing HDF5 file.
-        with h5py.File(path, "w") as empty:
-            access = empty.id.get_access_plist()
+        yield
     except RuntimeError as error:
         raise OSError(str(error)) from error
-    # h5py has no argument for this property, so the file is opened through the low-level interface.
-    access.set_sieve_buf_size(0)
-    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access))
 
 
 @contextlib.contextmanager

@@ -37,7 +37,6 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry,
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_crc32,
-    check_file,
     check_files,
     file_crc32,
     outdated,
@@ -374,7 +373,7 @@ class Mirror:
         for entry in manifest.all_files:
             name = _object(version, entry.name)
             try:
-                check_file((self._run / name).parent, entry, checksum=True)
+                check_files((self._run / name).parent, [entry])
             except CheckpointError:
                 self._pull_file(name, entry.crc32, "the manifest")
         # The manifest does not list the statistics, which other programs write too.
@@ -456,7 +455,7 @@ class Mirror:
             versions = {number for name in names if (number := _version_of(name)) is not None}
             for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
                 manifest = _object(version, layout.MANIFEST_FILE)
-                # Not one of another run, but one that was never completed; its manifest goes first.
+                # A version of another run stays; one that was never completed goes. Its manifest goes first.
                 if manifest in names and self._stored(version).run_id != newest.run_id:
                     continue
                 for name in sorted(names, key=lambda name: (name != manifest, name)):

@@ -25,11 +25,12 @@ from dglkge.checkpoint import hdf5_format, layout, relation_layout
 from dglkge.checkpoint.bigraph import learning_rate
 from dglkge.checkpoint.hdf5_format import file_dtype, put_rows, take_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import check_crc32, check_file, describe_text, file_crc32
+from dglkge.checkpoint.storage import check_crc32, check_files, describe_text, file_crc32
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
 
 logger = logging.getLogger(__name__)
@@ -319,12 +320,12 @@ def fill_part(
     live = (sorted_ids.cpu().numpy(), present[order].numpy())
     num_found, unread = 0, []
     for entry in manifest.of_table(part.table):
-        check_file(folder, entry)
+        check_files(folder, [entry], checksums=False)
         try:
             found, crc32 = _fill_from(folder, manifest, entry, part, live)
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
-            check_file(folder, entry, checksum=True)
+            check_files(folder, [entry])
             raise
         if crc32 is None:
             unread.append(entry)
@@ -332,8 +333,7 @@ def fill_part(
             check_crc32(folder / entry.name, entry.crc32, crc32)
         num_found += found
     if num_found != len(present):
-        for entry in unread:  # the ids of one may be damaged
-            check_file(folder, entry, checksum=True)
+        check_files(folder, unread)  # the ids of one may be damaged
         raise CheckpointError(
             f"{folder} has {num_found} of the {len(present)} rows of table {part.table!r}, part {part.part}"
         )
@@ -432,7 +432,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
 def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
     if meta.operators:
-        return relation_layout.mixed_width(meta)
+        return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
     stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1

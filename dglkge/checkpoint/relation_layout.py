@@ -184,12 +184,6 @@ def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
     return np.ascontiguousarray(matrices.transpose(0, 1, 3, 2)).reshape(rows.shape)
 
 
-def mixed_width(meta: CheckpointMeta) -> int:
-    """Return the width of a relation's row where operators differ."""
-    one_side: int = SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)
-    return one_side * (2 if meta.reciprocal else 1)
-
-
 def _bigraph_views(rows: np.ndarray, meta: CheckpointMeta) -> list[np.ndarray]:
     """Return the parameters that PyTorch-BigGraph has, in the order of their numbers in its optimizer."""
     return [parameter.view for parameter in _parameters(rows, meta) if parameter.key is not None]
@@ -204,7 +198,10 @@ def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
     sides = ("lhs", "rhs") if meta.reciprocal else ("rhs",)
     is_stacked = is_dynamic(meta)
     width = rows.shape[1] // len(sides)
-    cuts = [_own_cuts(meta, own) for own in meta.operators] or [_common_cuts(meta, width)] * len(rows)
+    cuts = [
+        [(name, shape, 1) for name, shape in zip(PARAMETERS[own][0], OPERATORS[own].shapes(meta.dim))]
+        for own in meta.operators
+    ] or [_common_cuts(meta, width)] * len(rows)
     for half, side in zip(np.split(rows, len(sides), axis=1), sides):
         is_theirs = side == "rhs" or is_stacked
         group = MODEL_GROUP if is_theirs else RECIPROCAL_GROUP
@@ -217,13 +214,6 @@ def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
                 key = f"{side}_operators.{index}.{name}" if is_theirs else None
                 yield Parameter(view, f"{group}/relations/{index}/operator/{side}/{name}", key, sign)
                 start = end
-
-
-def _own_cuts(meta: CheckpointMeta, operator: str) -> list[Cut]:
-    """Return the parameters of one side of a row, where operators differ."""
-    return [
-        (name, shape, 1) for name, shape in zip(PARAMETERS[operator][0], OPERATORS[operator].shapes(meta.dim))
-    ]
 
 
 def _common_cuts(meta: CheckpointMeta, width: int) -> list[Cut]:

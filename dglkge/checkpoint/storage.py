@@ -36,28 +36,6 @@ def file_crc32(file: Path | BinaryIO) -> int:
     return checksum
 
 
-def check_file(
-    folder: Path, entry: FileEntry | TextEntry, checksum: bool = False, opened: BinaryIO | None = None
-) -> None:
-    """Check that a file exists and has its size and, if wanted, its checksum, or raise CheckpointError.
-
-    If it is open, it may have lost its name since.
-    """
-    path = folder / entry.name
-    try:
-        size = path.stat().st_size if opened is None else os.fstat(opened.fileno()).st_size
-        # The size is compared first: it needs no reading, and finds most interrupted copies.
-        if size != entry.size_bytes:
-            raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
-        if checksum and entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(path, entry.crc32, file_crc32(opened or path))
-    # An older version may be undamaged.
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def check_crc32(place: object, expected: int, crc32: int, source: str = "the manifest") -> None:
     """Compare the checksum of what was read with the one in ``source``, or raise CheckpointError."""
     if crc32 != expected != UNKNOWN_CRC32:
@@ -70,9 +48,24 @@ def check_files(
     checksums: bool = True,
     opened: Mapping[str, BinaryIO] = {},
 ) -> None:
-    """Check files of a version, of which some may be open; see :func:`check_file`."""
+    """Check that files of a version exist and have their sizes and, if wanted, their checksums.
+
+    CheckpointError if one is missing or damaged. One that is open may have lost its name since.
+    """
     for entry in entries:
-        check_file(folder, entry, checksums, opened.get(entry.name))
+        path, file = folder / entry.name, opened.get(entry.name)
+        try:
+            size = path.stat().st_size if file is None else os.fstat(file.fileno()).st_size
+            # The size is compared first: it needs no reading, and finds most interrupted copies.
+            if size != entry.size_bytes:
+                raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
+            if checksums and entry.crc32 != UNKNOWN_CRC32:
+                check_crc32(path, entry.crc32, file_crc32(file or path))
+        # An older version may be undamaged.
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def read_version(folder: Path, version: int) -> Manifest:

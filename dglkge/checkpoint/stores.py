@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from dglkge.checkpoint.layout import TEMPORARY_SUFFIX
 from dglkge.distributed.leased_folder import sync
-from dglkge.errors import CheckpointError, InputError, StorageError, missing_package
+from dglkge.errors import CheckpointError, InputError, StorageError, missing_package, one_line
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -386,5 +386,4 @@ class PatientStore:
 
 def _reason(error: BaseException) -> str:
     """Return the text of an error in one line."""
-    strerror = getattr(error, "strerror", None)
-    return " ".join(str(strerror or error or type(error).__name__).split()) or type(error).__name__
+    return getattr(error, "strerror", None) or one_line(error)

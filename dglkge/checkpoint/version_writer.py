@@ -17,7 +17,6 @@ from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, JobVersions, M
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
-    check_file,
     check_files,
     describe_text,
     read_receipts,
@@ -249,7 +248,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     damaged = set()
     for text in manifest.all_texts.values():
         try:
-            check_file(folder.path, text, checksum=True)
+            check_files(folder.path, [text])
         except CheckpointError:
             damaged.add(text.name)
     if not damaged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,31 +94,19 @@ def _resolve(
     chunk = _with_times(chunk)
     ids = np.full((len(chunk), 3), -1, dtype=np.int64)
     num_fitting = np.zeros(len(chunk), dtype=np.int64)
-    for relation_id, rows in _relations_of_rows(chunk, relations):
-        relation = relations[relation_id]
-        heads = _entity_ids(chunk["head"], rows, vocabulary(relation.lhs))
-        tails = _entity_ids(chunk["tail"], rows, vocabulary(relation.rhs))
-        fits = (heads >= 0) & (tails >= 0)
-        num_fitting[rows[fits]] += 1
-        ids[rows[fits]] = np.stack([heads, np.full(len(rows), relation_id), tails], axis=1)[fits]
-    return ids, num_fitting
-
-
-def _relations_of_rows(
-    chunk: pd.DataFrame, relations: RelationVocabulary
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each relation that a name of the chunk may stand for, and the rows with that name."""
-    column = chunk["relation"].cat
-    codes = column.codes.to_numpy()
-    order = np.argsort(codes, kind="stable")
-    used, first = np.unique(codes[order], return_index=True)
-    for code, rows in zip(used.tolist(), np.split(order, first[1:])):
+    for name, rows in chunk.groupby("relation", observed=True).indices.items():
         try:
-            relation_ids = relations.ids_of(column.categories[code])
+            relation_ids = relations.ids_of(name)
         except InputError:
             continue  # no relation fits these rows, and the caller names the first of them
         for relation_id in relation_ids:
-            yield relation_id, rows
+            relation = relations[relation_id]
+            heads = _entity_ids(chunk["head"], rows, vocabulary(relation.lhs))
+            tails = _entity_ids(chunk["tail"], rows, vocabulary(relation.rhs))
+            fits = (heads >= 0) & (tails >= 0)
+            num_fitting[rows[fits]] += 1
+            ids[rows[fits]] = np.stack([heads, np.full(len(rows), relation_id), tails], axis=1)[fits]
+    return ids, num_fitting
 
 
 def _entity_ids(column: pd.Series, rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:

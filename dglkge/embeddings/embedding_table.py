@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,6 @@ class RowStorage:
     rounding: str = "stochastic"
     seed: int = 0
     kernels: str = "auto"
-
-    @property
-    def wide(self) -> RowStorage:
-        """The same with rows in float32."""
-        return replace(self, dtype=torch.float32)
 
 
 FLOAT32_ROWS = RowStorage()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,8 +51,9 @@ class TableSet(Mapping[str, EmbeddingTable]):
         self._tables = {
             name: EmbeddingTable(graph, layout, name, entity_dim, part, storage) for name in entity_types
         }
+        wide = replace(storage, dtype=torch.float32)
         # The order of the tables is that of the exchange's messages, so it must be the same on all trainers.
-        self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part, storage.wide)
+        self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part, wide)
         self.lookup: RowLookup = DirectLookup(self._tables)
 
     def __getitem__(self, name: str) -> EmbeddingTable:

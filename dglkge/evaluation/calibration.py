@@ -41,16 +41,9 @@ class Platt:
 
     @classmethod
     def fit(cls, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Platt:
-        """Fit by Newton's method with backtracking (Lin, Lin and Weng 2007, algorithm 1).
+        """Fit by Newton's method with backtracking (Lin, Lin and Weng 2007, algorithm 1); weights > 0.
 
         The targets are Platt's: (N+ + 1) / (N+ + 2) and 1 / (N- + 2), with N the sums of the weights.
-
-        Parameters
-        ----------
-        scores : (n,) float64 array
-        labels : (n,) bool array
-        weights : (n,) float64 array
-            Positive.
         """
         num_true, num_false = weights[labels].sum(), weights[~labels].sum()
         targets = np.where(labels, (num_true + 1) / (num_true + 2), 1 / (num_false + 2))
@@ -113,15 +106,7 @@ class Isotonic:
 
     @classmethod
     def fit(cls, scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> Isotonic:
-        """Fit the least squares curve by pooling adjacent violators (Best and Chakravarti 1990).
-
-        Parameters
-        ----------
-        scores : (n,) float64 array
-        labels : (n,) bool array
-        weights : (n,) float64 array
-            Positive.
-        """
+        """Fit the least squares curve by pooling adjacent violators (Best and Chakravarti 1990)."""
         # Equal scores are one point: they must have one probability.
         distinct, place = np.unique(scores, return_inverse=True)
         place = place.reshape(-1)
@@ -153,20 +138,10 @@ METHODS: Mapping[str, type[Curve]] = {"isotonic": Isotonic, "platt": Platt}
 
 
 def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
-    """Return weights under which a given share of the triples is true, with mean 1.
+    """Return weights (n,) under which a share in (0, 1) of triples with labels (n,) is true, with mean 1.
 
     Drawn false triples are as many as were drawn; the share of true ones is an assumption (Tabacof and
     Costabello 2020, section 3.2).
-
-    Parameters
-    ----------
-    labels : (n,) bool array
-    positive_rate : float
-        In (0, 1).
-
-    Returns
-    -------
-    (n,) float64 array
     """
     if not 0 < positive_rate < 1:
         raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
@@ -182,20 +157,11 @@ def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
 def calibration_metrics(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> dict[str, float]:
-    """Return Brier score, log loss and expected calibration error of probabilities; 0 is the best.
+    """Return measures of probabilities (n,), all weighted; 0 is the best.
 
-    Parameters
-    ----------
-    probabilities : (n,) float64 array
-    labels : (n,) bool array
-    weights : (n,) float64 array
-
-    Returns
-    -------
-    dict of str to float
-        ``brier_score``, the mean squared error (Brier 1950); ``log_loss``, the mean cross entropy in nats;
-        ``expected_calibration_error``, over 10 bins of equal width the mean distance between the bin's mean
-        probability and its share of true triples (Naeini et al. 2015). All weighted.
+    ``brier_score`` is the mean squared error (Brier 1950); ``log_loss`` the mean cross entropy in nats;
+    ``expected_calibration_error``, over 10 bins of equal width, the mean distance between the bin's mean
+    probability and its share of true triples (Naeini et al. 2015).
     """
     total = weights.sum()
     sure = np.clip(probabilities, SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)

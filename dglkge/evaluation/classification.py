@@ -69,14 +69,7 @@ class Thresholds:
 
 
 def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndarray) -> Thresholds:
-    """Fit a threshold for each relation, and one for all.
-
-    Parameters
-    ----------
-    relation_ids : (n,) int64 array
-    scores : (n,) float64 array
-    labels : (n,) bool array
-    """
+    """Fit a threshold for each relation, and one for all, to scores (n,) of true and false triples."""
     if not labels.any() or labels.all():
         missing = "false" if labels.any() else "true"
         raise InputError(
@@ -114,15 +107,7 @@ class ClassificationMetrics:
 
     @classmethod
     def of(cls, margins: np.ndarray, labels: np.ndarray) -> ClassificationMetrics:
-        """Compute the metrics of at least one triple.
-
-        Parameters
-        ----------
-        margins : (n,) float64 array
-            0 or more means that the triple is called true.
-        labels : (n,) bool array
-            Whether it is.
-        """
+        """Compute the metrics of at least one triple; with a margin of 0 or more it is called true."""
         called = margins >= 0
         num_true, num_false = int(labels.sum()), int((~labels).sum())
         hits, num_called = int((called & labels).sum()), int(called.sum())
@@ -217,15 +202,10 @@ Stream = Sequence[int | str]
 
 
 def seen_entities(triples: np.ndarray) -> Pools:
-    """Return the entities that occur on each side of each relation.
+    """Return the entities that occur on each side of each relation of triples (n, 3).
 
     As wrong answers these are harder than entities that no triple of the relation has (Socher et al. 2013,
     section 4.2).
-
-    Parameters
-    ----------
-    triples : (n, 3) int64 array
-        Usually the training triples.
     """
     pools = {}
     for side in Side:

@@ -91,7 +91,7 @@ class Asked:
             if split not in SPLITS:
                 raise unknown_name("split", split, SPLITS)
         none = KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
-        self._known = run.known_of(tuple(known_splits)) if known_splits else none
+        self._known = run.known_triples(splits=tuple(known_splits)) if known_splits else none
         self._relations: dict[Fact, int] = {}
         self._types: dict[str, str] = {}
         self._assign(list(dict.fromkeys(facts(question.formula))))
@@ -209,7 +209,10 @@ class Asked:
         else:
             hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
         relation_ids = torch.full((len(hop.ids),), hop.relation_id)
-        hop.query = self._query(hop, relation_ids)
+        tables = self._run.tables
+        rows = tables.gather(anchor_type, torch.from_numpy(hop.ids)).float()
+        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(rows), -1)
+        hop.query = self._run.model.query(rows, relations, hop.side, relation_ids)
         hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
@@ -229,13 +232,6 @@ class Asked:
         index, answers = hop.known
         np.maximum.at(found, answers, hop.values[index])
         return found
-
-    def _query(self, hop: Hop, relation_ids: torch.Tensor) -> torch.Tensor:
-        tables = self._run.tables
-        anchor_type = tables.relations[hop.relation_id].anchor_type(hop.side)
-        rows = tables.gather(anchor_type, torch.from_numpy(hop.ids)).float()
-        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(rows), -1)
-        return self._run.model.query(rows, relations, hop.side, relation_ids)
 
     def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""

@@ -57,7 +57,7 @@ class Explainer:
 
     def __init__(self, run: TrainedModel) -> None:
         self._run = run
-        self._known = run.known_of((TRAIN,))
+        self._known = run.known_triples(splits=(TRAIN,))
         self._graph = RuleGraph(self._known, run.tables.relations.relations)
 
     def reasons(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:

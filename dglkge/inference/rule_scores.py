@@ -185,7 +185,7 @@ def plain_rules(run: TrainedModel) -> RuleScores:
     """Return rules with constants only, with weight 0."""
     relations = run.tables.relations.relations
     return RuleScores(
-        RuleGraph(run.known_of((TRAIN,)), relations),
+        RuleGraph(run.known_triples(splits=(TRAIN,)), relations),
         {id_: [] for id_ in range(len(relations))},
         np.zeros((len(relations), len(Side))),
         run.tables.meta.entity_types,

@@ -179,9 +179,35 @@ class Run(Questions):
         also_known: Sequence[np.ndarray] = (),
         device: str = AUTO_DEVICE,
     ) -> Iterator[BucketResult]:
-        """Rank edge sets bucket by bucket: a generator of (edge set, bucket, result), and then of averages.
+        """Rank edge sets bucket by bucket; yields each result when it is there, then the averages.
 
-        See :func:`dglkge.inference.bucket_evaluation.evaluate_buckets`.
+        Candidates come from all ranges, so that results do not depend on the buckets: those of an edge set
+        are those of :meth:`evaluate` for its triples. Only sampled candidates (``num_candidates``) are drawn
+        by a triple's place in its bucket.
+
+        Parameters
+        ----------
+        edge_sets : str, sequence of str, or mapping of str to (n, 3) int64 array
+            Names of splits and of edge sets of the training triples; or triples by a name of your choice, as
+            original ids.
+        protocol : Protocol, optional
+            By default filtered ranking among all entities; its split is not used.
+        num_ranges : int
+            The ids of each entity type are cut into so many equal ranges; a bucket is a pair of them.
+        progress, also_known, device
+            As for :meth:`evaluate`.
+
+        Yields
+        ------
+        (edge set, bucket, RankingResult)
+            Of each bucket with triples, in the order of ranges; of the edge set, with bucket None; at the end
+            of all edge sets, with edge set None as well.
+
+        Raises
+        ------
+        InputError
+            Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
+            or the protocol has given candidates.
         """
         return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress, also_known, device)
 

@@ -145,15 +145,12 @@ class TrainedModel:
 
     def _conversion(self) -> str:
         """Return the command that gives the rows the ids of a data set."""
-        path, target = self.tables.path, self._dataset_path or "DIR"
+        folder, source = self.tables.path, " --from dglke"
         if isinstance(self.tables, Checkpoint):
             folder, source = self.tables.run_folder, ""
-        else:
-            folder, source = path, " --from dglke"
-        output = folder.with_name(folder.name + "_converted")
         return (
-            f"to use it with a data set: dglkge checkpoint convert {path}{source} --to run "
-            f"--dataset {target} --output {output}"
+            f"to use it with a data set: dglkge checkpoint convert {self.tables.path}{source} --to run "
+            f"--dataset {self._dataset_path or 'DIR'} --output {folder}_converted"
         )
 
     @property
@@ -170,14 +167,12 @@ class TrainedModel:
         """
         return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
-    def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
-        """Return an index of the triples of all splits, and of others; built once without others."""
+    def known_triples(
+        self, also_known: Sequence[np.ndarray] = (), splits: tuple[str, ...] = SPLITS
+    ) -> KnownTriples:
+        """Return an index of the triples of splits, added entities and others; built once without others."""
         if also_known:
-            return self.dataset.known_triples(SPLITS, [*self._added, *also_known])
-        return self.known_of(SPLITS)
-
-    def known_of(self, splits: tuple[str, ...]) -> KnownTriples:
-        """Return an index of the triples of some splits, and of those of added entities, opened once."""
+            return self.dataset.known_triples(splits, [*self._added, *also_known])
         if splits not in self._known_of_splits:
             self._known_of_splits[splits] = self.dataset.known_triples(splits, self._added)
         return self._known_of_splits[splits]

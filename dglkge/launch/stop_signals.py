@@ -82,7 +82,7 @@ def stop_signals_raised() -> Iterator[None]:
     Ctrl-C raises KeyboardInterrupt as always. Ignored signals stay ignored (``nohup``).
     """
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop(number: int) -> None:
         raise StoppedBySignal(number)
 
     with _handled({signal.SIGTERM: stop, signal.SIGHUP: stop}):
@@ -95,22 +95,18 @@ def signals_recorded(recorded: list[int]) -> Iterator[None]:
 
     Ignored signals stay ignored (``nohup``).
     """
-
-    def record(number: int, _frame: FrameType | None) -> None:
-        recorded.append(number)
-
-    with _handled(dict.fromkeys(STOP_SIGNALS, record)):
+    with _handled(dict.fromkeys(STOP_SIGNALS, recorded.append)):
         yield
 
 
 @contextlib.contextmanager
-def _handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+def _handled(handlers: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
     """Install handlers for signals that are not ignored; restore the earlier ones at the end."""
     before = {number: signal.getsignal(number) for number in handlers}
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         _received.append(number)
-        handlers[number](number, frame)
+        handlers[number](number)
 
     for number in handlers:
         # nohup and shells in the background ignore signals on purpose; the job must survive the logout.

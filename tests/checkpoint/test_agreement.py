@@ -21,13 +21,13 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
 from dglkge.distributed.agreement import agree
-from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import (
     blank,
     cut,
     flip,
+    in_threads,
     same,
     save_alone,
     toy_meta,
@@ -61,22 +61,14 @@ class Gathering:
         return gather
 
 
-def together(
-    disks: Sequence[Path],
-    work: Callable[[CheckpointManager], object],
-    leases: Sequence[Lease] | None = None,
-) -> list[str]:
+def together(disks: Sequence[Path], work: Callable[[CheckpointManager], object]) -> list[str]:
     """Do some work as the leader of each machine; return the error of each, or what it returned as text."""
     gathering = Gathering(len(disks))
     outcomes = [""] * len(disks)
 
     def leader(rank: int) -> None:
-        manager = CheckpointManager(
-            disks[rank],
-            TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank)),
-            toy_names(META),
-            lease=None if leases is None else leases[rank],
-        )
+        group = TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank))
+        manager = CheckpointManager(disks[rank], group, toy_names(META))
         try:
             outcomes[rank] = str(work(manager))
         except StorageError as error:
@@ -84,12 +76,7 @@ def together(
         except (CheckpointError, JobError) as error:
             outcomes[rank] = f"error: {error}"
 
-    threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_SECONDS)
-        assert not thread.is_alive()
+    in_threads(len(disks), leader)
     return outcomes
 
 

@@ -22,6 +22,7 @@ from tests.checkpoint.toy_checkpoint import (
     ToyTable,
     datasets_in,
     save_toy,
+    saved_toy,
     toy_meta,
     toy_tables,
 )
@@ -123,9 +124,7 @@ def test_embeddings_file(saved):
 
 
 def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
-    meta = toy_meta(optimizer="row_adagrad")
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2, optimizer="row_adagrad")
     path = tmp_path / "v1" / "embeddings_person_0.v1.h5"
     state = blob(path)
     with h5py.File(path) as file:
@@ -142,9 +141,7 @@ def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
 def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp_path, dynamic):
     """torch's own Adagrad, which PyTorch-BigGraph has for its operators, loads them and goes on."""
     pairs = {} if dynamic else {"reciprocal": False, "relations": TWO_PAIRS}
-    meta = toy_meta(optimizer="row_adagrad", **pairs)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2, optimizer="row_adagrad", **pairs)
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         keys = {item.attrs["state_dict_key"]: item[...] for item in datasets_in(file["model"]).values()}
     state = blob(tmp_path / "v1" / "model.v1.h5")
@@ -251,8 +248,7 @@ def test_config_of_dynamic_relations(saved):
 
 
 def test_config_of_static_relations(tmp_path):
-    meta = toy_meta("transe_l2", TWO_PAIRS)
-    save_toy(tmp_path, meta, toy_tables(meta))
+    saved_toy(tmp_path, 1, "transe_l2", TWO_PAIRS)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["dynamic_relations"] is False
     assert config["comparator"] == "l2"
@@ -310,8 +306,7 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
         "negatives": {"num_uniform": 70},
         "training": {"num_epochs": 9, "batch_size": 300},
     }
-    meta = toy_meta(relations=relations, config=config)
-    save_toy(tmp_path, meta, toy_tables(meta))
+    saved_toy(tmp_path, relations=relations, config=config)
     found = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert set(found) == CONFIG_KEYS
     for entity in found["entities"].values():
@@ -326,8 +321,7 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
 def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
     one = TWO_PAIRS[1].name
     config = {"loss": {"relation_weights": {one: 2.5}}, "negatives": {"num_for_heads": 0}}
-    meta = toy_meta(relations=TWO_PAIRS, config=config)
-    save_toy(tmp_path, meta, toy_tables(meta))
+    saved_toy(tmp_path, relations=TWO_PAIRS, config=config)
     found = json.loads((tmp_path / "latest" / "config.json").read_text())
     wanted = [2.5 if relation.name == one else 1.0 for relation in TWO_PAIRS]
     assert [relation["weight"] for relation in found["relations"]] == wanted and 2.5 in wanted

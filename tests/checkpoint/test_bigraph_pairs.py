@@ -19,11 +19,12 @@ from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
     datasets_in,
+    same,
     save_toy,
-    save_toy_named,
+    saved_toy,
     toy_meta,
     toy_tables,
-)  # fmt: skip
+)
 from tests.toy_kg import toy_dataset
 
 DIM = 6
@@ -104,8 +105,8 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.score_function == name and checkpoint.meta.reciprocal is reciprocal
     ids = [int(one.split("-")[1]) for one in names_in_parts(tmp_path, 2)]
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
-    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows[ids])
+    assert same(checkpoint[RELATION][:], tables[RELATION].rows)
 
 
 @pytest.mark.parametrize("reciprocal", [False, True])
@@ -114,9 +115,7 @@ def test_files_of_several_operators(tmp_path, reciprocal):
     operators = ("translation", "affine", "none", "complex_diagonal")
     relations = [Relation(name, "person", "person") for name in "abcd"]
     name = "+".join(operators) + "_cos"
-    meta = toy_meta(name, relations, reciprocal, operators=operators)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2, name, relations, reciprocal, operators=operators)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert [one["operator"] for one in config["relations"]] == list(operators)
     assert config["dynamic_relations"] is False and config["comparator"] == "cos"
@@ -158,7 +157,7 @@ def test_global_vectors_are_read_into_the_rows(tmp_path):
     tables = toy_tables(meta)
     rows = tables["entity"].rows
     rows.nan_to_num_(posinf=1.0)
-    save_toy_named(tmp_path / "theirs", meta, tables, {"entity": dataset.vocabulary("entity")}, 2)
+    save_toy(tmp_path / "theirs", meta, tables, 2, {"entity": dataset.vocabulary("entity")})
     strip(tmp_path / "theirs")
     shift = np.arange(DIM, dtype=np.float32) / 7
     with h5py.File(tmp_path / "theirs" / "model.v1.h5", "r+") as file:

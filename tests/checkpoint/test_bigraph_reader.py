@@ -25,9 +25,10 @@ from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     blank,
     cut,
+    same,
     save_toy,
-    save_toy_named,
     save_toy_run,
+    saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
@@ -61,9 +62,7 @@ def names_in_parts(folder, num_parts):
 @pytest.mark.parametrize("relations, reciprocal", [(None, True), (TWO_PAIRS, False)])
 def test_rows_by_name(tmp_path, relations, reciprocal):
     more = {} if relations is None else {"relations": relations}
-    meta = toy_meta(reciprocal=reciprocal, optimizer="row_adagrad", **more)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
+    meta, tables = saved_toy(tmp_path, 3, reciprocal=reciprocal, optimizer="row_adagrad", **more)
     strip(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.reciprocal is reciprocal and checkpoint.meta.score_function == "complex"
@@ -71,9 +70,9 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     assert list(checkpoint.vocabulary("person").names) == listed
     ids = [int(name.split("-")[1]) for name in listed]
     assert ids != sorted(ids)
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
-    assert checkpoint["person"]["person-7"].numpy().tobytes() == tables["person"].rows[7].numpy().tobytes()
-    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows[ids])
+    assert same(checkpoint["person"]["person-7"], tables["person"].rows[7])
+    assert same(checkpoint[RELATION][:], tables[RELATION].rows)
     model = tmp_path / "model.v1.h5"
     with h5py.File(model) as file:
         sums = np.asarray(read_state(model, file, RELATION, meta)["sum"])
@@ -81,7 +80,7 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     part = blank(cut("person", tables["person"], 2)[1])
     saved_ids = by_name.saved_entity_ids(checkpoint, "person", toy_names(meta)["person"])
     assert by_name.take_over(checkpoint, part, saved_ids) == len(part.rows)
-    assert part.rows.numpy().tobytes() == tables["person"].rows[part.original_ids].numpy().tobytes()
+    assert same(part.rows, tables["person"].rows[part.original_ids])
     assert torch.equal(part.state["sum"], tables["person"].state["sum"][part.original_ids])
 
 
@@ -98,16 +97,12 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
             "featurized entities are not dglkge's; allowed is False",
         ),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
-        (
-            {"dimension": None},
-            r"config.json is no configuration of PyTorch-BigGraph \(TypeError: ",
-        ),
+        ({"dimension": None}, r"config.json is no configuration of PyTorch-BigGraph \(TypeError: "),
         ({"entities": ["person"]}, r"config.json is no configuration of PyTorch-BigGraph \(AttributeError: "),
     ],
 )
 def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):
-    meta = toy_meta(optimizer="row_adagrad")
-    save_toy(tmp_path, meta, toy_tables(meta), 3)
+    saved_toy(tmp_path, 3, optimizer="row_adagrad")
     strip(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -146,7 +141,7 @@ def test_added_rows_stay_as_they_are(tmp_path):
     known = part.original_ids < 23
     assert taken == int(known.sum()) and 0 < taken < len(part.rows)
     ids = part.original_ids[known]
-    assert part.rows[known].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
+    assert same(part.rows[known], tables["person"].rows[ids])
     assert torch.equal(part.state["sum"][known], tables["person"].state["sum"][ids])
     assert not part.rows[~known].any() and not part.state["sum"][~known].any()
     types = by_name.saved_types(checkpoint.entity_types, list(new.entity_types))
@@ -176,7 +171,7 @@ def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):
         reciprocal=reciprocal,
     )
     tables = toy_tables(meta)
-    save_toy_named(folder, meta, tables, {name: dataset.vocabulary("entity")}, num_parts)
+    save_toy(folder, meta, tables, num_parts, {name: dataset.vocabulary("entity")})
     strip(folder)
     return tables
 
@@ -197,8 +192,8 @@ def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     run = open_checkpoint(tmp_path / "run")
     run.verify()
     assert run.entity_types == ["entity"] and run.meta.dataset_fingerprint == dataset.fingerprint
-    assert run["entity"][:].numpy().tobytes() == tables["all"].rows.numpy().tobytes()
-    assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
+    assert same(run["entity"][:], tables["all"].rows)
+    assert same(run[RELATION][:], tables[RELATION].rows.flip(0))
     with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         assert np.array_equal(file["optimizer/sum"][:], tables["all"].state["sum"].numpy())
     with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
@@ -217,7 +212,7 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
         optimizer="row_adagrad",
     )
     tables = toy_tables(meta)
-    save_toy_named(tmp_path / "theirs", meta, tables, {"all": Vocabulary(everybody, "entity")}, 1)
+    save_toy(tmp_path / "theirs", meta, tables, 1, {"all": Vocabulary(everybody, "entity")})
     strip(tmp_path / "theirs")
     given = [tmp_path / "theirs", "--dataset", typed.path, "--output", tmp_path / "run"]
     status, err = convert(capsys, *given)
@@ -232,9 +227,9 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
     run = open_checkpoint(tmp_path / "run")
     for kind in typed.entity_types:
         wanted = tables["all"].rows[[everybody.index(name) for name in names[kind]]]
-        assert run[kind][:].numpy().tobytes() == wanted.numpy().tobytes()
+        assert same(run[kind][:], wanted)
     wanted = tables[RELATION].rows[[distinct.index(name) for name in labels]]
-    assert run[RELATION][:].numpy().tobytes() == wanted.numpy().tobytes()
+    assert same(run[RELATION][:], wanted)
 
 
 @pytest.mark.parametrize(
@@ -261,14 +256,11 @@ def test_wrong_types(words, message, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_types_are_for_runs(tmp_path, capsys):
+def test_types_are_for_runs_and_given_once(tmp_path, capsys):
     theirs_of_type(tmp_path / "theirs", Dataset.open(toy_dataset()))
     words = ["checkpoint", "convert", str(tmp_path / "theirs"), "--to", "npy", "--type", "all=entity"]
     assert main([*words, "--output", str(tmp_path / "out")]) == 2
     assert "--type goes with --to run, got --to npy" in capsys.readouterr().err
-
-
-def test_a_type_given_twice(tmp_path):
     with pytest.raises(InputError, match="entity type 'entity' of the data set is given twice"):
         by_name.saved_types(["a", "b"], ["entity"], ["a=entity", "b=entity"])
 

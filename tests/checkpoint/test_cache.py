@@ -18,12 +18,13 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import FileStore
 from dglkge.errors import DglkgeError
 from dglkge.typing import RELATION
-from tests.checkpoint.test_agreement import LIMIT_SECONDS, Gathering
+from tests.checkpoint.test_agreement import Gathering
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     blank,
     cut,
     flip,
+    in_threads,
     same,
     toy_meta,
     toy_names,
@@ -91,12 +92,7 @@ class Cluster:
             except DglkgeError as error:
                 outcomes[rank] = str(error)
 
-        threads = [threading.Thread(target=trainer, args=(rank,)) for rank in range(len(order))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_SECONDS)
-            assert not thread.is_alive()
+        in_threads(len(order), trainer)
         return outcomes
 
 

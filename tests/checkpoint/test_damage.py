@@ -16,14 +16,13 @@ import torch
 from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint, part_files
 from dglkge.checkpoint import storage as storage_module
 from dglkge.errors import CheckpointError
-from tests.checkpoint.toy_checkpoint import save_alone, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import save_alone, save_toy, saved_toy, toy_meta, toy_tables
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A run's checkpoint at version 2, of two parts."""
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    meta, _ = saved_toy(tmp_path, 2)
     save_toy(tmp_path, meta, toy_tables(meta), 2)
     return tmp_path
 
@@ -97,15 +96,13 @@ def test_damaged_folders(folder, damage, words):
 @pytest.mark.parametrize("old", [b"0\n", b"1\n"])
 def test_version_file_of_long_ago(folder, old):
     """Nothing may be started anew over a version that is whole."""
-    meta = toy_meta()
-    save_toy(folder, meta, toy_tables(meta))
+    saved_toy(folder)
     version_file(old)(folder)
     refused(folder, f"reads '{old.decode().strip()}', but a newer version lies beside it; the newest good")
 
 
 def test_a_version_that_was_whole_but_never_published_does_not_count(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta))
+    meta, _ = saved_toy(tmp_path)
     (tmp_path / "checkpoint_version.txt").write_text("0\n")
     assert CheckpointManager(tmp_path).latest() is None
     assert save_toy(tmp_path, meta, toy_tables(meta)) == 1

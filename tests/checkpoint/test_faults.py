@@ -5,26 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup
-from dglkge.checkpoint import part_files as row_stream
-from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.typing import RELATION
-from tests.checkpoint.killing import die_at_step
-from tests.checkpoint.toy_checkpoint import cut, holds, save_alone, save_toy, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import cut, holds, save_toy, toy_meta, toy_names, toy_tables
 
 FORK = multiprocessing.get_context("fork")
 LIMIT_SECONDS = 60
-
-
-def save_and_die(path, meta, tables, step):
-    """Save as one process and end by SIGKILL before the call of that number that changes or syncs a file."""
-    calls = [(os, name) for name in ("pwrite", "replace", "fsync", "mkdir")]
-    die_at_step(step, [*calls, (Path, "unlink"), (row_stream, "fill_rows")])
-    save_alone(path, meta, tables)
 
 
 def run(target, *arguments):
@@ -37,28 +26,6 @@ def run(target, *arguments):
         process.join()
         pytest.fail("a save hung")
     return process.exitcode
-
-
-def test_kills_during_the_first_save(tmp_path):
-    """Before every other step; the test of the documented faults has every step of a later save."""
-    meta = toy_meta()
-    first, second = toy_tables(meta, 1), toy_tables(meta, 2)
-    seen = []
-    for step in range(1, 1000, 2):
-        path = tmp_path / f"step{step}"
-        exit_code = run(save_and_die, path, meta, first, step)
-        published = CheckpointStorage(path).published()
-        version = published.version if published else 0
-        if version:
-            holds(path, meta, {1: first})
-        if exit_code == 0:
-            break
-        assert exit_code == -signal.SIGKILL
-        seen.append(version)
-        assert save_alone(path, meta, second) == version + 1
-        holds(path, meta, {version + 1: second})
-    assert version == 1
-    assert seen == sorted(seen) and set(seen) == {0, 1}
 
 
 def save_as_one_of_two(path, meta, tables, rank, barrier, fatal_barrier):

@@ -12,22 +12,20 @@ import torch
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
-from dglkge.typing import RELATION, TablePart
+from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     blank,
     cut,
     flip,
+    in_threads,
+    same,
     save_toy,
+    saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
 )
-
-
-def relation_part(meta, tables):
-    whole = tables[RELATION]
-    return TablePart(RELATION, 0, torch.arange(len(meta.relations)), whole.rows, whole.state)
 
 
 def test_processes_that_do_not_write_only_wait(tmp_path):
@@ -48,40 +46,32 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
         manager = CheckpointManager(
             tmp_path, TrainerGroup(rank, is_writer, wait), toy_names(meta), num_parts=2
         )
-        relations = relation_part(meta, tables) if rank == 0 else None
+        relations = cut(RELATION, tables[RELATION], 1)[0] if rank == 0 else None
         versions[rank] = manager.save([parts[machine]], relations, meta)
 
-    threads = [threading.Thread(target=trainer, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, trainer)
     assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
     assert len(set(waits)) == 1
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows)
     assert len(checkpoint.shards("person")) == 2
 
 
 def test_a_failing_barrier_publishes_nothing(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
 
     def broken():
         raise TimeoutError("a trainer did not come")
 
     manager = CheckpointManager(tmp_path, TrainerGroup(barrier=broken))
     with pytest.raises(TimeoutError, match="did not come"):
-        manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+        manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert open_checkpoint(tmp_path).version == 1
 
 
 def test_a_file_that_is_not_needed_is_not_read(tmp_path):
     """A machine reads and checks only the tables that it restores."""
-    meta = toy_meta(relations=TWO_PAIRS)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path, relations=TWO_PAIRS)
     flip(tmp_path / "v1" / "embeddings_film_0.v1.h5", -1)
     manager = CheckpointManager(tmp_path)
     manager.restore([blank(cut("person", tables["person"], 1)[0])])
@@ -93,7 +83,7 @@ def test_without_names_the_ids_stand_in(tmp_path):
     meta = toy_meta(num_people=3)
     tables = toy_tables(meta)
     manager = CheckpointManager(tmp_path)
-    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert (
         tmp_path / "latest" / "entity_names_person_0.json"
     ).read_text() == '[\n    "0",\n    "1",\n    "2"\n]'
@@ -103,7 +93,7 @@ def test_without_names_the_ids_stand_in(tmp_path):
     # Names in any script.
     people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
     manager = CheckpointManager(tmp_path / "named", TrainerGroup(), {"person": people})
-    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert list(open_checkpoint(tmp_path / "named").vocabulary("person").names) == people.names
     assert (
         json.loads((tmp_path / "named" / "latest" / "entity_names_person_0.json").read_text()) == people.names
@@ -128,4 +118,4 @@ def test_tables_are_never_held_twice(tmp_path, monkeypatch):
     live = blank(cut("person", tables["person"], 1)[0])
     CheckpointManager(tmp_path).restore([live])
     assert largest == 2400
-    assert open_checkpoint(tmp_path)["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()
+    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 import sys
 import time
 import urllib.request
@@ -357,16 +356,6 @@ def test_another_process_that_downloads_is_waited_for(tmp_path, url, monkeypatch
             local_path(url)
 
 
-def test_a_trainer_goes_on_from_the_url(tmp_path, url):
-    """Epochs of one machine, then of another that has an empty folder: the tables are those of one run."""
-    first = trained(tmp_path / "a", 2, started(tmp_path / "a", url))
-    second = trained(tmp_path / "b", 4, started(tmp_path / "b", url))
-    assert [epoch for epoch, _ in first.trained + second.trained] == sorted(5 * [0, 1, 2, 3])
-    whole = trained(tmp_path / "c", 4)
-    assert same(whole.tables["person"].rows, second.tables["person"].rows)
-    assert "stats.jsonl" in names_at(url)
-
-
 def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, any_url):
     def life(folder, epochs):
         return trained(folder, epochs, started(folder, any_url, keeps_files=False))
@@ -383,31 +372,16 @@ def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, any_url):
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
     """An S3 server on loopback, with the bucket ``kge``; ended with the module's last test."""
-    for package in ("s3fs", "moto", "flask"):
+    for package in ("s3fs", "flask"):
         pytest.importorskip(package)
-    with __import__("socket").socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = open(tmp_path_factory.mktemp("moto") / "log", "wb")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
-    )
-    endpoint = f"http://127.0.0.1:{port}"
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                request = urllib.request.Request(f"{endpoint}/kge", method="PUT")
-                urllib.request.urlopen(request, timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/kge", method="PUT"), timeout=60).close()
         yield endpoint
     finally:
-        server.kill()
-        server.wait(30)
-        log.close()
+        server.stop()
 
 
 @pytest.fixture

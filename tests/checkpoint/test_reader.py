@@ -10,7 +10,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint import storage as storage_module
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, same, save_toy, saved_toy, toy_meta, toy_tables
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +95,13 @@ def test_shards_hold_each_row_once(run, tmp_path):
             assert torch.equal((places >= 0).nonzero()[:, 0], shard.original_ids)
             assert torch.equal(places[places >= 0], torch.arange(len(shard.original_ids)))
     assert len(open_checkpoint(folder).shards("person")) == 3
-    meta = toy_meta(num_people=1)
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    saved_toy(tmp_path, 2, num_people=1)
     empty = open_checkpoint(tmp_path).shards("person")[1]
     assert empty.locate(torch.tensor([0, 3])).tolist() == [-1, -1]
 
 
 def test_operators_of_another_model(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta))
+    saved_toy(tmp_path)
     with h5py.File(tmp_path / "v1" / "model.v1.h5", "r+") as file:
         del file["model/relations/0/operator/rhs/imag"]
     with pytest.raises(
@@ -122,7 +120,7 @@ def test_a_version_that_training_drops_is_read_on(tmp_path):
         save_toy(tmp_path, meta, toy_tables(meta, seed), 1)
     assert not (tmp_path / "v1" / "embeddings_person_0.v1.h5").exists()
     for table, whole in first.items():
-        assert checkpoint[table][:].numpy().tobytes() == whole.rows.numpy().tobytes()
+        assert same(checkpoint[table][:], whole.rows)
     assert checkpoint.state_shapes("person") == {"sum": (12, 6)}
     assert open_checkpoint(tmp_path).version == 3
 
@@ -146,4 +144,4 @@ def test_a_version_that_is_dropped_while_it_is_opened(tmp_path, monkeypatch, num
     checkpoint = open_checkpoint(tmp_path, verify=True)
     assert checkpoint.version == 1 + num_saves
     wanted = toy_tables(meta, num_saves)["person"].rows
-    assert checkpoint["person"][:].numpy().tobytes() == wanted.numpy().tobytes()
+    assert same(checkpoint["person"][:], wanted)

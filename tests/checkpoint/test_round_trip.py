@@ -19,6 +19,7 @@ from tests.checkpoint.toy_checkpoint import (
     cut,
     same,
     save_toy,
+    saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
@@ -64,9 +65,7 @@ def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts,
     ],
 )
 def test_relations_of_every_layout(tmp_path, score_function, relations, reciprocal):
-    meta = toy_meta(score_function, relations, reciprocal)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path, 1, score_function, relations, reciprocal)
     wanted = cut(RELATION, tables[RELATION], 1)[0]
     live = blank(wanted)
     alone(tmp_path).restore([], live)
@@ -76,9 +75,7 @@ def test_relations_of_every_layout(tmp_path, score_function, relations, reciproc
 
 
 def test_views_on_shared_memory_are_filled_in_place(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2)
     memory = torch.full((40, meta.dim), 7.0)
     part = TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})
     alone(tmp_path).restore([part])
@@ -95,9 +92,7 @@ def test_blocks_cover_every_row_once():
 
 
 def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
     ids = torch.arange(23)
     state = {"exp_avg": torch.full((23, 6), 5.0), "sum": torch.full((23,), 5.0)}
     part = TablePart("person", 0, ids, torch.zeros(23, 6), state)
@@ -116,8 +111,7 @@ def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
 
 
 def test_rows_that_are_not_there_or_have_another_width(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    saved_toy(tmp_path, 2)
     part = TablePart("person", 4, torch.tensor([3, 99, 5]), torch.zeros(3, 6))
     with pytest.raises(CheckpointError, match="v1 has 2 of the 3 rows of table 'person', part 4"):
         alone(tmp_path).restore([part])
@@ -128,9 +122,7 @@ def test_rows_that_are_not_there_or_have_another_width(tmp_path):
 
 
 def test_another_run_is_not_written_over(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
     for changes, text in (
         ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
         ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
@@ -143,9 +135,7 @@ def test_another_run_is_not_written_over(tmp_path):
 
 
 def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
     whole = cut("person", tables["person"], 1)[0]
     relations = cut(RELATION, tables[RELATION], 1)[0]
     half = TablePart("person", 0, whole.original_ids[:9], whole.rows[:9])
@@ -188,9 +178,7 @@ def test_a_folder_without_a_checkpoint(tmp_path):
 
 def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
     """Where the parts are the checkpoint's; of the others' files it looks at the ids."""
-    meta = toy_meta(num_people=40)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
+    meta, tables = saved_toy(tmp_path, 3, num_people=40)
     read = []
     real = part_files.file_crc32
     monkeypatch.setattr(part_files, "file_crc32", lambda path: read.append(path.name) or real(path))
@@ -204,9 +192,7 @@ def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
 @pytest.mark.parametrize("reading", [0, 1])
 def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
     """A file whose ids are another's must not pass for one that a machine does not need."""
-    meta = toy_meta(num_people=40)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2, num_people=40)
     parts = cut("person", tables["person"], 2)
     path = tmp_path / "v1" / "embeddings_person_1.v1.h5"
     ids = parts[reading].original_ids.sort().values[: len(parts[1].original_ids)]

@@ -13,7 +13,7 @@ from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, InputError
 from dglkge.inference.run import open_run
-from tests.checkpoint.toy_checkpoint import flip, save_alone, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import flip, same, save_alone, saved_toy, toy_meta, toy_tables
 from tests.checkpoint.toy_checkpoint import holds as has_tables
 
 META = toy_meta()
@@ -49,14 +49,12 @@ def test_a_version_with_a_pointer_stays(tmp_path):
 
 def test_parts_and_their_state(tmp_path):
     """The rows of a file and their optimizer's state, by original id."""
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
+    meta, tables = saved_toy(tmp_path, 3)
     checkpoint = open_checkpoint(tmp_path, verify=True)
     ids = []
     for k in range(3):
         rows, original_ids = checkpoint.part("person", k)
-        assert rows.numpy().tobytes() == tables["person"].rows[original_ids].numpy().tobytes()
+        assert same(rows, tables["person"].rows[original_ids])
         assert torch.equal(checkpoint.state("person", k)["sum"], tables["person"].state["sum"][original_ids])
         ids += original_ids.tolist()
     assert sorted(ids) == list(range(23))
@@ -145,22 +143,15 @@ def test_fallback_takes_the_newest_good_version(tmp_path, caplog):
     assert (tmp_path / "damaged_v3" / "v3" / "model.v3.h5").is_file()
     assert not (tmp_path / "epoch_3").exists()
     assert open_checkpoint(tmp_path / "damaged_v3" / "epoch_3").version == 3  # still beside its version
-    assert save(tmp_path, 4) == 3
+    assert save(tmp_path, 4, "epoch_3") == 3
     assert holds(tmp_path, 4) and holds(tmp_path / "epoch_1", 1)
-
-
-def test_a_second_fallback_keeps_what_the_first_moved_aside(tmp_path):
-    save(tmp_path, 1, "epoch_1")
-    damaged = []
-    for seed in (2, 3):
-        save(tmp_path, seed, "epoch_2")
-        flip(tmp_path / "v2" / "model.v2.h5", 3000)
-        damaged.append((tmp_path / "v2" / "model.v2.h5").read_bytes())
-        assert fall_back(CheckpointStorage(tmp_path)) == 1
-    for folder, content in zip(("damaged_v2", "damaged_v2_2"), damaged):
-        assert (tmp_path / folder / "v2" / "model.v2.h5").read_bytes() == content
-        assert (tmp_path / folder / "epoch_2").is_file()
-    assert holds(tmp_path, 1)
+    # A second one keeps what the first has moved aside.
+    flip(tmp_path / "v3" / "model.v3.h5", 3000)
+    damaged = [(tmp_path / one / "model.v3.h5").read_bytes() for one in ("damaged_v3/v3", "v3")]
+    assert fall_back(CheckpointStorage(tmp_path)) == 2 and holds(tmp_path, 2)
+    for folder, content in zip(("damaged_v3", "damaged_v3_2"), damaged):
+        assert (tmp_path / folder / "v3" / "model.v3.h5").read_bytes() == content
+        assert (tmp_path / folder / "epoch_3").is_file()
 
 
 def test_fallback_where_nothing_is_damaged_or_nothing_is_whole(tmp_path):

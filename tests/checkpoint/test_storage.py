@@ -15,7 +15,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, StorageError
 from tests.checkpoint.test_faults import run
-from tests.checkpoint.toy_checkpoint import holds, save_alone, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import holds, save_alone, save_toy, saved_toy, toy_meta, toy_tables
 
 
 def names_in(folder):
@@ -128,8 +128,7 @@ def test_no_room_on_the_disk(tmp_path, max_file_bytes):
 )
 def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, number, kind):
     """Status 2, with which nothing is started again, is for what the user has to mend."""
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta))
+    saved_toy(tmp_path)
     storage = CheckpointStorage(tmp_path)
 
     def failing(*_arguments, **_options):
@@ -150,9 +149,7 @@ def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, numb
 
 def test_a_version_counts_although_older_files_stay(tmp_path, monkeypatch, caplog):
     """The disk fails after the version was published: the save is done, and the next one cleans up."""
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
 
     def failing(path, **_options):
         raise OSError(errno.EIO, "Input/output error")

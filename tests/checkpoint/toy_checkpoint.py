@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,41 +193,32 @@ def save_alone(
     return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, kept)
 
 
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Do some work in a thread for each rank, within a limit."""
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
 def save_toy(
-    path: Path, meta: CheckpointMeta, tables: Mapping[str, ToyTable], num_parts: int = 1, seed: int = 0
-) -> int:
-    """Save the tables under the toy's names; see :func:`save_toy_named`."""
-    return save_toy_named(path, meta, tables, toy_names(meta), num_parts, seed)
-
-
-def save_toy_named(
     path: Path,
     meta: CheckpointMeta,
     tables: Mapping[str, ToyTable],
-    names: Mapping[str, Vocabulary],
-    num_parts: int,
-    seed: int = 0,
+    num_parts: int = 1,
+    names: Mapping[str, Vocabulary] | None = None,
 ) -> int:
-    """Save the tables as ``num_parts`` machines would, each a thread with its own manager.
-
-    Returns
-    -------
-    int
-        The version that was published.
-    """
+    """Save the tables as so many machines would, under the toy's names or others; return the version."""
     barrier = threading.Barrier(num_parts, timeout=60)
-    cuts = {
-        entity_type: cut(entity_type, tables[entity_type], num_parts, seed)
-        for entity_type in meta.entity_types
-    }
-    relations = TablePart(
-        RELATION, 0, torch.arange(len(meta.relations)), tables[RELATION].rows, tables[RELATION].state
-    )
+    cuts = {name: cut(name, tables[name], num_parts) for name in meta.entity_types}
+    (relations,) = cut(RELATION, tables[RELATION], 1)
     versions, errors = [], []
 
     def machine(rank: int) -> None:
         group = TrainerGroup(rank, barrier=lambda: barrier.wait(), limit_seconds=LIMIT_SECONDS)
-        manager = CheckpointManager(path, group, names, num_parts)
+        manager = CheckpointManager(path, group, names or toy_names(meta), num_parts)
         try:
             parts = [cuts[entity_type][rank] for entity_type in meta.entity_types]
             versions.append(manager.save(parts, relations if rank == 0 else None, meta))
@@ -235,16 +226,22 @@ def save_toy_named(
             barrier.abort()
             errors.append(error)
 
-    threads = [threading.Thread(target=machine, args=(rank,)) for rank in range(num_parts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(num_parts, machine)
     for error in errors:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error
     (version,) = set(versions)
     return version
+
+
+def saved_toy(
+    path: Path, num_parts: int = 1, *names: Any, **fields: Any
+) -> tuple[CheckpointMeta, dict[str, ToyTable]]:
+    """Save the tables of a toy run, see :func:`toy_meta`; return both."""
+    meta = toy_meta(*names, **fields)
+    tables = toy_tables(meta)
+    save_toy(path, meta, tables, num_parts)
+    return meta, tables
 
 
 def calibrated(folder: Path, slope: float, offset: float) -> Platt:
@@ -270,5 +267,5 @@ def save_toy_run(folder: Path, dataset: Dataset, *names_of_model: str, **fields:
     for whole in tables.values():
         whole.rows.nan_to_num_(posinf=1.0)
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
-    save_toy_named(folder / "checkpoint", meta, tables, names, 2)
+    save_toy(folder / "checkpoint", meta, tables, 2, names)
     return folder

@@ -105,11 +105,7 @@ def test_missing_and_cut_off_files_are_named(folder):
     [
         ("entities/town.txt", "Rome\n", "town.txt has 1 names, dataset.json says 2"),
         ("relations.tsv", "knows\tperson\tperson\n", "relations.tsv has 1 relations, dataset.json says 3"),
-        (
-            "valid.npy",
-            np.zeros((2, 3), np.int64),
-            r"valid.npy holds an array \(2, 3\) of int64, expected \(1",
-        ),
+        ("valid.npy", np.zeros((2, 3), np.int64), r"d.npy holds an array \(2, 3\) of int64, expected \(1"),
         ("valid.npy", np.zeros((1, 3), np.int32), "of int32, expected .* of int64"),
         ("valid.npy", np.array([{"a": 1}], dtype=object), "valid.npy"),
         ("train.npy", "not an array", "train.npy is cut off or no array file"),

@@ -177,13 +177,7 @@ def test_chunks_are_of_categories(tmp_path, small_block):
         ("t.csv", "tail,extra,head,relation\nt,x,h,r\n", "hrt", {}, ("h", "r", "t")),
         ("t.tsv", "weight\ttail\thead\trelation\n0.5\tt\th\tr\n", "hrtw", {}, ("h", "r", "t", 0.5)),
         ("t.tsv", "h\tr\tt\n3\t2\t4\n", "hrt", {"rules": IDS}, (3, 2, 4)),
-        (
-            "t.dat",
-            "7\na b c\n",
-            "hrt",
-            {"delimiter": " ", "kind": "tsv", "skip_first": True},
-            ("a", "b", "c"),
-        ),
+        ("t.d", "7\na b c\n", "hrt", {"delimiter": " ", "kind": "tsv", "skip_first": True}, ("a", "b", "c")),
     ],
 )
 def test_order_of_columns_delimiters_and_ids(tmp_path, name, text, columns, options, row):

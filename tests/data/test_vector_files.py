@@ -89,7 +89,7 @@ def table(**columns: object) -> pa.Table:
         ("a 1 2\nb 1\n", "FILE:2: a name and 1 numbers, expected 2 numbers"),
         ("2 2\na 1 2\nb 1 1e\n", "FILE:3: '1e' is no number"),
         (
-            "3 2\na 1 2\nb 1 2\n",
+            "3 1\na 1\nb 1\n",
             "FILE:1: the first line says 3 vectors, the file has 2: it is cut off or damaged",
         ),
         ("a 1 2\n\nb 1 2\n", "FILE:2: a name and 0 numbers, expected 2 numbers"),

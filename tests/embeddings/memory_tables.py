@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dglkge.embeddings.row_exchange import RowExchange
-from dglkge.embeddings.row_lookup import ExchangeLookup
+from dglkge.embeddings.row_lookup import ExchangeLookup, FoundRows
 from dglkge.optim.narrow_rows import widen
 from tests.optim.test_exchanges import ThreadGroup, Threads
 
@@ -81,6 +81,57 @@ def run_trainers(
 
     with ThreadPoolExecutor(len(machine_of)) as pool:
         return list(pool.map(run, range(len(machine_of))))
+
+
+def expect(
+    machines: Machines,
+    rows: dict[str, torch.Tensor],
+    wanted: dict[str, torch.Tensor],
+    machine: int,
+    wire_dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
+    """Rows as the trainer of a machine should see them: those of others as ``rows`` has them, narrowed."""
+    found = {}
+    for name, ids in wanted.items():
+        local = machines.is_local(name, ids, machine)[:, None]
+        found[name] = torch.where(local, machines.rows[name][ids], rows[name][ids].to(wire_dtype).float())
+    return found
+
+
+def assert_rows(got: Mapping[str, FoundRows], expected: dict[str, torch.Tensor]) -> None:
+    """Hold two lookups equal, bit by bit."""
+    assert got.keys() == expected.keys()
+    for name, rows in expected.items():
+        torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
+
+
+def train(
+    machines: Machines,
+    rank: int,
+    machine: int,
+    lookup: ExchangeLookup,
+    staleness: int,
+    before: dict[str, torch.Tensor],
+    updates: bool,
+    meet: Callable[[], object],
+    num_steps: int = 10,
+) -> None:
+    """Look rows up ahead; one trainer of those that share the tables updates them, once all have met.
+
+    The oracle keeps the tables as they were before the last update; own rows are always current.
+    """
+    for step in range(num_steps):
+        wanted = draw(machines, step, rank)
+        got = lookup.rows(step, wanted)
+        assert_rows(got, expect(machines, before if staleness and step else machines.rows, wanted, machine))
+        if step + 1 < num_steps:
+            lookup.announce(step + 1, draw(machines, step + 1, rank))
+        lookup.before_update()
+        meet()  # as the optimizer's exchange: nobody writes before all have come
+        for name, rows in machines.rows.items() if updates else ():
+            before[name].copy_(rows)
+            rows += 1 + step
+        meet()
 
 
 def draw(machines: Machines, step: int, rank: int) -> dict[str, torch.Tensor]:

@@ -77,9 +77,8 @@ def test_rows_are_found_by_original_id_wherever_they_live(tables: list[TableSet]
     ids = torch.tensor([5, 0, 59, 5, 31, 12])
     for machine in tables:
         torch.testing.assert_close(machine.gather("entity", ids), expected(ids))
-        torch.testing.assert_close(
-            machine.gather(RELATION, torch.tensor([3, 0])), expected(torch.tensor([3, 0]))
-        )
+        ids_of_relations = torch.tensor([3, 0])
+        torch.testing.assert_close(machine.gather(RELATION, ids_of_relations), expected(ids_of_relations))
 
 
 def test_only_rows_of_other_machines_are_pulled(tables: list[TableSet]) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
 from dglkge.optim.alltoall import Alltoall
+from tests.embeddings import memory_tables
 from tests.embeddings.memory_tables import Machines, draw
 from tests.simulated_machines import forked
 
@@ -32,25 +33,14 @@ def train(rank: int, machines: Machines, staleness: int) -> None:
     """Look rows up ahead while sums run in the default group; every process updates its own copy."""
     lookup = make_lookup(machines, rank, staleness)
     before = {name: rows.clone() for name, rows in machines.rows.items()}
-    for step in range(NUM_STEPS):
-        wanted = draw(machines, step, rank)
-        got = lookup.rows(step, wanted)
-        if step + 1 < NUM_STEPS:
-            lookup.announce(step + 1, draw(machines, step + 1, rank))
-        for name, ids in wanted.items():
-            local = machines.is_local(name, ids, MACHINE_OF[rank])[:, None]
-            others = before if staleness and step else machines.rows
-            expected = torch.where(local, machines.rows[name][ids], others[name][ids])
-            torch.testing.assert_close(got[name].copied(), expected, rtol=0, atol=0)
+
+    def meet() -> None:
         total = torch.ones(100)
         dist.all_reduce(total)
         assert (total == len(MACHINE_OF)).all()
-        lookup.before_update()
         dist.barrier()
-        for name, rows in machines.rows.items():
-            before[name].copy_(rows)
-            rows += 1 + step
-        dist.barrier()
+
+    memory_tables.train(machines, rank, MACHINE_OF[rank], lookup, staleness, before, True, meet, NUM_STEPS)
 
 
 def leave_early(rank: int, machines: Machines, _: int) -> None:

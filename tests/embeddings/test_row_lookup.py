@@ -12,35 +12,13 @@ import torch
 
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup, FoundRows
-from tests.embeddings.memory_tables import Machines, draw, run_trainers
+from tests.embeddings.memory_tables import Machines, assert_rows, draw, expect, run_trainers, train
 from tests.optim.test_exchanges import ThreadGroup, Threads
 
 LAYOUTS = [[0, 1], [0, 0, 1], [2, 1, 0, 0, 2, 1], [0, 0]]
 """The machine of each rank."""
 
 NUM_STEPS = 10
-
-
-def expect(
-    machines: Machines,
-    rows: dict[str, torch.Tensor],
-    wanted: dict[str, torch.Tensor],
-    machine: int,
-    wire_dtype: torch.dtype = torch.float32,
-) -> dict[str, torch.Tensor]:
-    """Rows as the trainer of a machine should see them: those of others as ``rows`` has them, narrowed."""
-    found = {}
-    for name, ids in wanted.items():
-        local = machines.is_local(name, ids, machine)[:, None]
-        found[name] = torch.where(local, machines.rows[name][ids], rows[name][ids].to(wire_dtype).float())
-    return found
-
-
-def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) -> None:
-    """Hold two lookups equal, bit by bit."""
-    assert got.keys() == expected.keys()
-    for name, rows in expected.items():
-        torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -61,41 +39,14 @@ def test_every_trainer_gets_the_rows_that_it_asks_for(layout, wire_dtype, ahead)
     run_trainers(machines, layout, trainer, wire_dtype)
 
 
-def test_bfloat16_is_near() -> None:
-    machines = Machines(2)
-
-    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
-        wanted = {name: torch.arange(len(rows)) for name, rows in machines.rows.items()}
-        for name, found in lookup.rows(0, wanted).items():
-            got = found.copied()
-            torch.testing.assert_close(got, machines.rows[name], rtol=2**-8, atol=0)
-            assert (got == machines.rows[name]).any() and (got != machines.rows[name]).any()
-
-    run_trainers(machines, [0, 1], trainer, torch.bfloat16)
-
-
 @pytest.mark.parametrize("layout, staleness", [(LAYOUTS[1], 0), (LAYOUTS[0], 1), (LAYOUTS[2], 1)])
 def test_rows_are_as_old_as_the_setting_says(layout: list[int], staleness: int) -> None:
-    """The oracle keeps the tables as they were before the last update; own rows are always current."""
     machines = Machines(max(layout) + 1)
     before = {name: rows.clone() for name, rows in machines.rows.items()}
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, threads: Threads) -> None:
-        barrier = threads.barrier
-        for step in range(NUM_STEPS):
-            wanted = draw(machines, step, rank)
-            got = lookup.rows(step, wanted)
-            seen = before if staleness and step else machines.rows
-            assert_rows(got, expect(machines, seen, wanted, machine))
-            if step + 1 < NUM_STEPS:
-                lookup.announce(step + 1, draw(machines, step + 1, rank))
-            lookup.before_update()
-            barrier.wait()  # as the optimizer's exchange: nobody writes before all have come
-            if rank == 0:
-                for name, rows in machines.rows.items():
-                    before[name].copy_(rows)
-                    rows += 1 + step
-            barrier.wait()
+        meet = threads.barrier.wait
+        train(machines, rank, machine, lookup, staleness, before, rank == 0, meet, NUM_STEPS)
 
     run_trainers(machines, layout, trainer, staleness=staleness)
 
@@ -232,27 +183,19 @@ def test_rows_of_two_arrays(places: list[int]) -> None:
     assert np.array_equal(found.copied().numpy(), np.array(expected).reshape(-1, 7))
 
 
-def test_rows_of_one_array() -> None:
+def test_rows_of_one_array_are_read_when_they_are_copied() -> None:
     places = RNG.integers(0, 11, 40)
     assert np.array_equal(FoundRows.in_array(LOCAL, places).copied().numpy(), LOCAL[places])
     assert np.array_equal(FoundRows.in_array(LOCAL).copied().numpy(), LOCAL)
-
-
-def test_a_part_is_copied_where_there_is_room() -> None:
     room = torch.full((3, 7), torch.nan)
     copied = FoundRows.in_array(LOCAL).part(slice(2, 5)).copied(room)
     assert copied is room
     assert np.array_equal(room.numpy(), LOCAL[2:5])
-
-
-def test_rows_are_read_when_they_are_copied_not_before() -> None:
     rows = LOCAL.copy()
     found = FoundRows.in_array(rows, np.array([4]))
     rows[4] = 2
     assert found.copied().tolist() == [[2.0] * 7]
-
-
-def test_arrays_are_kept_alive() -> None:
+    # Arrays are kept alive.
     rows = np.full((50_000, 7), 3, np.float32)
     found = FoundRows.in_array(rows, np.array([49_999])).part(slice(None))
     del rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -164,27 +165,38 @@ def assert_same_training(run: Path, undisturbed: Path) -> None:
     assert_near(tables(run), tables(undisturbed), 0, TABLE_TOLERANCE)
 
 
-def test_two_then_three_then_one_trainers_train_each_triple_once(ring, undisturbed, tmp_path):
-    """A trainer is told to stop, then a server is killed; test_order_jobs has it the other way round."""
-    hold(tmp_path, "1 2 1 stop", cores=2)
-    with Job(tmp_path, "1:3", script(ring, tmp_path), "--max_restarts", "2") as job:
-        job.wait_until_held()
-        hold(tmp_path, "2 3 2 kill", cores=3)
-        job.process("client", 1).send_signal(signal.SIGTERM)
-        job.wait_until_held()
-        hold(tmp_path, "never 0 0 stop", cores=1)
-        job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
-        job.process("server", 0).send_signal(signal.SIGKILL)
+def train_resized(
+    folder: Path, ends: Sequence[tuple[str, int, signal.Signals]], places: Sequence[str], **changes: str
+) -> list[Place]:
+    """Train with two, three and one trainers; returns where each attempt began.
+
+    The first two attempts wait at a place each, where a process of a role and number gets a signal.
+    """
+    hold(folder, places[0], cores=2)
+    with Job(folder, "1:3", script(toy_dataset(), folder, **changes), "--max_restarts", "2") as job:
+        for (role, number, with_signal), place, cores in zip(ends, (*places[1:], "never 0 0 stop"), (3, 1)):
+            job.wait_until_held()
+            hold(folder, place, cores)
+            if cores == 1:
+                job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
+            job.process(role, number).send_signal(with_signal)
         status, said = job.finish()
     assert status == 0, said
-    attempts = [tmp_path / "logs" / f"attempt-{number}" for number in (1, 2, 3)]
+    attempts = [folder / "logs" / f"attempt-{number}" for number in (1, 2, 3)]
     logs = [sorted(path.name for path in attempt.glob("*-?.log")) for attempt in attempts]
     assert [len([name for name in names if name.startswith("trainer")]) for names in logs] == [2, 3, 1]
     assert [len([name for name in names if name.startswith("server")]) for names in logs] == [1, 1, 2]
     assert "restart 1 of 2 in 1 s" in said and "restart 2 of 2 in " in said
     starts, counted = starts_and_triples(attempts)
+    assert_each_triple_once(toy_dataset(), counted)
+    return starts
+
+
+def test_two_then_three_then_one_trainers_train_each_triple_once(undisturbed, tmp_path):
+    """A trainer is told to stop, then a server is killed; test_order_jobs has it the other way round."""
+    ends = (("client", 1, signal.SIGTERM), ("server", 0, signal.SIGKILL))
+    starts = train_resized(tmp_path, ends, ("1 2 1 stop", "2 3 2 kill"))
     assert starts == [(0, 0), (1, 3), (1, 4)]
-    assert_each_triple_once(ring, counted)
     assert_same_training(tmp_path / "run", undisturbed)
 
 

@@ -179,14 +179,9 @@ def test_an_example_that_was_killed_ends_as_an_undisturbed_one(tmp_path: Path, n
     config = next(graph.glob("*.json"))
     runs = [tmp_path / "run", tmp_path / "killed"]
     for run in runs:
-        command = [
-            *commands.PLAIN,
-            "-m",
-            "dglkge.cli.launch",
-            "--ip-config",
-            str(commands.ip_config(tmp_path)),
-        ]
-        command += ["--num-trainers", "2", "--part-config", str(config), "--max-restarts", "2"]
+        command = [*commands.PLAIN, "-m", "dglkge.cli.launch"]
+        command += ["--ip-config", str(commands.ip_config(tmp_path)), "--part-config", str(config)]
+        command += ["--num-trainers", "2", "--max-restarts", "2"]
         command += ["--log-dir", str(tmp_path / f"logs-{run.name}")]
         command += [str(EXAMPLES / name / "train.py"), "--num-epochs", "4", "--output", str(run)]
         env = warm.runners(commands.environment())

@@ -28,15 +28,11 @@ from tests.functional.results import (
 from tests.functional.simulated_hosts import train_on_hosts
 from tests.functional.test_elastic_job import (
     NUM_EPOCHS,
-    Job,
-    assert_each_triple_once,
     assert_same_training,
-    hold,
     script,
-    starts_and_triples,
     stop_in_epoch_2,
+    train_resized,
 )
-from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
 BUCKETS = {"sampling.num_ranges": "4", "training.matmul_dtype": "float32"}
@@ -96,21 +92,9 @@ def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: s
 
 
 def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_path: Path) -> None:
-    hold(tmp_path, "1 2 1 kill", cores=2)
-    command = script(toy_dataset(), tmp_path, **BUCKETS)
-    with Job(tmp_path, "1:3", command, "--max_restarts", "2") as job:
-        job.wait_until_held()
-        hold(tmp_path, "2 3 2 stop", cores=3)
-        job.process("client", 1).send_signal(signal.SIGKILL)
-        job.wait_until_held()
-        hold(tmp_path, "never 0 0 stop", cores=1)
-        job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
-        job.process("client", 2).send_signal(signal.SIGTERM)
-        status, said = job.finish()
-    assert status == 0, said
-    starts, counted = starts_and_triples([tmp_path / "logs" / f"attempt-{turn}" for turn in (1, 2, 3)])
+    ends = (("client", 1, signal.SIGKILL), ("client", 2, signal.SIGTERM))
+    starts = train_resized(tmp_path, ends, ("1 2 1 kill", "2 3 2 stop"), **BUCKETS)
     assert starts == [(0, 0), (0, 4), (2, 4)]
-    assert_each_triple_once(toy_dataset(), counted)
     assert_same_training(tmp_path / "run", undisturbed)
 
 

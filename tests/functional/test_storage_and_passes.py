@@ -47,8 +47,8 @@ def test_a_run_goes_on_from_its_copy(alone, tmp_path):
         open_checkpoint(tmp_path / "bucket" / "run", verify=True)["entity"][:], one["entity"][:]
     )
     # The metrics of the end, written after the last version, are there too.
-    metrics = (tmp_path / "b" / "metrics.json").read_text()
-    assert (tmp_path / "bucket" / "run" / "metrics.json").read_text() == metrics
+    for name in ("metrics.json", "stats.jsonl"):
+        assert (tmp_path / "bucket" / "run" / name).read_text() == (tmp_path / "b" / name).read_text()
 
 
 def test_held_out_triples_are_never_trained(alone):

@@ -134,19 +134,14 @@ def test_questions_at_a_time_and_when(trained):
     which = run.predict(asked_at("e003", "?", "e010", TIMES[1]))
     assert which["relation"][0] == f"turn @ {TIMES[1]}" and len(which) == 3
     # A score is that of the relation at the time.
-    frame = pd.DataFrame(
-        [["e003", "turn", "e010", time] for time in TIMES], columns=["head", "relation", "tail", "time"]
-    )
+    frame = pd.DataFrame([["e003", "turn", "e010", time] for time in TIMES], columns=COLUMNS)
     scores = run.score(frame)["score"].tolist()
     when = run.predict_times("e003", "turn", "e010").set_index("time")["score"]
     assert scores == pytest.approx([when[time] for time in TIMES], abs=1e-9)
     with pytest.raises(InputError, match="relation 'turn' has times, from 2021-03 to 2021-06; say which"):
         run.predict_tails("e003", "turn")
     with pytest.raises(InputError, match="unknown time '2022'"):
-        run.predict(
-            asked_at("e003", "?", "e010", "2022"),
-            strict=True,
-        )
+        run.predict(asked_at("e003", "?", "e010", "2022"), strict=True)
 
 
 def test_questions_by_the_command(trained, tmp_path):
@@ -169,25 +164,19 @@ def test_questions_by_the_command(trained, tmp_path):
     )
     # A file of triples is ranked at its times.
     (tmp_path / "true.tsv").write_text(f"e003\tturn\te004\t{TIMES[0]}\n")
-    arguments = (
-        "evaluate",
-        str(trained),
-        "--triples",
-        str(tmp_path / "true.tsv"),
-        "--columns",
-        "hrtT",
-        "--json",
-    )
-    assert json.loads(commands.dglkge(*arguments).stdout)["both"]["mrr"] == 1
+    arguments = ("--triples", str(tmp_path / "true.tsv"), "--columns", "hrtT", "--json")
+    assert json.loads(commands.dglkge("evaluate", str(trained), *arguments).stdout)["both"]["mrr"] == 1
 
 
-@pytest.mark.parametrize("name", ["tcomplex", "tntcomplex"])
 @pytest.mark.parametrize(
-    ("trainers", "more"),
+    ("name", "trainers", "more"),
     [
-        (3, ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}")),
         (
-            2,
+            *("tcomplex", 3),
+            ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}"),
+        ),
+        (
+            *("tntcomplex", 2),
             (
                 *("training.objective.name=negative_sampling", "negatives.num_uniform=10"),
                 *("negatives.chunk_size=20", "negatives.mask_known=true", "model.relation_dropout=0.2"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import dglkge
 from dglkge.config.load import recipe_file
 from dglkge.train_arguments import DataOptions, config_file, overrides
 from tests import warm
-from tests.functional.job import TIME_LIMIT_SECONDS, environment
+from tests.functional.job import run
 from tests.toy_kg import ring_triples, toy_dataset
 
 SMALL = """
@@ -35,11 +34,7 @@ print(run.predict_tails("Alice", "likes")["entity"].tolist())
 def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
     """Without a terminal a line an epoch is logged, where the logs are, and what to do next."""
     folder = tmp_path / "run"
-    command = [*warm.python(), "-c", SMALL, str(folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
+    done = run([*warm.python(), "-c", SMALL, str(folder)])
     repr_, answers = done.stdout.splitlines()
     assert repr_ == f"Run({folder}: complex, dimension 8, 2 entities, 1 relations, 2 epochs)"
     assert sorted(json.loads(answers.replace("'", '"'))) == ["Alice", "Bob"]
@@ -78,10 +73,7 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
         ({"output": ""}, "output is ''; expected the path of a folder"),
         ({"output": 3}, "output is 3; expected the path of a folder"),
         ({"output": __file__}, "output is .*, which is a file; expected a folder"),
-        (
-            {"output": "/proc/mine/run"},
-            "output is /proc/mine/run, (whose parent cannot be made|and /proc is)",
-        ),
+        ({"output": "/proc/my/run"}, "output is /proc/my/run, (whose parent cannot be made|and /proc is)"),
         ({"config": "fb15k237/comple"}, "config: there is no file .*did you mean 'fb15k237/complex'"),
         ({"config": 3}, "config is '3', of type int; expected a YAML file or the name of a recipe"),
         ({"settings": [1]}, "settings is '.1.', of type list; expected a mapping"),
@@ -90,6 +82,7 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
         ({"trainers": "two"}, "trainers is 'two', of type str; expected a whole number"),
         ({"trainers": np.int64(0)}, "trainers is 0; expected at least 1"),
         ({"score_function": 3}, "score_function is '3', of type int; expected a name: complex"),
+        ({"score_function": "complx"}, "unknown score function 'complx'; did you mean 'complex'"),
         ({"score_function": "TransE"}, "unknown score function 'transe'; did you mean .*'transe_l1'"),
     ],
 )
@@ -110,9 +103,7 @@ try:
 except dglkge.InputError as error:
     print(error, "torch" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, __file__], capture_output=True, text=True, timeout=120
-    )
+    done = run([sys.executable, "-c", program, __file__])
     assert done.stdout == f"output is {__file__}, which is a file; expected a folder False\n", done.stderr
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
 from dglkge.inference.run import open_run
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
@@ -295,3 +296,36 @@ def test_without_any_map_the_order_is_that_of_the_data_set_and_is_said(dataset, 
     rows = open_checkpoint(convert(tmp_path / "theirs"))["entity"][:].numpy()
     assert "no id map of the table entity" in caplog.text
     assert np.array_equal(rows, theirs.entities[theirs.order])
+
+
+def test_a_folder_is_opened_as_it_is(dataset, tmp_path, caplog):
+    theirs = Ours(tmp_path / "theirs", dataset, "RotatE")
+    run, names = open_run(tmp_path / "theirs"), dataset.vocabulary("entity")
+    frame = run.predict_tails(names[3], dataset.relations.labels[1], k=len(names)).set_index("entity")
+    expected = pytest.approx(theirs.tail_scores(3, 1), rel=2e-5, abs=2e-5)
+    assert frame["score"].loc[names.names].to_numpy() == expected
+    assert frame["score"].is_monotonic_decreasing and frame["known_from"].isna().all()
+    assert "was written by DGL-KE, with ids of its own; to use it with a data set: dglkge" in caplog.text
+    cosines = theirs.entities @ theirs.entities[3] / np.linalg.norm(theirs.entities, axis=1)
+    cosines[3] = -np.inf
+    assert run.similar(names[3], k=1)["entity"].tolist() == [names[int(cosines.argmax())]]
+    (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
+    assert np.array_equal(np.load(written), theirs.entities[theirs.order])
+
+
+def test_what_a_folder_does_not_have(dataset, tmp_path):
+    folder = tmp_path / "theirs"
+    Ours(folder, dataset, "DistMult")
+    run = open_run(folder, dataset="data/mine")
+    words = (
+        rf"dglkge checkpoint convert {folder} --from dglke --to run --dataset data/mine --output "
+        rf"{folder}_converted"
+    )
+    for ask in (run.inspect, lambda: run.evaluate("test")):
+        with pytest.raises(InputError, match=words):
+            ask()
+    with pytest.raises(InputError, match="unknown table 'person'; known: 'entity', 'relation'"):
+        run.nearest("e001", "person")
+    np.save(folder / "my_ring_DistMult_relation.npy", np.zeros((dataset.num_relations, 5), np.float32))
+    with pytest.raises(InputError, match="have 5 numbers, distmult with entities of 8 needs 8"):
+        open_run(folder)

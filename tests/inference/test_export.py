@@ -12,7 +12,7 @@ from dglkge.inference.exports import export, import_tables
 from dglkge.inference.exports import files as export_files
 from dglkge.inference.exports.export import export_tables
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
 
 TABLES = ["person", "film", RELATION]
 
@@ -51,20 +51,22 @@ def test_npy(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file_format", "suffix", "separator"), [("tsv", "tsv", "\t"), ("word2vec", "vec", " ")]
+    ("file_format", "file", "separator", "label"),
+    [
+        ("tsv", "{}.tsv", "\t", "likes (person → person)"),
+        ("word2vec", "{}.vec", " ", "likes_(person_→_person)"),
+    ],
 )
-def test_texts(run, tmp_path, file_format, suffix, separator):
+def test_texts(run, tmp_path, file_format, file, separator, label):
     checkpoint, tables = run
     export_tables(checkpoint, ["film", RELATION], file_format, tmp_path, overwrite=False)
-    lines = (tmp_path / f"film.{suffix}").read_text().splitlines()
-    if file_format == "word2vec":
-        assert lines.pop(0) == "5 6"
-    name, *numbers = lines[2].split(separator)
+    *head, _, _, row, _, _ = (tmp_path / file.format("film")).read_text().splitlines()
+    assert head == (["5 6"] if file_format == "word2vec" else [])
+    name, *numbers = row.split(separator)
     assert name == "film-2"
     assert np.array_equal(np.array(numbers, np.float64).astype(np.float32), tables["film"].rows[2].numpy())
-    lines = (tmp_path / f"relation.{suffix}").read_text(encoding="utf-8").splitlines()
-    name = lines[-3].split(separator)[0]
-    assert name == {"tsv": "likes (person → person)", "word2vec": "likes_(person_→_person)"}[file_format]
+    lines = (tmp_path / file.format(RELATION)).read_text(encoding="utf-8").splitlines()
+    assert lines[-3].split(separator)[0] == label
 
 
 def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
@@ -90,7 +92,7 @@ def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
 def named(tmp_path, names, **changes):
     meta = toy_meta(num_people=len(names), **changes)
     vocabularies = {"person": Vocabulary(names, "entity")}
-    save_toy_named(tmp_path / "run", meta, toy_tables(meta), vocabularies, 1)
+    save_toy(tmp_path / "run", meta, toy_tables(meta), 1, vocabularies)
     return open_checkpoint(tmp_path / "run")
 
 

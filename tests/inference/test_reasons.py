@@ -114,7 +114,7 @@ def test_influences_order_triples_as_training_without_them_does():
     tables = SimpleNamespace(
         gather=lambda table, ids: whole[table][ids], relations=relations, vocabulary=lambda _: range(30)
     )
-    run = SimpleNamespace(tables=tables, model=model, known_of=lambda _: KnownTriples([train], 4))
+    run = SimpleNamespace(tables=tables, model=model, known_triples=lambda splits: KnownTriples([train], 4))
 
     def score(rows, head, relation_id, tail):
         parts = rows["entity"][[head]], rows[RELATION][[relation_id]], rows["entity"][[tail]]

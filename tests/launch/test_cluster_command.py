@@ -157,6 +157,12 @@ def test_dry_run(run, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == before | {"calls", "train.py"}
 
 
+def synced(folder: Path) -> tuple[Path, list[str]]:
+    """Return another workspace, and the options for it."""
+    work = folder / "its" / "own work"
+    return work, ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
+
+
 def test_sync(remote, tmp_path: Path) -> None:
     """Another workspace gets script, helper and named files; logs come back, and only what is new is sent."""
     (tmp_path / "helper.py").write_text("def read(path): return open(path).read()")
@@ -166,8 +172,7 @@ def test_sync(remote, tmp_path: Path) -> None:
         "print('read', helper.read(sys.argv[1]), 'in', os.getcwd(), os.environ['DGLKGE_OWN_DISKS'])\n"
         "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
     )
-    work = tmp_path / "its" / "own work"
-    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
+    work, options = synced(tmp_path)
     job = remote(options, script, "my file.txt")
     output = job.finish()
     assert job.launcher.returncode == 0, output
@@ -187,8 +192,7 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
         f"Path(os.environ['FAKE_SSH_CALLS']).with_name('logs').joinpath('notes.txt').mkdir()\n"
         f"sys.exit({status})\n"
     )
-    work = tmp_path / "its" / "own work"
-    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
+    work, options = synced(tmp_path)
     job = remote(options, script)
     output = job.finish()
     assert job.launcher.returncode == (status or 1), output
@@ -216,9 +220,7 @@ def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expect
         "path = os.path.join(os.environ['DGLKGE_LOG_DIR'], 'large')\n"
         f"open(path, 'w').close(); os.truncate(path, 1 << 40)\nsys.exit({status})\n"
     )
-    work = tmp_path / "its" / "own work"
-    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs", "--json"]
-    job = remote([*options, "--max_restarts", "0"], script)
+    job = remote([*synced(tmp_path)[1], "--json"], script)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not list((tmp_path / "logs").glob("large.*.tmp")):
         assert time.monotonic() < deadline and job.launcher.poll() is None

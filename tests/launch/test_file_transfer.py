@@ -16,7 +16,6 @@ from dglkge.errors import InputError
 from dglkge.launch.background import wait
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.connection import NodeConnection
-from dglkge.launch.remote.file_transfer import Tree
 from tests.launch.conftest import TIMEOUT_SECONDS
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
@@ -39,7 +38,7 @@ def here(tmp_path: Path) -> Path:
 
 def send(session: NodeConnection, here: Path, there: Path, *names: str) -> int:
     names = names or tuple(contents(here))
-    return wait(file_transfer.send(session, Tree(str(here), str(there), names)))
+    return wait(file_transfer.send(session, str(here), str(there), names))
 
 
 def fetch(session: NodeConnection, there: Path, here: Path) -> int:

@@ -224,26 +224,6 @@ def test_who_may_end_when(run, servers, trainers, limits, status, reason) -> Non
     assert status or job.err.getvalue() == (warning if STUBBORN in servers else "")
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "status", "end"),
-    [
-        (signal.SIGINT, FOREVER, 130, "trainer 0 was killed by signal 2 (SIGINT) without a commit"),
-        (signal.SIGHUP, FOREVER, 129, "trainer 0 was killed by signal 15 (SIGTERM) without a commit"),
-        (signal.SIGTERM, STUBBORN, 1, "trainer 0 had not committed by then and had to be killed"),
-    ],
-)
-@pytest.mark.usefixtures("in_foreground")
-def test_signals_end_the_job(run, number: int, code: str, status: int, end: str) -> None:
-    """Ctrl-C, SIGTERM and SIGHUP end everything; no status says 143, since nothing was committed."""
-    handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
-    job = run([code], [code], signals=[number])
-    name = signal.Signals(number).name
-    assert (job.result.status, job.result.reason) == (status, f"stopped by {name}; {end}")
-    words = f"[launcher] stopped by {name}: trainers have 0.5 s to commit; a second signal"
-    assert words in job.err.getvalue()
-    assert [signal.getsignal(each) for each in STOP_SIGNALS] == handlers
-
-
 SAVES = """
 import signal, sys
 def save(number, frame):
@@ -256,23 +236,34 @@ while True: signal.pause()
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "status", "reason"),
+    ("number", "code", "status", "end"),
     [
-        (signal.SIGTERM, SAVES, 143, "stopped by SIGTERM; all trainers have committed and left"),
-        # Trainers may know SIGTERM alone.
-        (signal.SIGHUP, SAVES, 143, "stopped by SIGHUP; all trainers have committed and left"),
+        # No status says 143, since nothing was committed.
+        (signal.SIGINT, FOREVER, 130, "trainer 0 was killed by signal 2 (SIGINT) without a commit"),
+        (signal.SIGHUP, FOREVER, 129, "trainer 0 was killed by signal 15 (SIGTERM) without a commit"),
+        (signal.SIGTERM, STUBBORN, 1, "trainer 0 had not committed by then and had to be killed"),
+        (signal.SIGTERM, SAVES, 143, "all trainers have committed and left"),
+        (signal.SIGHUP, SAVES, 143, "all trainers have committed and left"),  # they may know SIGTERM alone
         # The job is done, and 143 would have it started again.
-        (signal.SIGTERM, SAVES.replace("143", "0"), 0, "stopped by SIGTERM; all trainers had ended well"),
+        (signal.SIGTERM, SAVES.replace("143", "0"), 0, "all trainers had ended well"),
     ],
 )
 @pytest.mark.usefixtures("in_foreground")
-def test_trainers_may_save_while_servers_still_serve(run, number, code, status, reason) -> None:
-    """The signal goes to the trainers; the servers, which save nothing, are killed after these have ended."""
-    job = run([code], [code], LONG, [number])
-    assert (job.result.status, job.result.reason, job.result.is_interrupted) == (status, reason, True)
+def test_signals_end_the_job(run, number: int, code: str, status: int, end: str) -> None:
+    """They go to the trainers; the servers, which save nothing, are killed after these have ended."""
+    handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
+    saves = "saved" in code
+    job = run([code], [code], LONG if saves else SHORT, [number])
+    name, limit = signal.Signals(number).name, 20 if saves else 0.5
+    assert (job.result.status, job.result.reason, job.result.is_interrupted) == (
+        status, f"stopped by {name}; {end}", True
+    )  # fmt: skip
+    words = f"[launcher] stopped by {name}: trainers have {limit} s to commit; a second signal"
+    assert words in job.err.getvalue()
     lines = [line for line in job.out.getvalue().splitlines() if "saved" in line]
-    assert lines == ["[trainer 0] saved at SIGTERM"]
+    assert lines == ["[trainer 0] saved at SIGTERM"] * saves
     assert job.result.processes[0].status == -signal.SIGKILL
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == handlers
 
 
 @pytest.mark.parametrize(
@@ -314,13 +305,12 @@ class Impatient(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize(("num_signals", "err"), [(2, io.StringIO), (1, Impatient)])
 @pytest.mark.usefixtures("in_foreground")
-def test_second_signal_cuts_the_wait_short(run, is_at_once: bool) -> None:
+def test_second_signal_cuts_the_wait_short(run, num_signals: int, err: type[io.StringIO]) -> None:
     """Who presses Ctrl-C twice does not wait for trainers that save; a limit of an hour is cut short."""
     limits = Limits(stop_seconds=3600, failure_seconds=0.2)
-    signals, err = ([signal.SIGINT], Impatient()) if is_at_once else ([signal.SIGINT] * 2, None)
-    job = run([], [STUBBORN], limits, signals, err=err)
+    job = run([], [STUBBORN], limits, [signal.SIGINT] * num_signals, err=err())
     assert (job.result.status, job.statuses, job.result.is_interrupted) == (130, {"trainer 0": -9}, True)
     assert job.result.reason == (
         "stopped by SIGINT; trainer 0 had not committed when a second signal came and had to be killed"

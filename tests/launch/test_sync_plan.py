@@ -11,7 +11,6 @@ import pytest
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import Tree
 from dglkge.launch.remote.synced_site import plan_sync
 from dglkge.launch.script_config import (
     MachineNeeds,
@@ -48,9 +47,9 @@ def here(tmp_path: Path) -> Path:
     return folder
 
 
-def names(trees: list[Tree]) -> list[str]:
-    (tree,) = trees
-    return sorted(tree.names)
+def names(files: dict[tuple[str, str], list[str]]) -> list[str]:
+    (found,) = files.values()
+    return sorted(found)
 
 
 @pytest.mark.parametrize("part_id", [0, 1, 10])
@@ -61,7 +60,7 @@ def test_own_partition_only(here: Path, part_id: int) -> None:
     own = f"partitions/part{part_id}/edges.npy"
     wanted = [f"data/{name}" for name in DATASET if "/edges.npy" not in name or name == own]
     assert names(trees) == sorted(["jobs/helper.py", "jobs/train.py", "my.yaml", *wanted])
-    assert (trees[0].here, trees[0].there) == (str(here), "/work")
+    assert list(trees) == [(str(here), "/work")]
 
 
 def test_module(here: Path) -> None:
@@ -82,7 +81,7 @@ def test_absolute_paths_stay(here: Path, tmp_path: Path) -> None:
     trees = plan_sync(
         ["package/main.py", str(tmp_path / "far.yaml")], None, None, Places(here, Path("/w")), 0
     )
-    assert trees[1] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
+    assert trees[str(tmp_path), str(tmp_path)] == ["far.yaml"]
     with pytest.raises(InputError, match="lies outside of"):
         plan_sync(["package/main.py", "../far.yaml"], None, None, Places(here, Path("/w")), 0)
 

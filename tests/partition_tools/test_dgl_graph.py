@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import dataset_of_run, partition_triples
@@ -280,17 +281,15 @@ def test_the_data_set_of_a_run_is_made_once(graph, tmp_path):
     assert again == made
 
 
-def test_training_from_a_partitioned_graph(graph, tmp_path):
+def test_training_from_a_partitioned_graph(graph, tmp_path, capsys):
     partition(graph, tmp_path / "parts", 1)
     run = tmp_path / "run"
     settings = ["model.dimension=8", "training.num_epochs=1", "training.batch_size=48"]
     done = dglkge("train", f"dataset={tmp_path}/parts", f"output={run}", "--num-trainers", "1", *settings)
     assert "its 1 partitions are kept" in done.stdout
     assert f"next: dglkge predict {run}" in done.stdout
-    answers = json.loads(
-        dglkge("predict", str(run), "--head", "3", "--relation", "lives_in", "-k", "2", "--json").stdout
-    )
-    assert len(answers["answers"]) == 2
+    assert main(["predict", str(run), "--head", "3", "--relation", "lives_in", "-k", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["answers"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -236,12 +236,7 @@ GRAPHML_ERRORS = [
     ('<data key="d2">home of</data>', "", {}, "g.graphml:13: the edge from 'n1' to 'n0' has no 'label'"),
     ('target="n1"', "", {}, "g.graphml:11: the <edge> has no 'target'"),
     ("graphml", "gexf", {}, "g.graphml:.*"),
-    (
-        "a",
-        "a",
-        {"relation_attribute": "kind"},
-        "g.graphml:12: no attribute 'kind' of edges .* has label, weight",
-    ),
+    ("a", "a", {"relation_attribute": "k"}, "g.graphml:12: no attribute 'k' of edges .* has label, weight"),
     ("a", "a", {"name_attribute": "label"}, "g.graphml:8: no attribute 'label' of nodes .* has kind, name"),
     ("Rome", "Ann &amp; Co", {"name_attribute": "name"}, "the nodes 'n0' and 'n1' have the same 'name'"),
     ("a", "a", {"types_from": "color"}, "--types-from: no node has the attribute 'color'"),

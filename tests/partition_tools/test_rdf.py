@@ -206,6 +206,7 @@ def test_small_types_are_left_out(tmp_path):
         assert [name for name in reading.types[0] if name != "untyped"] == expected
 
 
+AND_NOT = ", and the input is"
 ERRORS = [
     ("t.nt", NT + f"<{EX}a> <{EX}b> .\n", {}, "t.nt:4: column .*: The object of a triple must be"),
     ("t.nt.gz", NT + "oops\n", {}, "t.nt.gz:4: .*read as N-Triples"),
@@ -224,20 +225,10 @@ ERRORS = [
         "t.nt",
         NT,
         {"relation_attribute": "x"},
-        "--relation-attribute is for GraphML and graphs of DGL, and the input is N-Triples",
+        f"--relation-attribute is for GraphML and graphs of DGL{AND_NOT} N-Triples",
     ),
-    (
-        "t.tsv",
-        "a\tb\tc\n",
-        {"full_iris": True},
-        "--full-iris is for RDF, and the input is tab-separated text",
-    ),
-    (
-        "t.tsv",
-        "a\tb\tc\n",
-        {"prefixes": {"a": "b:"}},
-        "--prefix is for RDF, and the input is tab-separated text",
-    ),
+    ("t.tsv", "a\tb\tc\n", {"full_iris": True}, f"--full-iris is for RDF{AND_NOT} tab-separated text"),
+    ("t.tsv", "a\tb\tc\n", {"prefixes": {"a": "b:"}}, f"--prefix is for RDF{AND_NOT} tab-separated text"),
     ("t.nt", NT, {"prefixes": {"a b": EX}}, "the prefix 'a b' is not allowed"),
     ("t.nt", NT, {"prefixes": {"a": "here"}}, "the IRI of prefix 'a' is 'here', expected an absolute IRI"),
 ]

@@ -71,12 +71,7 @@ def of_somebody_else(output, content=None):
     [
         (dataset, "out", False, "exists; choose another, or give --overwrite"),
         (of_somebody_else, "out", True, "--overwrite replaces only a dataset"),
-        (
-            lambda out: of_somebody_else(out, {"name": "x"}),
-            "out",
-            True,
-            "--overwrite replaces only a dataset",
-        ),
+        (lambda out: of_somebody_else(out, {"a": 1}), "out", True, "--overwrite replaces only a dataset"),
         (lambda out: of_somebody_else(out, {"format_version": 99}), "out", True, "--overwrite replaces only"),
         (lambda out: out.write_text("x"), "out", True, "exists and is no folder"),
         (lambda out: out.write_text("x"), "out/in", True, "cannot be made"),

@@ -18,7 +18,7 @@ from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 from tests.functional import job as commands
 from tests.functional.results import losses
 from tests.functional.test_training_job import settings
@@ -117,7 +117,7 @@ def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal
     for table in tables.values():
         table.rows.nan_to_num_(posinf=1.0)
     names = {"entity": dataset.vocabulary("entity")}
-    save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 1)
+    save_toy(tmp_path / "run" / "checkpoint", meta, tables, 1, names)
     return tmp_path / "run"
 
 

@@ -20,7 +20,6 @@ from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     calibrated,
     save_toy,
-    save_toy_named,
     toy_meta,
     toy_tables,
 )
@@ -429,7 +428,7 @@ def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplo
         type_: Vocabulary([f"n{id_}" for id_ in range(count)], "entity")
         for type_, count in meta.entity_types.items()
     }
-    save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 1)
+    save_toy(tmp_path / "run" / "checkpoint", meta, tables, 1, names)
     explorer = Explorer(dglkge.open_run(tmp_path / "run"))
     client = client_of(explorer, calls)
     assert "/nowhere/toy is not there" in client.get("/model").json()["no_triples"]

@@ -317,7 +317,9 @@ def end(error: BaseException | None) -> NoReturn:
     from dglkge.errors import exit_status_of
     from dglkge.launch import script_runner
 
-    status = 0 if error is None else exit_status_of(error)
+    # The interpreter has no status of its own for bad input.
+    has_own_status = error is None or isinstance(error, (SystemExit, KeyboardInterrupt))
+    status = exit_status_of(error or SystemExit()) if has_own_status else 1
     if isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error)
     elif error is not None:

@@ -38,28 +38,17 @@ def import_tables(
     output: Path,
     score_options: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the tables in a folder of files as the first version of a run.
+    """Write the tables in a folder of files as the first version, 1, of a run in another folder.
 
     Parameters
     ----------
     folder : Path
         The files that :func:`dglkge.inference.exports.export.export_tables` writes. Without
         ``{table}.names.txt`` and DGL-KE's id map, rows are taken in the order of the data set.
-    file_format : str
-        One of ``FORMATS``.
     score_function : str or None
         Score function of the model. None for DGL-KE's files, which name it.
     reciprocal : bool
         Whether a relation's row has a half for each side.
-    output : Path
-        The run's folder.
-    score_options : mapping of str to int, optional
-        Options of the score function.
-
-    Returns
-    -------
-    int
-        The version, 1.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)

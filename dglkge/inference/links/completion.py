@@ -91,22 +91,18 @@ class Completion:
         digest = hashlib.sha256()
         for name, ids in sorted((self.heads or {}).items()):
             digest.update(name.encode() + b"\0" + ids.tobytes())
+        names = ("relation_ids", "min_probability", "least_score", "k", "candidates", "held_out")
         return {
             "run_id": checkpoint.manifest.run_id,
             "version": checkpoint.version,
-            "relations": list(self.relation_ids),
             "heads": digest.hexdigest() if self.heads is not None else None,
-            "min_probability": self.min_probability,
-            "least_score": self.least_score,
-            "k": self.k,
-            "candidates": self.candidates,
-            "held_out": self.held_out,
+            **{name: getattr(self, name) for name in names},
         }
 
     @cached_property
     def known(self) -> KnownTriples:
         """Triples that are left out."""
-        return self.run.known_of(tuple(split for split in SPLITS if split != self.held_out))
+        return self.run.known_triples(splits=tuple(split for split in SPLITS if split != self.held_out))
 
     @cached_property
     def curve(self) -> Curve | None:
@@ -410,7 +406,7 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     if completion.curve is not None:
         columns["probability"] = completion.curve(links["score"])
     if completion.held_out is not None:
-        known = completion.run.known_of((completion.held_out,))
+        known = completion.run.known_triples(splits=(completion.held_out,))
         columns["held_out"] = known.contain(Side.TAIL, links["head"], links["relation"], links["tail"])
     return pa.table(columns)
 

@@ -10,7 +10,6 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,22 +195,13 @@ TASKS: dict[str, Callable[..., Any]] = {
 """Work on the files of one machine, by its node program or in the launcher."""
 
 
-@dataclass(frozen=True)
-class Tree:
-    """Some files of a local folder, with names relative to it, to be copied to a folder on a machine."""
+async def send(session: NodeConnection, here: str, there: str, names: Sequence[str]) -> int:
+    """Copy files of a folder to one on a machine, except those that it has already.
 
-    here: str
-    there: str
-    names: tuple[str, ...]
-
-
-async def send(session: NodeConnection, tree: Tree) -> int:
-    """Copy files to a machine, except those that it has already; of a link, the file that it leads to.
-
-    Returns the number of files that were copied. Raises InputError if the machine cannot be reached or cannot
-    take them.
+    Of a link the file that it leads to is copied. Returns the number of files that were copied. Raises
+    InputError if the machine cannot be reached or cannot take them.
     """
-    return await _copy(session, tree.here, tree.there, tree.names)
+    return await _copy(session, here, there, names)
 
 
 async def fetch(session: NodeConnection, there: str, here: str) -> int:

@@ -152,16 +152,11 @@ class Rendezvous:
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come."""
+        came = ["0", *(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))]
         words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
-        words += f" within {self._seconds:g} s (--rendezvous_seconds)"
-        came = ", ".join(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))
-        words += f"; connected: 0{', ' + came if came else ''}"
-        for rank in missing:
-            if rank in self._left:
-                words += f"; node {rank}: {self._left[rank]}"
-        for address, why in self._refused.items():
-            words += f"; refused {address}: {why}"
-        return words
+        words += f" within {self._seconds:g} s (--rendezvous_seconds); connected: {', '.join(came)}"
+        words += "".join(f"; node {rank}: {self._left[rank]}" for rank in missing if rank in self._left)
+        return words + "".join(f"; refused {address}: {why}" for address, why in self._refused.items())
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Authenticate a connection and admit its node."""

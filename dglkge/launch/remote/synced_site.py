@@ -18,18 +18,19 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import Tree, fetch, file_names, send
+from dglkge.launch.remote.file_transfer import fetch, file_names, send
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.run_store import RunFolder
 
 
 def plan_sync(
     command: Sequence[str], config: Config | None, part_config: str | None, places: Places, part_id: int
-) -> list[Tree]:
+) -> dict[tuple[str, str], list[str]]:
     """Return the files that one machine needs before a job can run there, with its own partition alone.
 
-    `config` is the script's configuration, which names the data set, `part_config` DGL's partition file of
-    other scripts. Raises InputError if a relative path leads out of the folder.
+    Their names are relative to a folder here and one there, the keys. `config` is the script's configuration,
+    which names the data set, `part_config` DGL's partition file of other scripts. Raises InputError if a
+    relative path leads out of the folder.
     """
     files = [*_program(command, places.here), *_named_files(command, places.here)]
     if config is not None:
@@ -37,7 +38,15 @@ def plan_sync(
         files += [folder / name for name in dataset_files(folder, part_id)]
     if part_config is not None:
         files += _graph_files(places.here / part_config, part_id)
-    return _trees(files, places)
+    names: dict[tuple[str, str], list[str]] = {}
+    for path in dict.fromkeys(files):
+        # is_relative_to compares names only, so a path with ".." could lead out of the folder.
+        if ".." in path.parts:
+            raise InputError(f"{path} lies outside of {places.here}, so --sync has no place for it: {path}")
+        is_inside = path.is_relative_to(places.here)
+        here, there = (places.here, places.workspace) if is_inside else (path.parent, path.parent)
+        names.setdefault((str(here), str(there)), []).append(str(path.relative_to(here)))
+    return names
 
 
 def dataset_files(folder: Path, part_id: int) -> list[str]:
@@ -80,19 +89,6 @@ def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
         return  # the check on the machine reports the problem
 
 
-def _trees(files: Sequence[Path], places: Places) -> list[Tree]:
-    """Group files by target: those of the launcher's folder go to the workspace, others to the same path."""
-    names: dict[tuple[Path, Path], list[str]] = {}
-    for path in dict.fromkeys(files):
-        # is_relative_to compares names only, so a path with ".." could lead out of the folder.
-        if ".." in path.parts:
-            raise InputError(f"{path} lies outside of {places.here}, so --sync has no place for it: {path}")
-        is_inside = path.is_relative_to(places.here)
-        here, there = (places.here, places.workspace) if is_inside else (path.parent, path.parent)
-        names.setdefault((here, there), []).append(str(path.relative_to(here)))
-    return [Tree(str(here), str(there), tuple(group)) for (here, there), group in names.items()]
-
-
 class SyncedSite(RemoteSite):
     """Several machines, each with a disk of its own.
 
@@ -124,8 +120,9 @@ class SyncedSite(RemoteSite):
         async def work(address: str) -> None:
             session, part_id = self._sessions[address], self.addresses.index(address)
             await session.call("place_folder", folder=str(places.workspace))
-            for tree in await in_thread(plan_sync, command, config, part_config, places, part_id):
-                await send(session, tree)
+            files = await in_thread(plan_sync, command, config, part_config, places, part_id)
+            for (here, there), names in files.items():
+                await send(session, here, there, names)
 
         self._run_all(work)
         self._raise_problems()
