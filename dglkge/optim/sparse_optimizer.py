@@ -118,11 +118,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         # interleave in one group.
         self._group = Alltoall(self._timeout_seconds, own_group=overlap or not self._options.synchronous)
         self._rank, self._world_size = self._group.rank, self._group.size
-        links = {
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "max_row_norm": max_row_norm,
-        }
+        links = dict(zip(NEUTRAL, (weight_decay, decoupled_weight_decay, max_row_norm)))
         defaults = {"lr": lr, **links, **rule.hyper}
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
         self._connect()
@@ -230,6 +226,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         states = {table.label: tuple(table.state.values()) for table in self.tables}
         self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
+    def _hyper_of(self) -> dict[str, dict[str, Any]]:
+        """Return the parameter group of each table by its key."""
+        return {key: group for keys, group in self._keyed_groups() for key in keys}
+
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
         num_steps = max(1, table.num_steps)
@@ -272,7 +272,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         lagged = self._exchange.lagged
         if lagged is None:
             return
-        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
+        hyper_of = self._hyper_of()
         # One thread at a time: both use the tables' room, and no update of this trainer is lost.
         with self._updating, torch.no_grad():
             for place, (table, gradients) in enumerate(zip(self.tables, lagged.arrived)):
@@ -375,7 +375,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             number = self.num_started
         self.num_started += 1
         # Copies: a scheduler may change the groups while the step runs in the background.
-        hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
+        hyper_of = {key: dict(group) for key, group in self._hyper_of().items()}
         run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
         if self._thread is None:
             return run()
@@ -524,7 +524,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         ``active`` says whether any trainer has a gradient for each table; ``number`` as in :meth:`step_rows`.
         """
         self._claim()
-        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
+        hyper_of = self._hyper_of()
         for table, is_active in zip(self.tables, active):
             table.num_steps += int(is_active)
         return [self._rule_step(table, hyper_of[table.key], number) for table in self.tables]

@@ -69,7 +69,6 @@ class DenseParameters(Parameters):
     num_trainers: int = 1
 
     def __post_init__(self) -> None:
-        self._scaled = frozenset(self.scaled)
         self._parameters = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
@@ -176,7 +175,7 @@ class DenseParameters(Parameters):
         """Divide the gradients of this trainer's batch by the loss scale."""
         if self.loss_scale is not None:
             for name, one in self._parameters.items():
-                if one.grad is not None and name in self._scaled:
+                if one.grad is not None and name in self.scaled:
                     one.grad /= self.loss_scale.scale
 
     def statistics(self) -> dict[str, float]:

@@ -127,7 +127,6 @@ class GlobalVectors(RowTransform, Parameters):
     def __post_init__(self) -> None:
         self.vectors = {name: torch.zeros(self.dim) for name in self.entity_types}
         self._sums = {name: torch.zeros(self.dim) for name in self.entity_types}
-        self._sum = self.sum_over_trainers
         self._gradients = torch.zeros(len(self.entity_types), self.dim)
         self._total = np.zeros(self._gradients.shape)
 
@@ -143,7 +142,7 @@ class GlobalVectors(RowTransform, Parameters):
         self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
 
     def sum_gradients(self, gradients: Sequence[RowGradients]) -> float:
-        total = self._sum(self._total)
+        total = self.sum_over_trainers(self._total)
         # A gradient that is not finite is not applied; the optimizer reports the rows that it comes from.
         total[~np.isfinite(total).all(1)] = 0
         self._gradients = torch.from_numpy(total).float()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,10 @@ class RowUpdates:
     tables: TableSet
     optimizer: Any
     frozen: Collection[str] = ()
-    touched: Mapping[str, np.ndarray] | None = None
+    touched: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._embeddings = {name: table.embedding for name, table in self.tables.items()}
-        self._frozen = frozenset(self.frozen)
-        self._touched = {} if self.touched is None else self.touched
 
     @property
     def network_bytes(self) -> int:
@@ -65,7 +63,7 @@ class RowUpdates:
         """
         result: UpdateResult = self.optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
-            [self._trained(one) for one in gradients if one.table not in self._frozen],
+            [self._trained(one) for one in gradients if one.table not in self.frozen],
             extra=flags,
             other_squares=other_squares,
             number=number,
@@ -76,8 +74,8 @@ class RowUpdates:
         """Return embedding, ids and gradients of the rows that are trained."""
         table, ids, rows = gradients
         ids = self.tables.row_ids(table, ids)
-        if table in self._touched:
-            here = torch.from_numpy(self._touched[table][ids.numpy()])
+        if table in self.touched:
+            here = torch.from_numpy(self.touched[table][ids.numpy()])
             ids, rows = ids[here], rows[here]
         return self._embeddings[table], ids, rows
 

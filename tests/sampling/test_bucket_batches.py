@@ -22,14 +22,9 @@ from tests.sampling.toy_buckets import (
 def order_of(trainers: list[BucketBatches], epoch: int) -> list[list[int]]:
     """Return the triples of each global batch, trainer after trainer."""
     return [
-        [id_ for trainer in trainers for id_ in by_place(trainer, epoch, index)]
+        [id_ for trainer in trainers for id_ in trainer.batch(epoch, index).triple_ids.tolist()]
         for index in range(len(trainers[0]))
     ]
-
-
-def by_place(trainer: BucketBatches, epoch: int, index: int) -> list[int]:
-    """Return a trainer's triples of a batch, those of a chunk by edge type."""
-    return trainer.batch(epoch, index).triple_ids.tolist()
 
 
 LAYOUTS = [(1, 1, 1), (1, 3, 4), (2, 1, 3), (3, 2, 4), (2, 2, 9)]
@@ -215,10 +210,8 @@ def test_epochs_and_buckets_are_in_different_keyed_orders() -> None:
 def test_another_batch_size_continues_at_the_same_triple(num_parts: int, num_sets: int) -> None:
     """Half of an epoch at one size, the rest at another: each triple once; also of two sets."""
     large, small = (toy_trainers(num_parts, 1, 4, batch_size=size, num_sets=num_sets) for size in (100, 50))
-    ids = [id_ for index in range(6) for trainer in large for id_ in by_place(trainer, 0, index)]
-    for index in range(12, len(small[0])):
-        ids += [id_ for trainer in small for id_ in by_place(trainer, 0, index)]
-    assert sorted(ids) == list(range(NUM_TRIPLES))
+    batches = order_of(large, 0)[:6] + order_of(small, 0)[12:]
+    assert sorted(sum(batches, [])) == list(range(NUM_TRIPLES))
 
 
 def test_batches_with_new_buckets_are_told_of_as_they_begin() -> None:

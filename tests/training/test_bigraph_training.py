@@ -93,8 +93,7 @@ def test_several_operators_train_as_autograd_in_float64(
     more = (f"model.score_function={name}", f"model.relation_operators={named}", objective)
     more += (f"model.reciprocal_relations={str(reciprocal).lower()}", "training.batch_size=1000")
     more += ("negatives.chunk_size=1000", "training.num_epochs=4", "optimizer.lr=0.02", "loss.name=softmax")
-    config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *more))
-    with opened(config) as trainer:
+    with opened(load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *more))) as trainer:
         rows = dense_rows(trainer)
         losses = train(trainer, 4)
         live = ranking(trainer)

@@ -245,8 +245,9 @@ def test_the_cases_have_what_they_are_about(tmp_path: Path) -> None:
         (f"{N3} {REFERENCE}", AutogradLoss),
         ("loss.name=hinge", DotSoftmax),
     ):
-        config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *case.split()))
-        with opened(config) as trainer:
+        with opened(
+            load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *case.split()))
+        ) as trainer:
             assert isinstance(trainer._train_step.objective, kind)
 
 

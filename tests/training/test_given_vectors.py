@@ -32,9 +32,7 @@ KNOWN = [name != "nobody" for name in NAMES]
 class Tables(dict):
     """Tables in this process's memory, all rows 7."""
 
-    def __init__(
-        self, dataset: Dataset, dim: int, rows_by_type: dict[str, torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, dataset: Dataset, dim: int) -> None:
         self.entity_types = dataset.entity_types
         for name in dataset.entity_types:
             count = dataset.num_entities(name)

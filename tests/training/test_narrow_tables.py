@@ -38,8 +38,7 @@ def settings(run: Path, *more: str) -> list[str]:
 
 def two_steps(run: Path, start: dict[str, torch.Tensor] | None, *more: str) -> tuple[dict[str, Any], ...]:
     """Train two batches; returns the rows before, after the first, and the losses by batch."""
-    config = load_config(None, settings(run, *more))
-    with opened(config) as trainer:
+    with opened(load_config(None, settings(run, *more))) as trainer:
         for name, rows in (start or {}).items():
             trainer.tables[name].local_rows.copy_(rows)
         found, losses = [], []
@@ -137,8 +136,7 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     path = tmp_path / "vectors.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     given = (f"model.init_from.path={path}", "model.init_from.std=-1")
-    config = load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *given))
-    with opened(config) as trainer:
+    with opened(load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *given))) as trainer:
         got = trainer.tables.gather(kind, torch.arange(len(names)))
         expected = torch.from_numpy(vectors).bfloat16().float()
         assert torch.equal(got, expected)
@@ -147,8 +145,7 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     for dtype in ("float32", "float16"):
         more = (f"tables.dtype={dtype}", f"checkpoint.init_path={tmp_path / 'run'}")
         limit = ("model.max_norm=1",) if dtype == "float16" else ()
-        config = load_config(None, settings(tmp_path / dtype, *more, *limit))
-        with opened(config) as trainer:
+        with opened(load_config(None, settings(tmp_path / dtype, *more, *limit))) as trainer:
             rows = trainer.tables.gather(kind, torch.arange(len(names)))
             if dtype == "float32":
                 assert torch.equal(rows, expected)
@@ -162,8 +159,7 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
 def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
     for dtype, num_epochs in (("float32", 1), ("bfloat16", 2)):
         more = (f"training.num_epochs={num_epochs}", f"tables.dtype={dtype}", "checkpoint.every_epochs=1")
-        config = load_config(None, settings(tmp_path / "run", *more))
-        with opened(config) as trainer:
+        with opened(load_config(None, settings(tmp_path / "run", *more))) as trainer:
             if dtype == "bfloat16":
                 saved = open_checkpoint(tmp_path / "run")
                 for name in trainer.tables.entity_types:

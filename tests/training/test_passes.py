@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.checkpoint.bigraph import read_stats
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError
 from dglkge.training.callbacks import Callback
@@ -38,8 +39,7 @@ class HeldOut:
 
 
 def lines(folder: Path) -> list[dict]:
-    text = (folder / "checkpoint" / "latest" / "training_stats.json").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return read_stats(folder / "checkpoint" / "latest")
 
 
 def places(records: list[dict]) -> list[tuple[int, int, int]]:

@@ -241,7 +241,7 @@ def test_the_last_record_of_an_epoch_says_where_the_time_went(tmp_path: Path, pr
     sets += [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", f"training.profile={profile}"]
     with opened(load_config(None, sets)) as trainer:
         train(trainer, 2)
-    records = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
+    records = lines(tmp_path / "run" / "stats.jsonl")
     last = [record for record in records if record["batches_done"] == record["num_batches"]]
     others = [record for record in records if record not in last]
     assert len(last) == 2 and all("phase_seconds" not in record for record in others)

@@ -23,8 +23,7 @@ from tests.training.live import assert_same_tables, opened, rows_by_node, settin
 
 
 def test_a_step_tells_that_a_trainer_was_asked_to_stop(tmp_path: Path) -> None:
-    config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run"))
-    with opened(config) as trainer:
+    with opened(load_config(None, settings(toy_dataset(typed=True), tmp_path / "run"))) as trainer:
         trained = []
         with pytest.raises(SystemExit) as left:
             for _ in dglkge.remaining_epochs_until(1):
@@ -82,8 +81,9 @@ def test_a_process_alone_keeps_tables_in_files(tmp_path: Path, optimizer: str) -
     files = tmp_path / "files"
     for storage in ("memory", "disk"):
         more = (f"tables.storage={storage}", f"tables.folder={files}", f"optimizer.name={optimizer}")
-        config = load_config(None, settings(toy_dataset(typed=True), tmp_path / storage, *more))
-        with opened(config) as trainer:
+        with opened(
+            load_config(None, settings(toy_dataset(typed=True), tmp_path / storage, *more))
+        ) as trainer:
             train(trainer, 2)
             rows.append(rows_by_node(trainer))
             places = Path("/proc/self/maps").read_text()
@@ -100,8 +100,9 @@ def test_alone_it_does_not_matter_whether_trainers_wait(tmp_path: Path) -> None:
     totals = []
     for synchronous in ("true", "false"):
         more = (f"training.synchronous={synchronous}", "checkpoint.every_batches=2")
-        config = load_config(None, settings(toy_dataset(typed=True), tmp_path / synchronous, *more))
-        with opened(config) as trainer:
+        with opened(
+            load_config(None, settings(toy_dataset(typed=True), tmp_path / synchronous, *more))
+        ) as trainer:
             totals.append(train(trainer, 2))
     assert totals[0] == totals[1]
 

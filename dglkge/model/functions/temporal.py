@@ -181,8 +181,8 @@ class DESimplE(ScoreFunction):
         return torch.cat([parts[0].expand(*swing.shape[:-1], constant), swing], dim=-1).flatten(-2)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return [h' r', h r] / 2 and the time, to be compared with [t, t'] at it."""
-        time = relation[..., -1:]
+        """Return [h' r', h r] / 2 and the time, without gradient, to be compared with [t, t'] at it."""
+        time = relation[..., -1:].detach()
         as_head, as_tail = self.at_time(entity, time).chunk(2, dim=-1)
         forward, backward = relation[..., :-1].chunk(2, dim=-1)
         products = torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2

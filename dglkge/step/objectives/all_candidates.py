@@ -87,14 +87,96 @@ def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
     return answers_of
 
 
-@dataclass
-class AllCandidates:
-    """Computes losses and gradients of blocks of queries; a collective.
+@dataclass(frozen=True)
+class _Scored:
+    """A block of queries with the rows and answers of this trainer's shard."""
 
-    Candidates are one of each block, the same blocks on every trainer. :meth:`run` returns the gradients of
-    transformed rows. The regularizer is a penalty on answers that state their share in it.
+    number: int
+    block: QueryBlock
+    candidates: Candidates
+    rows: Tensor
+    answers: Answers
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Queries (q, D) of one group, with keys (q,) and factors (q,), and the name of their candidates'
+    block.
     """
 
+    block: str
+    queries: Tensor
+    keys: Ids
+    factors: Floats
+
+
+TakeBack = Callable[[Sequence[Tensor]], float]
+"""Writes the gradients of the rows, given those of each piece's queries; returns the penalty."""
+
+
+class QueryMaker(Protocol):
+    """Computes queries from rows, and the gradients of the rows from those of the queries.
+
+    ``reads_in_place``: rows are read where they are stored, otherwise they must have been copied.
+    ``shares_relations``: groups hold the row of each relation once.
+    """
+
+    reads_in_place: bool
+    shares_relations: bool
+
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
+
+
+@dataclass(frozen=True)
+class QueryOptions:
+    """What queries are made of.
+
+    ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the
+    row of each relation once; ``has_loops``: compiled loops may be used.
+    """
+
+    model: KgeModel
+    regularizer: Regularizer | None
+    relation_weight: float
+    shares_relations: bool
+    has_loops: bool
+
+
+class ModelQueries(QueryMaker):
+    """Queries and penalties of any model, by autograd: what its kinds share."""
+
+    reads_in_place = False
+
+    def __init__(self, options: QueryOptions) -> None:
+        self.shares_relations = options.shares_relations
+        self._model, self._regularizer = options.model, options.regularizer
+        self._relation_weight = options.relation_weight
+
+
+@dataclass
+class CandidateLoss(Objective):
+    """Losses and gradients of a batch's groups against all candidates; a collective.
+
+    Attributes
+    ----------
+    planner : EdgePlanner or QueryPlanner
+    maker : QueryMaker
+    blocks : mapping of str to int
+        Width of the queries of each block, by name, in the order of the candidates.
+    candidates : sequence of Candidates
+        One of each block, the same blocks on every trainer.
+    exchange : QueryExchange
+    clock : PhaseClock
+    transforms : Transforms
+        Of the rows of the candidates, whose gradients are returned as those of transformed rows.
+    regularizer : Regularizer, optional
+        Penalty on answers that state their share in it.
+    """
+
+    planner: Any
+    maker: QueryMaker
+    blocks: Mapping[str, int]
     candidates: Sequence[Candidates]
     exchange: QueryExchange
     clock: PhaseClock
@@ -102,26 +184,48 @@ class AllCandidates:
     regularizer: Regularizer | None = None
 
     def __post_init__(self) -> None:
-        self._scratch = Scratch()
-        self._scratch_of = {torch.device("cpu"): self._scratch}
+        self.reads_in_place = self.maker.reads_in_place
+        self._scratch_of = {torch.device("cpu"): Scratch()}
         self._owned = {shard.table.name: torch.arange(shard.first, shard.stop) for shard in self.candidates}
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of queries, numbers and gradients that this trainer sent to other machines."""
         return self.exchange.sent_bytes
 
-    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
+    def plan(self, batch: Any) -> Plan:
+        planned: Plan = self.planner.plan(batch, self.maker.shares_relations)
+        return planned
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        # Collectives of the host would interrupt a device in any case.
+        return lambda: self._compute(plan, rows)
+
+    def _compute(self, plan: Plan, rows: Rows) -> Gradients:
+        """Write the gradients of a batch's rows."""
+        self.clock.enter("score")
+        pieces, take_back = self.maker.make(plan, rows)
+        order = [[place for place, piece in enumerate(pieces) if piece.block == name] for name in self.blocks]
+        blocks = [
+            _block([pieces[place] for place in places], dim)
+            for places, dim in zip(order, self.blocks.values())
+        ]
+        loss, gradients, row_gradients = self._run(blocks)
+        self.clock.enter("backward")
+        # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
+        # pieces.
+        piece_gradients = [torch.empty(0)] * len(pieces)
+        for places, block_gradients in zip(order, gradients):
+            parts = block_gradients.split([len(pieces[place].keys) for place in places])
+            for place, part in zip(places, parts):
+                piece_gradients[place] = part
+        loss += take_back(piece_gradients)
+        return Gradients(loss * plan.divisor, row_gradients)
+
+    def _run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
         """Return losses and gradients of this trainer's queries, and gradients of candidates.
 
-        Returns
-        -------
-        loss : float
-            Of this trainer's queries, each times its factor.
-        query_gradients : list of (q, D) tensor
-            Of each block.
-        row_gradients : list of RowGradients
-            Of all rows that this trainer owns. A table whose rows were no candidate is absent.
+        The loss is of this trainer's queries, each times its factor; gradients of queries (q, D) are of each
+        block, those of rows of all that this trainer owns. A table whose rows were no candidate is absent.
         """
         self.clock.enter("exchange")
         gathered = self.exchange.gather(blocks)
@@ -234,123 +338,6 @@ class AllCandidates:
         if device not in self._scratch_of:
             self._scratch_of[device] = Scratch(device)
         return self._scratch_of[device]
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """A block of queries with the rows and answers of this trainer's shard."""
-
-    number: int
-    block: QueryBlock
-    candidates: Candidates
-    rows: Tensor
-    answers: Answers
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Queries (q, D) of one group, with keys (q,) and factors (q,), and the name of their candidates'
-    block.
-    """
-
-    block: str
-    queries: Tensor
-    keys: Ids
-    factors: Floats
-
-
-TakeBack = Callable[[Sequence[Tensor]], float]
-"""Writes the gradients of the rows, given those of each piece's queries; returns the penalty."""
-
-
-class QueryMaker(Protocol):
-    """Computes queries from rows, and the gradients of the rows from those of the queries.
-
-    ``reads_in_place``: rows are read where they are stored, otherwise they must have been copied.
-    ``shares_relations``: groups hold the row of each relation once.
-    """
-
-    reads_in_place: bool
-    shares_relations: bool
-
-    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
-        """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
-
-
-@dataclass(frozen=True)
-class QueryOptions:
-    """What queries are made of.
-
-    ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the
-    row of each relation once; ``has_loops``: compiled loops may be used.
-    """
-
-    model: KgeModel
-    regularizer: Regularizer | None
-    relation_weight: float
-    shares_relations: bool
-    has_loops: bool
-
-
-class ModelQueries(QueryMaker):
-    """Queries and penalties of any model, by autograd: what its kinds share."""
-
-    reads_in_place = False
-
-    def __init__(self, options: QueryOptions) -> None:
-        self.shares_relations = options.shares_relations
-        self._model, self._regularizer = options.model, options.regularizer
-        self._relation_weight = options.relation_weight
-
-
-@dataclass
-class CandidateLoss(Objective):
-    """Losses and gradients of a batch's groups against all candidates; a collective.
-
-    ``blocks`` are the widths of the queries of each block, by name, in the order of the candidates.
-    """
-
-    planner: Any
-    maker: QueryMaker
-    blocks: Mapping[str, int]
-    candidates: AllCandidates
-    clock: PhaseClock
-
-    def __post_init__(self) -> None:
-        self.reads_in_place = self.maker.reads_in_place
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.candidates.sent_bytes
-
-    def plan(self, batch: Any) -> Plan:
-        planned: Plan = self.planner.plan(batch, self.maker.shares_relations)
-        return planned
-
-    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
-        # Collectives of the host would interrupt a device in any case.
-        return lambda: self._compute(plan, rows)
-
-    def _compute(self, plan: Plan, rows: Rows) -> Gradients:
-        """Write the gradients of a batch's rows."""
-        self.clock.enter("score")
-        pieces, take_back = self.maker.make(plan, rows)
-        order = [[place for place, piece in enumerate(pieces) if piece.block == name] for name in self.blocks]
-        blocks = [
-            _block([pieces[place] for place in places], dim)
-            for places, dim in zip(order, self.blocks.values())
-        ]
-        loss, gradients, row_gradients = self.candidates.run(blocks)
-        self.clock.enter("backward")
-        # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
-        # pieces.
-        piece_gradients = [torch.empty(0)] * len(pieces)
-        for places, block_gradients in zip(order, gradients):
-            parts = block_gradients.split([len(pieces[place].keys) for place in places])
-            for place, part in zip(places, parts):
-                piece_gradients[place] = part
-        loss += take_back(piece_gradients)
-        return Gradients(loss * plan.divisor, row_gradients)
 
 
 def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:

@@ -19,7 +19,6 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.query_batches import QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.objectives.all_candidates import (
-    AllCandidates,
     CandidateLoss,
     Candidates,
     QueryMaker,
@@ -181,5 +180,4 @@ def _sharded(
         duty="train every batch, also with no triples of its own",
     )
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
-    scored = AllCandidates(candidates, exchange, job.clock, transforms, regularizer)
-    return CandidateLoss(planner, maker, blocks, scored, job.clock)
+    return CandidateLoss(planner, maker, blocks, candidates, exchange, job.clock, transforms, regularizer)

@@ -42,7 +42,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
     touched = touched_rows(job, batches)
-    updates = RowUpdates(tables, optimizer, job.untrained_types, touched)
+    updates = RowUpdates(tables, optimizer, job.untrained_types, touched or {})
     parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
     ahead = LookAhead(batches, objective, store, clock)
     return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
