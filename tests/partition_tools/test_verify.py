@@ -114,6 +114,11 @@ def test_what_is_changed_is_noticed(partitions, damage, message):
 def test_triples_are_checked_in_pieces(partitions, monkeypatch):
     monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 7)
     verify(partitions)
+    changed(
+        lambda array: array[[*range(6), 7, 6, *range(8, len(array))]], *(f"part0/{name}" for name in TABLE)
+    )(partitions)
+    with pytest.raises(VerificationError, match="partition 0: triple ids do not ascend"):
+        verify(partitions)
 
 
 def test_dgl_loads_what_was_written(partitions):

@@ -24,7 +24,6 @@ from dglkge.step.planning import Plan, RowIds
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.step.staged_rows import StagedStore, Upload
 from dglkge.training.building import computing
-from dglkge.typing import RELATION
 from tests.model.regularizer_by_name import build_regularizer
 from tests.training import batch_rows
 from tests.training.batch_rows import MemoryTables
@@ -60,9 +59,6 @@ def computed(
     if device.is_staged:
         store = StagedStore(tables, Transforms({}), device)
     found, gradients = batch_rows.computed(objective, store, store.prepare(objective.plan(case.batch)))
-    if case.model.score_function.has_times:  # the last number of each direction is a time, without a gradient
-        width = case.model.score_function.relation_dim(DIM)
-        gradients[RELATION][:, width - 1 :: width] = 0
     return found.loss, gradients
 
 
