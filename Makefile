@@ -59,7 +59,7 @@ test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a ta
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
 	$(VENV_PBG)/bin/python -m pytest $(PYTEST_FLAGS) tests/pbg
 
-lint: $(VENV)/installed  ## ruff, import-linter and mypy
+lint: $(VENV)/installed  ## ruff, import-linter and mypy, strict
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports

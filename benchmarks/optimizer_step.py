@@ -215,8 +215,8 @@ def count_bytes_of_dgl() -> list[int]:
 
     cell = [0]
 
-    def counted(exchange: Callable) -> Callable:
-        def call(rank: int, world_size: int, received: list, sent: list, *rest: Any) -> Any:
+    def counted(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def call(rank: int, world_size: int, received: list[Any], sent: list[Any], *rest: Any) -> Any:
             cell[0] += sum(
                 part.numel() * part.element_size() for peer, part in enumerate(sent) if peer != rank
             )

@@ -7,6 +7,7 @@ import getpass
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dglkge.cli.common import (
     DATASET,
@@ -118,7 +119,7 @@ def _token(path: str | None) -> str | None:
         raise InputError("--token -: no token was entered") from None
 
 
-def _print_facts(facts: dict, url: str, has_token: bool) -> None:
+def _print_facts(facts: dict[str, Any], url: str, has_token: bool) -> None:
     entities = sum(facts["entities"].values())
     print_text(
         f"{facts['path']}: {facts['score_function']}, dimension {facts['dimension']}, {entities} entities, "

@@ -81,7 +81,7 @@ class Alltoall:
             if "nccl" in dist.get_backend():
                 self.device = torch.device("cuda", torch.cuda.current_device())
 
-    def gather(self, value: Any) -> list:
+    def gather(self, value: Any) -> list[Any]:
         """Gather a value of every rank, in the order of ranks: numbers, texts, lists, dictionaries, as JSON.
 
         torch's ``all_gather_object`` has no timeout of its own, and unpickling runs code.

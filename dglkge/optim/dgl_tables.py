@@ -176,7 +176,7 @@ class FencedTensor(DistTensor):
     The tensor stays the owner of the data; ``finish`` waits for the step, as long as the optimizer lives.
     """
 
-    def __init__(self, tensor: DistTensor, finish: WeakMethod) -> None:
+    def __init__(self, tensor: DistTensor, finish: WeakMethod[Any]) -> None:
         # DistTensor.__init__ would create a tensor in the kvstore, and DistTensor.__del__ deletes it where
         # _owner is set: a copy of the attributes with _owner=False does neither.
         self.__dict__.update(tensor.__dict__)
@@ -198,7 +198,7 @@ class FencedTensor(DistTensor):
         self._fenced[ids] = rows
 
 
-def fence_rows(embedding: Any, finish: WeakMethod) -> None:
+def fence_rows(embedding: Any, finish: WeakMethod[Any]) -> None:
     """Let each read and write through an embedding wait for the background step.
 
     ``DistEmbedding`` reads ``self._tensor[ids]`` and has no hook before it.
@@ -338,7 +338,7 @@ class ScaledGradients(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if getattr(function, "__name__", "") != _UNSCALE_OF_TORCH:
             return super().__torch_function__(function, types, args, kwargs or {})

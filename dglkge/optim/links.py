@@ -103,7 +103,9 @@ class RuleStep(NamedTuple):
         limit = math.inf if limit is None else float(limit)
         return cls(rule.of(group), lr, mean, limit, added, kept, max_norm, num_steps, number)
 
-    def update(self, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray, chain: tuple) -> int:
+    def update(
+        self, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray, chain: tuple[Any, ...]
+    ) -> int:
         """Update rows in place by the compiled loop of the rule; returns how many were skipped as not finite.
 
         Parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ class GradientRows:
         return self._keys[: self.num_keys]
 
     @property
-    def chain(self) -> tuple:
+    def chain(self) -> tuple[Any, ...]:
         """Argument ``chain`` of the compiled loops: heads, links, addresses, counts."""
         return self._heads, self._links, self._addresses, self._counts
 

@@ -54,11 +54,11 @@ class UpdateRule(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def formula(self) -> Callable:
+    def formula(self) -> Callable[..., Any]:
         """Compiled update of one row, with the arguments of those in ``dglkge.kernels.rules``."""
 
     @abc.abstractmethod
-    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+    def numbers(self, lr: float, num_steps: int, kind: Callable[..., Any]) -> tuple[Any, ...]:
         """Scalars of the formula.
 
         ``num_steps`` are the steps of the table so far, this one included; ``kind`` converts a number to the
@@ -108,12 +108,12 @@ class Adagrad(UpdateRule):
         return {"sum": (dim,)}
 
     @property
-    def formula(self) -> Callable:
+    def formula(self) -> Callable[..., Any]:
         from dglkge.kernels.rules import adagrad
 
         return adagrad
 
-    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+    def numbers(self, lr: float, num_steps: int, kind: Callable[..., Any]) -> tuple[Any, ...]:
         return kind(lr), kind(self.eps), self.eps_inside_root
 
     def update_rows(
@@ -141,7 +141,7 @@ class RowWiseAdagrad(Adagrad):
         return {"sum": ()}
 
     @property
-    def formula(self) -> Callable:
+    def formula(self) -> Callable[..., Any]:
         from dglkge.kernels.rules import row_adagrad
 
         return row_adagrad
@@ -191,12 +191,12 @@ class Adam(UpdateRule):
         return {"step": (), "mem": (dim,), "power": () if self.row_wise else (dim,)}
 
     @property
-    def formula(self) -> Callable:
+    def formula(self) -> Callable[..., Any]:
         from dglkge.kernels.rules import adam
 
         return adam
 
-    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+    def numbers(self, lr: float, num_steps: int, kind: Callable[..., Any]) -> tuple[Any, ...]:
         beta1, beta2 = self.betas
         global_step = num_steps if self.bias_correction == "global" else 0
         return float(lr), float(self.eps), float(beta1), float(beta2), global_step

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 #: The optimizer that steps each embedding of this process, by :func:`identity_of`. Weak: an optimizer that is
 #: no longer referenced frees its embeddings.
-_STEPPED_BY: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+_STEPPED_BY: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -346,7 +346,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         UpdateResult or None
             None with ``overlap``: :meth:`finish` returns it.
         """
-        pairs: dict[str, list] = {table.key: [] for table in self.tables}
+        pairs: dict[str, list[Any]] = {table.key: [] for table in self.tables}
         for embedding, ids, rows in gradients:
             pairs[self._table_of(embedding).key].append((ids, rows))
         return self._start(list(pairs.values()), extra, other_squares, number)

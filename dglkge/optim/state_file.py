@@ -141,12 +141,12 @@ def _node_ids(
     return array
 
 
-def file_of(path: str | bytes | os.PathLike, rank: int) -> Path:
+def file_of(path: str | bytes | os.PathLike[str], rank: int) -> Path:
     """File of a trainer: ``<path>_<rank>``."""
     return Path(f"{os.fsdecode(path)}_{rank}")
 
 
-def read_files(path: str | bytes | os.PathLike) -> list[dict[str, Any]]:
+def read_files(path: str | bytes | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read all files of one save that this machine can see, in the order of ranks."""
     prefix = file_of(path, 0).with_name(file_of(path, 0).name[:-1])
     ranks = sorted(
@@ -315,7 +315,7 @@ class SavedState(abc.ABC):
             saved.write_here()
             saved.write_away(self._timeout_seconds)
 
-    def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
+    def save(self, f: str | bytes | os.PathLike[str], original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; a collective.
 
         Arguments as in :meth:`local_state_dict`. If one trainer fails, all of them raise.
@@ -332,7 +332,7 @@ class SavedState(abc.ABC):
 
     def load(
         self,
-        f: str | bytes | os.PathLike,
+        f: str | bytes | os.PathLike[str],
         original_ids: Mapping[str, Any] | None = None,
         dgl_keeps_roots: bool = True,
     ) -> None:

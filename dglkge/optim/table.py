@@ -85,7 +85,7 @@ class Table:
         start, stop = self.starts[self.part_id : self.part_id + 2].tolist()
         return start, stop
 
-    def fence(self, finish: WeakMethod) -> None:
+    def fence(self, finish: WeakMethod[Any]) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
         fence_rows(self.embedding, finish)
         self.state = {key: FencedTensor(tensor, finish) for key, tensor in self.state.items()}

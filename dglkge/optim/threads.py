@@ -33,7 +33,7 @@ class _Pool:
     """Threads that wait for work; they start when they are first needed."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[int, Callable[[], Any], SimpleQueue]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[int, Callable[[], Any], SimpleQueue[Any]]] = SimpleQueue()
         self._num_threads = 0
 
     def run(self, parts: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -181,7 +181,9 @@ class ManhattanDistance(torch.autograd.Function):
         return grad_query, grad_candidates
 
 
-def _gradients(loop: Callable, query: Tensor, candidates: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients(
+    loop: Callable[..., Any], query: Tensor, candidates: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and candidates by a compiled loop over some queries at a time."""
     padded = _padded(query)
     of_query = torch.zeros(padded.shape, dtype=query.dtype)
