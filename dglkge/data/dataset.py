@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import DatasetSize, Field, read_dataset_size, read_description, require_dataset
+from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
@@ -228,7 +228,7 @@ class Dataset:
 
     def size(self) -> DatasetSize:
         """Return the sizes of the data set and of its partitions."""
-        return read_dataset_size(self.path)
+        return dataset_size(self.path, self.description, self.layout().description)
 
     def quality(self) -> dict[str, Any]:
         """Return figures of the data's quality: repeated triples, leaks, unseen names, degrees and others.

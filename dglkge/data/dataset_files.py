@@ -357,9 +357,13 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         If a description is missing or damaged.
     """
     # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
-    folder = Path(dataset)
     description, partition_file = locate_partitions(dataset)
-    graph, report = load_json(partition_file), load_json(folder / PARTITIONS / REPORT)
+    return dataset_size(Path(dataset), description, load_json(partition_file))
+
+
+def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
+    """Return the sizes of a data set, given the content of its description and of that of its partitions."""
+    report = load_json(folder / PARTITIONS / REPORT)
     try:
         rows = {ntype: _lengths(ranges) for ntype, ranges in graph[Field.NODE_MAP].items()}
         loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple

@@ -209,11 +209,21 @@ class MachineJob:
     def choose_server_ports(self, address: str, num_servers: int) -> int:
         """Return the first of free ports for the servers; other jobs that register here keep theirs."""
         with register_lock():
-            others = [entry for entry in live_jobs() if entry.job != self.job]
-            first = find_server_ports(address, num_servers, {port for each in others for port in each.ports})
+            first = find_server_ports(address, num_servers, self._ports_of_others())
             if self._registration is not None:
                 self._registration.update(ports=tuple(range(first, first + num_servers)))
         return first
+
+    def choose_master_port(self, address: str, avoid: Sequence[int]) -> int:
+        """Return a free port for torch's rendezvous, which binds it seconds later; others keep theirs."""
+        with register_lock():
+            port = find_master_port(address, self._ports_of_others().union(avoid))
+            if self._registration is not None:
+                self._registration.update(ports=(*self._registration.entry.ports, port))
+        return port
+
+    def _ports_of_others(self) -> set[int]:
+        return {port for entry in live_jobs() if entry.job != self.job for port in entry.ports}
 
     def claim(self, needs: MachineNeeds) -> str:
         """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
@@ -372,7 +382,7 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "describe": functools.partial(describe_machine, python),
         "release": job.release,
         "choose_server_ports": job.choose_server_ports,
-        "choose_master_port": find_master_port,
+        "choose_master_port": job.choose_master_port,
         "check": functools.partial(check_machine, job),
         "write_job_files": write_job_files,
         "clean_up": clean_up,

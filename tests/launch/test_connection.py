@@ -92,6 +92,10 @@ def test_jobs_side_by_side(session: NodeConnection) -> None:
         assert {first.job, second.job} <= {entry.job for entry in live_jobs()}
         # Ports that a job has chosen and not yet taken are no other's.
         assert abs(call(other, "choose_server_ports", **question) - port) >= 3
+        master = call(session, "choose_master_port", address="127.0.0.1", avoid=[])
+        all_others = [number for number in range(29500, 30000) if number != master]
+        with pytest.raises(InputError, match="no free port from 29500 to 29999"):
+            call(other, "choose_master_port", address="127.0.0.1", avoid=all_others)
         wait(session.close())
         assert first.job not in {entry.job for entry in live_jobs()}
 

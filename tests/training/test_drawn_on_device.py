@@ -78,7 +78,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_shard, "MOST_COLUMNS", 7)
     objective = assert_equal_runs(case, tmp_path)
-    assert all(isinstance(one.shard, DeviceSoftmaxShard) for one in objective.candidates.candidates)
+    assert all(isinstance(one.shard, DeviceSoftmaxShard) for one in objective.candidates)
 
 
 def test_a_shard_without_room_for_shares_computes_by_autograd(
