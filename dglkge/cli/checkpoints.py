@@ -189,11 +189,16 @@ entities that the checkpoint lacks.""",
         OUTPUT,
         option("--dataset DIR", "for --to run: the run's data set"),
         option("--score-function NAME", "for --from: the rows' score function (dglke: read from its files)"),
-        option("--score-option NAME=VALUE", "for --from: its options, e.g. p=1 of keci", is_repeated=True),
+        option(
+            "--score-option NAME=VALUE",
+            "for --from: an option of the score function, e.g. p=1 of keci",
+            is_repeated=True,
+        ),
         flag("--reciprocal", "for --from: a relation's row has a half for each side"),
         option(
             "--type THEIRS=OURS",
-            "for --to run: entity types where their names differ and there are several, e.g. all=entity",
+            "for --to run: an entity type and its name in the data set, where these differ and there are "
+            "several, e.g. all=entity",
             is_repeated=True,
         ),
         flag("--fold-in", "for --to run: new entities get rows from their training triples in the data set"),

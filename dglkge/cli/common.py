@@ -119,7 +119,8 @@ def option(
     if settings.get("type") is int:
         settings.setdefault("metavar", "N")
     if least is not None:
-        settings["type"] = _bounded(shown[-1], settings["type"], least, most)
+        unit = " seconds" if settings.get("metavar") == "S" else ""
+        settings["type"] = _bounded(shown[-1], settings["type"], least, most, unit)
     if is_repeated:
         settings |= {"action": "append", "default": []}
         help_text += "; may be repeated"
@@ -133,13 +134,15 @@ def flag(names: str, help_text: str) -> Option:
     return option(names, help_text, action="store_true")
 
 
-def _bounded(name: str, number: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
+def _bounded(
+    name: str, number: Callable[[str], float], least: float, most: float, unit: str
+) -> Callable[[str], float]:
     """Return the type of an option whose value is a number between bounds."""
 
     def parse(text: str) -> float:
         value = number(text)
         if not least <= value <= most:
-            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}{unit}"
             # Not argparse's own error, which prints the usage too: scripts read one line.
             raise InputError(f"{name} must be {bounds}, got {text}")
         return value
@@ -255,7 +258,7 @@ RUN = option(
     "run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
 )
 NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
-THREADS = option("--threads N", "threads of the model", type=num_threads, default="all")
+THREADS = option("--threads N", "threads of the model (default: all cores)", type=num_threads, default="all")
 SEEN = option(
     "--candidates",
     "all entities of the type, or those seen on that side of the relation",
@@ -269,14 +272,16 @@ FEATURES = option(
     "whose rows are computed from them; TYPE=FILE where several entity types have features",
     is_repeated=True,
 )
-RULES = flag("--rules", "add the confidence of rules to scores, see dglkge explain; kept in its folder")
+RULES = flag(
+    "--rules", "add the confidence of rules to scores; mined once, and kept as rules.json in the run's folder"
+)
 OVERWRITE = flag("--overwrite", "replace what exists")
 COLUMNS = option("--columns LIST", "head,relation,tail (default), hrtT with a time, or names of the header")
 DELIMITER = option("--delimiter CHAR", "instead of tab, and of the comma of .csv")
 OUTPUT = option("-o --output DIR", "folder for what is written", required=True)
 IMPORT = option(
     "--import MODULE",
-    "module or .py file of yours with components; a resume imports those of its run, a reader only these",
+    "module or .py file of yours that registers components; only a resume imports those of its run by itself",
     is_repeated=True,
     dest="imports",
 )
@@ -432,7 +437,7 @@ def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
         raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
     overrides = [*args.set, *filter(is_override, args.words)]
     if not files:
-        return args.recipe and str(recipe_file(args.recipe)), overrides
+        return None if args.recipe is None else str(recipe_file(args.recipe)), overrides
     (path,) = map(Path, files)
     if (path / DESCRIPTION).is_file():
         return None, [f"dataset={path}", *overrides]

@@ -143,6 +143,8 @@ def _ranked(
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Fit, write the probabilities beside the checkpoint, and measure their quality on the test split."""
+    if not 0 < args.positive_rate < 1:  # before the run is read
+        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
     from dglkge.inference import truth
 
     model = common.open_model(args)
@@ -261,9 +263,7 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
             "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
             least=1,
         ),
-        flag(
-            "--classify", "also tell true triples from as many drawn ones, by thresholds of the valid split"
-        ),
+        flag("--classify", "also tell true triples from drawn false ones, by thresholds of the valid split"),
         option(
             "--negatives VALID_FILE FILE",
             "false triples for --classify instead: for the valid split, and for the ranked triples",

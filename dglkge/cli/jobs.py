@@ -142,7 +142,7 @@ if it still runs after the time limit, 2 if there is no such job or it is anothe
     options=[
         option("job RUN|JOB", "folder of the run, id of the job, or pid of its launcher"),
         flag("--now", "do not wait for a commit"),
-        option("--seconds S", "limit of the wait; a commit has 120", least=0.1, most=86400, default=180.0),
+        option("--seconds S", "seconds to wait; a commit may take 120", least=0.1, most=86400, default=180.0),
     ],
     run=stop,
     show=lambda job, _args: print_text(f"stopped {job['stopped']}; its logs: {job['log_dir']}"),

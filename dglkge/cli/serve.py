@@ -161,8 +161,8 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
         option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
         option(
             "--token FILE",
-            "token that every request for data must have; - asks for it. The page asks for it, too, or takes "
-            "it from its address: http://HOST:PORT/#token=TOKEN",
+            "file with a token that every request for data must have; - asks for it. The page asks for it, "
+            "too, or takes it from its address: http://HOST:PORT/#token=TOKEN",
         ),
         option("--allow-host NAME", "answer under this host name too, e.g. a proxy's", is_repeated=True),
         flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),

@@ -234,7 +234,7 @@ a space:
     options=[
         *CONFIG,
         OUTPUT,
-        option("--num-trainers", "of each trial (default: 0, one process alone)", least=0, default=0),
+        option("--num-trainers", "trainers of a trial (default: 0, one process alone)", least=0, default=0),
         option("--trials", "instead of search.trials of the file", type=int),
         option("--budget B", "instead of search.budget of the file", type=float),
         flag("--dry-run", "print the plan and exit"),
