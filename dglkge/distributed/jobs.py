@@ -74,7 +74,7 @@ class JobEntry:
     started : float
         Seconds since the epoch.
     ports : tuple of int
-        Ports of the job's servers on this machine, taken or about to be.
+        Ports of the job's servers and rendezvous on this machine, taken or about to be.
     shared_memory_bytes, memory_bytes : int
         Planned bytes on this machine, of memory shared memory included; 0 if unknown.
     owner : int

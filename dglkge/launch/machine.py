@@ -198,6 +198,7 @@ class MachineJob:
         if self._registration is None:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
+        self._registration.update(ports=())  # those of the attempt before
         self._remove_tables()
         clean_up(self.job)
 

@@ -32,6 +32,7 @@ def test_all_ports_are_waited_for(tmp_path: Path) -> None:
         assert not listening_ports() & set(ports)
         first.listen()
         assert listening_ports() & set(ports) == {ports[0]} and listening_ports([tmp_path / "tcp"]) == set()
+        assert wait_until_listening(ports[:1], timeout_seconds=0)
         assert not wait_until_listening(ports, timeout_seconds=0.05)
         later = threading.Timer(0.1, second.listen)
         later.start()

@@ -96,6 +96,8 @@ def test_jobs_side_by_side(session: NodeConnection) -> None:
         all_others = [number for number in range(29500, 30000) if number != master]
         with pytest.raises(InputError, match="no free port from 29500 to 29999"):
             call(other, "choose_master_port", address="127.0.0.1", avoid=all_others)
+        call(session, "register", entry=first.to_dict())  # each attempt chooses anew
+        assert call(other, "choose_master_port", address="127.0.0.1", avoid=all_others) == master
         wait(session.close())
         assert first.job not in {entry.job for entry in live_jobs()}
 
