@@ -115,7 +115,7 @@ class ModelConfig(Settings):
         SCORE_FUNCTION, "how a triple is scored"
     )
     relation_operators: dict[str, str] = setting(
-        {}, "operators of relations where score_function has several: {born_in: translation}; else the first"
+        {}, "operators by relation where score_function has several: {born_in: translation}; else the first"
     )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
@@ -171,7 +171,7 @@ class DenseConfig(Settings):
     )
     compile: bool = until_finished(
         False,
-        "compile the module by torch.compile for training: with a C++ compiler, in some seconds a start",
+        "compile the module for training by torch.compile; takes a C++ compiler, and seconds at each start",
     )
 
 
@@ -267,7 +267,10 @@ class EarlyStoppingConfig(Settings):
     """The end of training by the valid split; the best version is restored then."""
 
     patience: int = free(
-        ..., "end training after so many rankings in a row without a gain, and restore the best version", ge=1
+        ...,
+        "end training after so many rankings of the valid split in a row without a gain, and restore the "
+        "best version",
+        ge=1,
     )
     min_gain: float = free(0.0, "smallest gain in evaluation.metric that counts", ge=0)
 
@@ -276,7 +279,9 @@ class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
     objective: Annotated[ObjectiveSettings, OBJECTIVE] = component(
-        OBJECTIVE, "what answers are compared with; one_vs_all and k_vs_all: all candidates, no negatives"
+        OBJECTIVE,
+        "what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all "
+        "candidates, and no negatives",
     )
     relation_prediction: float = setting(
         0.0,
@@ -316,7 +321,7 @@ class TrainingConfig(Settings):
         "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
     )
     compile: bool = until_finished(
-        False, "compile scores and losses of sampled negatives by torch.compile; device cuda or cpu_staged"
+        False, "compile scores and losses of sampled negatives by torch.compile, on device cuda or cpu_staged"
     )
     synchronous: bool = until_finished(
         True,
@@ -325,7 +330,7 @@ class TrainingConfig(Settings):
         "and applied on arrival, and rows of theirs are requested up to four batches ahead",
     )
     max_lag: int = until_finished(
-        100, "steps that a trainer may be ahead of the slowest; synchronous false, several machines", ge=1
+        100, "most steps of a trainer ahead of the slowest, with synchronous false on several machines", ge=1
     )
     batch_statistics: bool = free(
         False,
@@ -377,7 +382,9 @@ class CheckpointConfig(Settings):
     every_batches: int = free(0, "commit after every so many batches as well; 0: never", ge=0)
     every_minutes: float = free(0.0, "commit after every so many minutes as well; 0: never", ge=0)
     background: bool = free(
-        True, "copy the rows and write while training goes on; takes memory of one; tables.storage disk waits"
+        True,
+        "copy the rows and write while training goes on; takes the memory of one copy; not with "
+        "tables.storage disk, where training waits",
     )
     keep_every_epochs: int = free(
         0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", ge=0
@@ -637,8 +644,8 @@ def _type_name(kind: Any) -> str:
 def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finished: bool) -> list[str]:
     """Compare two configurations of one run, as nested dicts; fields that only one of them has are ignored.
 
-    Returns ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change, where no epoch is left. An
-    optional section counts by the field that it must have.
+    Returns ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change; ``is_finished``: no epoch
+    is left to train. An optional section counts by the field that it must have.
     """
     changes = []
     for field in fields():
