@@ -172,7 +172,7 @@ def num_threads(text: str) -> int:
 
 
 def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
-    """Refuse an option, by the name of its attribute or another one, that has no effect unless it holds."""
+    """Refuse an option (its attribute; its name, if that differs) that is given where it has no effect."""
     if getattr(args, dest) not in (None, False, []) and not holds:
         raise InputError(f"--{name or dest.replace('_', '-')} goes with {what}")
 

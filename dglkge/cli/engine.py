@@ -40,7 +40,7 @@ TRIAL_SECONDS = 300
 
 
 def plan(version: tuple[int, int], flags: Sequence[str], folder: str) -> list[list[str]]:
-    """Return the commands, with more words for pip, that install DGL by way of an empty folder."""
+    """Return the commands that install DGL; ``flags`` are words for pip, the empty folder gets the wheel."""
     pip = [sys.executable, "-m", "pip"]
     if version < NO_WHEEL_FROM:
         return [[*pip, "install", *flags, f"dgl=={DGL_VERSION}"]]

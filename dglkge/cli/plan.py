@@ -97,7 +97,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
 def plan_walks(
     args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
 ) -> list[RangePlan | None] | None:
-    """Plan the walk of each machine over its ranges, None where no number fits; None where none is needed."""
+    """Plan each machine's walk over its ranges (None: no number fits); None if no walk is needed."""
     # Imported here: compiled loops are loaded with it, which --help does without.
     from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget
 

@@ -44,7 +44,7 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(output: str | Path, job: str = "") -> HostMemory:
-    """Measure the free resources of this machine, where a run's folder, which need not exist, will be.
+    """Measure the free resources of this machine; the run's folder need not exist.
 
     What other jobs than the given one have planned is not free.
     """

@@ -34,7 +34,7 @@ PERPLEXITY = 30
 
 
 def frequent_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
-    """Return the ids of the entities with the highest of all degrees by type, at least one of each type.
+    """Return the ids of the entities with the highest degrees over all types, by type; one of each at least.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
 
 
 def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every field of a configuration with its default and each run's value, by default the default."""
+    """Return every field of a configuration with its default and runs' values, the default if unrecorded."""
     rows = []
     for field, (key, _, default, text) in zip(fields(), field_table()):
         plain = list(default) if isinstance(default, tuple) else default

@@ -173,7 +173,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_logs(folder: Path, own: Path | None) -> Path | None:
-    """Return the folder of the newest attempt's logs, of a folder that must exist if it is named, or None."""
+    """Return the folder of the newest attempt's logs, or None; a folder that is named must exist."""
     if own is not None and not own.is_dir():
         raise InputError(f"there is no folder of logs {own}")
     job = _read_json(folder / layout.RUN_JOB_FILE)

@@ -35,8 +35,8 @@ class RefusedError(InputError):
 def read_secret(path: str | None) -> bytes:
     """Return the secret that all nodes of a job share, of a file or of the variable DGLKGE_SECRET.
 
-    Removes what no process of the job may inherit from this process's environment. Raises InputError if there
-    is none, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read.
+    Removes from this process's environment what no process of the job may inherit. Raises InputError if there
+    is no secret, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read or is not private.
     """
     text, where = os.environ.get(SECRET_VARIABLE, "").encode(), SECRET_VARIABLE
     for name in NOT_INHERITED:
