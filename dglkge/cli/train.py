@@ -26,7 +26,6 @@ from dglkge.config.load import recipe_file
 from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
-from dglkge.launch.ports import find_server_ports
 
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
@@ -84,8 +83,7 @@ def train(args: argparse.Namespace) -> int:
         status = training_script.main(script)
         _say(args, NEXT.format(config.output))
         return status
-    num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
-    with ip_config(args.ip_config, num_servers) as machines:
+    with ip_config(args.ip_config) as machines:
         status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
     if status == 0:
         _say(args, NEXT.format(config.output))
@@ -135,15 +133,14 @@ def empty_split(config: Config, dataset: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def ip_config(path: str | None, num_servers: int = 1) -> Iterator[str]:
-    """Return the path, or that of a temporary file that names this machine and free ports."""
+def ip_config(path: str | None) -> Iterator[str]:
+    """Return the path, or that of a temporary file that names this machine; the launcher chooses ports."""
     if path is not None:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
         file = Path(folder) / "ip_config.txt"
-        port = find_server_ports(THIS_MACHINE, num_servers)
-        file.write_text(f"{THIS_MACHINE} {port}\n", encoding="utf-8")
+        file.write_text(f"{THIS_MACHINE}\n", encoding="utf-8")
         yield str(file)
 
 

@@ -94,7 +94,7 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
     return _free_ports("", FIRST_MASTER_PORT, 1, avoid, f"free port {{}} on {address} for torch's rendezvous")
 
 
-def find_server_ports(address: str, num_servers: int, avoid: Collection[int] = ()) -> int:
+def find_server_ports(address: str, num_servers: int, avoid: Collection[int]) -> int:
     """Return the first of free ports in a row for a machine's servers, from 30050 to 30549.
 
     `avoid` has the ports that other jobs are about to take. Raises NotReadyError if there are none.
