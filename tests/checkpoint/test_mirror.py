@@ -300,7 +300,7 @@ def test_attempts_are_bounded(monkeypatch):
 
 
 def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypatch, caplog):
-    """Each request fails for a while, far longer than a request of a reader may; the job ends at the limit."""
+    """Each request fails for a while, far longer than a reader's may; at the limit the job ends."""
     mirror = pushed(tmp_path / "a", url)
     mirror._store.commit_seconds = 30.0
     real, failed_at, outage_seconds = FileStore.upload, {}, 0.1
