@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Curve
@@ -348,7 +348,9 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
     def flush(least: int) -> None:
         if sum(map(len, pending)) > least:
             number = len(list(partial.iterdir()))
-            _sorted(np.concatenate(pending)).tofile(partial / f"{number:04d}.links")
+            # On the disk before the folder has its name: after a power failure none may be cut off.
+            with replacing(partial / f"{number:04d}.links") as file:
+                _sorted(np.concatenate(pending)).tofile(file)
             pending.clear()
 
     for task in tasks:
