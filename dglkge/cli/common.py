@@ -142,9 +142,9 @@ def _bounded(
     def parse(text: str) -> float:
         value = number(text)
         if not least <= value <= most:
-            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}{unit}"
+            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
             # Not argparse's own error, which prints the usage too: scripts read one line.
-            raise InputError(f"{name} must be {bounds}, got {text}")
+            raise InputError(f"{name} must be {bounds}{unit}, got {text}")
         return value
 
     parse.__name__ = number.__name__  # argparse names it in "invalid int value"

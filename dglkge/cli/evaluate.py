@@ -143,8 +143,6 @@ def _ranked(
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Fit, write the probabilities beside the checkpoint, and measure their quality on the test split."""
-    if not 0 < args.positive_rate < 1:  # before the run is read
-        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
     from dglkge.inference import truth
 
     model = common.open_model(args)
