@@ -119,8 +119,7 @@ def option(
     if settings.get("type") is int:
         settings.setdefault("metavar", "N")
     if least is not None:
-        unit = " seconds" if settings.get("metavar") == "S" else ""
-        settings["type"] = _bounded(shown[-1], settings["type"], least, most, unit)
+        settings["type"] = _bounded(shown[-1], settings["type"], least, most)
     if is_repeated:
         settings |= {"action": "append", "default": []}
         help_text += "; may be repeated"
@@ -134,9 +133,7 @@ def flag(names: str, help_text: str) -> Option:
     return option(names, help_text, action="store_true")
 
 
-def _bounded(
-    name: str, number: Callable[[str], float], least: float, most: float, unit: str
-) -> Callable[[str], float]:
+def _bounded(name: str, number: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
     """Return the type of an option whose value is a number between bounds."""
 
     def parse(text: str) -> float:
@@ -144,7 +141,7 @@ def _bounded(
         if not least <= value <= most:
             bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
             # Not argparse's own error, which prints the usage too: scripts read one line.
-            raise InputError(f"{name} must be {bounds}{unit}, got {text}")
+            raise InputError(f"{name} must be {bounds}, got {text}")
         return value
 
     parse.__name__ = number.__name__  # argparse names it in "invalid int value"

@@ -241,7 +241,7 @@ def test_ctrl_c_ends_it_well(run, tmp_path, in_foreground):
     [
         ("absent", "absent does not exist; expected the folder of a run"),
         ("{run}/checkpoint/..//..", "is no folder of a run: it has none of config.json, stats.jsonl, "),
-        ("{run} --interval 0", "--interval must be 0.1 to 86400 seconds, got 0"),
+        ("{run} --interval 0", "--interval must be 0.1 to 86400, got 0"),
         ("{run} --once --lines 101", "--lines must be 0 to 100, got 101"),
         ("{run} --once --logs absent", "there is no folder of logs absent"),
         ("{run} --once --prometheus absent/run.prom", "cannot write absent/run.prom: No such file"),
