@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Curve
@@ -312,9 +312,11 @@ def _search(
     before, units = torch.get_num_threads(), completion.units()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if plan.exists() and json.loads(plan.read_text()) != identity:
+        if not plan.exists():
+            with replacing(plan) as file:
+                file.write(json.dumps(identity).encode())
+        elif json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
-        plan.write_text(json.dumps(identity))
         todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
         for done in [path for path in todo if path.is_dir()]:
             progress(_num_queries(todo.pop(done)))
