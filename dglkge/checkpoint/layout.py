@@ -88,8 +88,11 @@ class Progress:
     PASSES_DONE = "passes_done"
     """Of the open epoch: edge sets and chunks that have ended in it."""
     VALIDATION_PENDING = "validation_pending"
+    """1: the valid split is yet to be ranked after the last finished epoch."""
     ENDED_AFTER = "ended_after"
+    """Epochs after which training ended, in an earlier version that was restored as the best."""
     ORDER_MARK = "order_mark"
+    """Checksum of the order of an open epoch, where that depends on the partitions."""
 
 
 _EPOCH_PREFIX = "epoch_"

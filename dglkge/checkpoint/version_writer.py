@@ -43,8 +43,8 @@ class NewVersion:
     """Share of one process in a version; on rank 0 the files of the others are awaited, then published.
 
     Files alone carry the protocol, so that training can use the network meanwhile: each writer leaves a
-    receipt beside each file, and rank 0 polls for all receipts in the folder, or where machines share no disk
-    at the store.
+    receipt beside each file, and rank 0 polls for all receipts in the folder, or at the run's store.
+
     Fields that are not described are those of :class:`dglkge.checkpoint.manager.CheckpointManager`.
 
     Attributes

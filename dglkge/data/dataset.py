@@ -92,7 +92,7 @@ class Dataset:
         return dataset
 
     def verify(self) -> None:
-        """Compare files of this machine with their checksums; raises InputError if one differs or lacks."""
+        """Compare files of this machine with their checksums; raises InputError if one differs or is gone."""
         dataset_files.verify_checksums(self.path, self.description.get(Field.CHECKSUMS, {}))
 
     def num_entities(self, entity_type: str) -> int:

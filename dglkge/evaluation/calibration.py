@@ -143,8 +143,6 @@ def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
     Drawn false triples are as many as were drawn; the share of true ones is an assumption (Tabacof and
     Costabello 2020, section 3.2).
     """
-    if not 0 < positive_rate < 1:
-        raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
     num_true = int(labels.sum())
     if num_true in (0, len(labels)):
         missing = "false" if num_true else "true"

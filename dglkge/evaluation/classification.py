@@ -257,11 +257,12 @@ def draw_corruptions(
     drawn = np.full((len(triples), num_each), -1, dtype=np.int64)
     for place, (relation_id, own) in enumerate(triples[:, [1, side.column]].tolist()):
         excluded = np.union1d(answers[ends[place] : ends[place + 1]], own)
-        pool = (pools or {}).get((relation_id, side), np.empty(0, np.int64))
-        found = _draw(bits[place], len(pool), np.flatnonzero(np.isin(pool, excluded, assume_unique=True)))
-        if found is not None:
-            drawn[place] = pool[found]
-            continue
+        pool = None if pools is None else pools.get((relation_id, side))
+        if pool is not None:
+            here = np.flatnonzero(np.isin(pool, excluded, assume_unique=True))
+            if (found := _draw(bits[place], len(pool), here)) is not None:
+                drawn[place] = pool[found]
+                continue
         type_ = dataset.relations[relation_id].candidate_type(side)
         found = _draw(bits[place], dataset.num_entities(type_), excluded)
         if found is not None:

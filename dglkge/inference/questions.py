@@ -7,8 +7,9 @@ asked for takes the entity with the greatest value. Of each such variable the be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -117,19 +118,22 @@ class Asked:
                     for term, type_ in zip((fact.head, fact.tail), end)
                 )
             ]
-        # The links with fewest choices first.
+
+        def extended(
+            left: list[Fact], chosen: dict[Fact, int], kinds: dict[str, str]
+        ) -> Iterator[tuple[dict[Fact, int], dict[str, str]]]:
+            if not left:
+                yield chosen, kinds
+                return
+            fact, *rest = left
+            for id_, pair in choices[fact]:
+                new = {term: kind for term, kind in zip((fact.head, fact.tail), pair) if is_variable(term)}
+                if all(kinds.get(term, kind) == kind for term, kind in new.items()):
+                    yield from extended(rest, {**chosen, fact: id_}, {**kinds, **new})
+
+        # The links with fewest choices first; two ways are too many, and there may be millions.
         order = sorted(wanted, key=lambda fact: len(choices[fact]))
-        solutions: list[tuple[dict[Fact, int], dict[str, str]]] = [({}, {})]
-        for fact in order:
-            extended = []
-            for chosen, kinds in solutions:
-                for id_, pair in choices[fact]:
-                    new = {
-                        term: kind for term, kind in zip((fact.head, fact.tail), pair) if is_variable(term)
-                    }
-                    if all(kinds.get(term, kind) == kind for term, kind in new.items()):
-                        extended.append(({**chosen, fact: id_}, {**kinds, **new}))
-            solutions = extended
+        solutions = list(islice(extended(order, {}, {}), 2))
         if len(solutions) != 1:
             problem = "several ways; give a relation's label, which names them" if solutions else "no way"
             shown = ", ".join(map(str, wanted))

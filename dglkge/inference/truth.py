@@ -105,6 +105,8 @@ def calibrate(
     """
     if corruptions < 1:
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
+    if not 0 < positive_rate < 1:
+        raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
     checkpoint = run.checkpoint
     scores, labels = labelled_scores(run, run.dataset.split(VALID), known, corruptions, (seed, "valid"))
     weights = balanced_weights(labels, positive_rate)

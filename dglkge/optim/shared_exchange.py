@@ -300,8 +300,8 @@ class SharedExchange:
         self._outbox.fields[_PUBLISHED] = self._step
 
     def _choose(self) -> tuple[list[ndarray], list[list[ndarray]], list[ndarray]]:
-        """Owner (place on the machine) of each key, for each neighbour the keys that it has too, and
-        whether some have.
+        """Owner (place on the machine) of each key, the keys that each neighbour has too, and whether any has
+        them; by table. All trainers that have a gradient for a row read the same ids and choose the same.
         """
         num_places = len(self._neighbours) + 1
         owners = [np.full(chains.num_keys, self._place, np.int64) for chains in self._chains]

@@ -229,8 +229,10 @@ class Options:
 
 def parse_memory(text: str) -> int:
     """Parse the ``--max-memory`` option: a number of bytes with a unit, such as ``1.5GB`` or ``512 MiB``."""
+    # pydantic would ignore what follows the unit, or a decimal comma.
+    match = re.fullmatch(r"\s*(\d*\.?\d+\s*[A-Za-z]*)\s*", text)
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
+        return int(TypeAdapter(ByteSize).validate_python(match and match[1]))
     except ValidationError:
         raise InputError(
             f"--max-memory is {text!r}, expected bytes with KB, MB, GB, KiB, MiB or GiB, e.g. 2GB"

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import random
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -132,8 +133,8 @@ def _settings_of(every: Mapping[str, float]) -> CheckpointConfig:
         if name not in UNITS:
             raise unknown_name("unit in every", name, UNITS)
         is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
-        if isinstance(value, bool) or not is_whole or not value >= 0:
-            raise InputError(f"elastic: every {name} is {value!r}; expected a number of at least 0")
+        if isinstance(value, bool) or not is_whole or not 0 <= value <= sys.float_info.max:
+            raise InputError(f"elastic: every {name} is {value!r}; expected a finite number of at least 0")
     units: dict[str, Any] = {f"every_{name}": every.get(name, 0) for name in UNITS}
     return CheckpointConfig(**units)
 

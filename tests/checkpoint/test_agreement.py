@@ -252,6 +252,8 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
         is_second = store is both[1]._store._store
         if is_second:
             time.sleep(0.1)
+            if "/v2/" in name:
+                raise PermissionError("not yours")
         uploads.append((is_second, path.name))
         real(store, path, name)
 
@@ -280,6 +282,10 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     copy = open_checkpoint(tmp_path / "bucket" / "run", verify=True)
     assert same(copy["person"][:], toy_tables(META, 4)["person"].rows)
     assert set(os.listdir(copy.folder)) == set(os.listdir(disk / "v1"))  # no receipt is left
+    # A part that is on the disk, and not at the URL, is missing.
+    outcomes = together([disk] * 2, save_as_one_of_two)
+    assert "embeddings_person_1.v2.h5.receipt.json is missing: no part has come" in outcomes[0]
+    assert open_checkpoint(tmp_path / "bucket" / "run", verify=True).version == 1
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

@@ -175,7 +175,7 @@ def test_kill_at_every_step(start, tmp_path, saved):
             names_are_right(open_checkpoint(path / "epoch_1").folder)
         assert version < saved or open_checkpoint(path / f"epoch_{saved}").version == saved
         assert not list(path.rglob("*.tmp")) and not list(path.rglob("*.receipt.json"))
-    assert len(seen) > 20 * saved // 2 and seen == sorted(seen) and set(seen) == {saved - 1, saved}
+    assert len(seen) > (40 if saved == 3 else 10) and seen == sorted(seen) and set(seen) == {saved - 1, saved}
     fault = "kill -9 before each step of saving version 3"
     assert saved == 1 or documented(fault) == "goes on from version 2 or 3, whichever is whole"
 

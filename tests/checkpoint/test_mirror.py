@@ -219,8 +219,10 @@ def test_a_damaged_run_is_not_uploaded(tmp_path, url):
 def test_two_histories_are_refused(tmp_path, url):
     pushed(tmp_path / "a", url)
     saved(tmp_path / "b", seed=1)
-    with pytest.raises(CheckpointError, match="has version 1 of run .*, which does not go on from it: move"):
+    words = f"^{tmp_path}/b on .* has version 1 of run .*, which does not go on from it: move"
+    with pytest.raises(CheckpointError, match=words):
         started(tmp_path / "b", url)
+    assert same(rows_of(url), rows_of(tmp_path / "a"))
 
 
 def test_a_job_that_is_replaced_publishes_nothing(tmp_path, url, monkeypatch):
@@ -298,13 +300,13 @@ def test_attempts_are_bounded(monkeypatch):
 
 
 def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypatch, caplog):
-    """Each request fails for a while, far longer than a request of a reader may."""
+    """Each request fails for a while, far longer than a reader's may; at the limit the job ends."""
     mirror = pushed(tmp_path / "a", url)
     mirror._store.commit_seconds = 30.0
-    real, failed_at = FileStore.upload, {}
+    real, failed_at, outage_seconds = FileStore.upload, {}, 0.1
 
     def upload(self, path, name):
-        if time.monotonic() < failed_at.setdefault(name, time.monotonic()) + 0.1:
+        if time.monotonic() < failed_at.setdefault(name, time.monotonic()) + outage_seconds:
             time.sleep(0.01)
             raise ConnectionError("no route to host")
         real(self, path, name)
@@ -314,6 +316,10 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypa
     newer = commit(tmp_path / "a", mirror, 1)["person"].rows
     assert same(rows_of(url), newer) and mirror.progress > before
     assert "v2.h5: no route to host; it is tried again for 30 s" in caplog.text
+    mirror._store.commit_seconds, outage_seconds = 0.05, 3600.0
+    with pytest.raises(StorageError, match="cannot write file:.*for 0.05 s: no route to host"):
+        commit(tmp_path / "a", mirror, 2)
+    assert same(rows_of(url), newer)
 
 
 def test_unknown_schemes_and_absent_packages_are_named(monkeypatch):
@@ -362,10 +368,11 @@ def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, any_url):
 
     life(tmp_path / "a", 2)
     assert not list((tmp_path / "a").rglob("*.h5"))
-    last = life(tmp_path / "a", 3)
-    life(tmp_path / "b", 4)
+    life(tmp_path / "a", 3)
+    last = life(tmp_path / "b", 4)  # another machine, whose folder is empty
+    assert {epoch for epoch, _ in last.trained} == {3}
     assert not list(tmp_path.glob("[ab]/**/*.h5"))
-    assert same(trained(tmp_path / "c", 3).tables["person"].rows, last.tables["person"].rows)
+    assert same(trained(tmp_path / "c", 4).tables["person"].rows, last.tables["person"].rows)
     assert open_checkpoint(any_url, verify=True).meta.progress["finished_epochs"] == 4
 
 

@@ -142,6 +142,7 @@ def test_mistakes(refusal, run, arguments, words):
 
 def test_calibrations_that_cannot_be(refusal, run):
     assert "--corruptions must be at least 1, got 0" in refusal("calibrate", run, "--corruptions=0")
-    line = refusal("calibrate", run, "--positive-rate=1")
-    assert line == "the share of true triples must be between 0 and 1, got 1.0"
+    for rate in ("0.0", "1.0", "nan"):
+        line = refusal("calibrate", run, f"--positive-rate={rate}")
+        assert line == f"the share of true triples must be between 0 and 1, got {rate}"
     assert not (run / RUN_CALIBRATION_FILE).exists()

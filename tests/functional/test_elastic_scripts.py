@@ -152,7 +152,7 @@ def test_without_it_epochs_warn(graph: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": {"epochs": -1}}, "elastic: every epochs is -1; expected a number of at least 0"),
+        ({"every": {"epochs": -1}}, "elastic: every epochs is -1; expected a finite number of at least 0"),
         ({"seed": -1}, "elastic: seed is -1; expected a whole number of at least 0, or None"),
         ({"embeddings": [1]}, "elastic: embeddings has a int; allowed: dgl.distributed.DistEmbedding"),
         ({"objects": {"a": 1}}, "elastic: objects: 'a' is a int without state_dict and load_state_dict"),

@@ -174,6 +174,7 @@ def test_text_is_read_as_the_tree():
         ("?x : (persona, knows, ?x)", "persona"),
         ("?x : (person1, know, ?x)", "knows"),
         ("?x : (person1, knows, ?x), (?x, lies_in, ?y)", "no way"),
+        ("?x : (?x, near, ?y)" + "".join(f", (?x{n}, near, ?y{n})" for n in range(30)), "several ways"),
         ("?x : (?x, knows, ?y), (?y, knows, ?z), (?z, knows, ?x)", "circle"),
         ("?x : (person1, knows, ?x), (person2, knows, ?y)", "not connected"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -135,6 +138,25 @@ def test_goes_on_after_an_interruption(run, tmp_path, monkeypatch):
     assert [one.name for one in tmp_path.glob("missing*")] == [path.name]
     with pytest.raises(InputError, match="exists"):
         run.complete_to(path, k=2)
+
+
+def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(completion_module, "MERGED_ROWS", 1)
+    random, runs = np.random.default_rng(0), []
+    for number in range(60):
+        links = np.zeros(5000 if number < 2 else 3, completion_module.LINK)
+        links["score"], links["head"] = random.integers(0, 9, len(links)), random.integers(0, 99, len(links))
+        runs.append(completion_module._sorted(links))
+        runs[-1].tofile(tmp_path / f"{number:02d}.links")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
+    try:
+        found = list(completion_module._merged(sorted(tmp_path.iterdir())))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    scores, every = np.concatenate(found)["score"], np.concatenate(runs)
+    assert len(found) > 3 and (np.diff(scores) <= 0).all()
+    assert np.array_equal(np.sort(np.concatenate(found)), np.sort(every))
 
 
 @pytest.mark.parametrize(

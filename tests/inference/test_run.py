@@ -8,14 +8,15 @@ from dglkge import open_run
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.inference.choices import Known
+from dglkge.inference.choices import SEEN, Known
 from dglkge.typing import RELATION
 
 
 def test_without_its_data_set_nothing_is_marked(folder, caplog):
     run = open_run(folder, dataset="/nowhere")
-    with pytest.raises(InputError, match="/nowhere is no dataset folder"):
-        run.predict_tails("person1", "knows")
+    for question in ({}, {"known": Known.KEEP, "candidates": SEEN}):
+        with pytest.raises(InputError, match="/nowhere is no dataset folder"):
+            run.predict_tails("person1", "knows", **question)
     assert run.predict_tails("person1", "knows", known=Known.KEEP)["known_from"].isna().all()
 
 

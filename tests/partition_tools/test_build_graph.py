@@ -74,6 +74,13 @@ def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed)
         assert owned.sum() == count and owned.max() - owned.min() <= 1
 
 
+def test_partition_of_a_hub_gets_no_other_large_nodes():
+    in_degrees = np.array([1000] + [10] * 50 + [0] * 51)
+    parts = random_parts(np.zeros(102, dtype=np.int64), in_degrees, 2, np.random.default_rng(0))
+    hub = parts[0]
+    assert (in_degrees[parts == hub] > 0).sum() == 1 and (parts == hub).sum() == 51
+
+
 def test_empty_parts_are_filled_with_the_least_loss():
     type_of = np.array([0, 0, 0, 0, 1, 1, 1])
     parts = np.array([0, 0, 0, 1, 1, 1, 1])

@@ -21,7 +21,7 @@ from dglkge.partition.rows import CollectedRows, distinct_below, pieces
 def test_sizes() -> None:
     texts = ["64MB", "1.5 GiB", "900000000", "2gb"]
     assert [parse_memory(text) for text in texts] == [64_000_000, 3 << 29, 900_000_000, 2 * 10**9]
-    for text in ("", "GB", "-1GB", "2XB", "two", "1e9"):
+    for text in ("", "GB", "-1GB", "2XB", "two", "1e9", "2,5GB", "2GB RAM"):
         with pytest.raises(InputError, match=r"--max-memory is .*, expected bytes with KB, .* e.g. 2GB"):
             parse_memory(text)
 

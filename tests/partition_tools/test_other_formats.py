@@ -159,6 +159,9 @@ def test_errors_of_pykeen(tmp_path):
     path.write_bytes(gzip.compress(b"id\tlabel\n0\tRome\n1\n"))
     with pytest.raises(InputError, match="entity_to_id.tsv.gz:3: got 1 columns, expected id and label"):
         read(folder / "training")
+    path.write_bytes(gzip.compress(b"\n"))
+    with pytest.raises(InputError, match="entity_to_id.tsv.gz:1: the header is .., expected id and label"):
+        read(folder / "training")
 
 
 def test_wrong_folder_for_a_format(tmp_path):
@@ -210,7 +213,7 @@ def test_graphml(tmp_path, name, pack):
 
 def test_graphml_attributes(tmp_path):
     path = tmp_path / "g.graphml"
-    path.write_text(GRAPHML)
+    path.write_text(GRAPHML.replace("Rome", "<y:a><b>Ro</b>m</y:a>e"))
     _, reading = read(path, name_attribute="name", types_from="kind")
     assert names(reading) == [("Ann & Co", "lives in", "Rome"), ("Rome", "home of", "Ann & Co")]
     types, type_of = reading.types

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG
 from partition_tools import partition
 from tests.partition_tools.conftest import run_script
 from tests.toy_kg import ring_triples, write_splits
@@ -33,7 +34,8 @@ def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
     assert first == "table: 60 entities, 4 relations"
     assert last == f"the dataset lies in {tmp_path / 'table'}"
     assert "METIS" not in done.stdout and "peak mem" not in done.stdout
-    assert "peak mem" in (tmp_path / "table" / "partitions" / "partition.log").read_text()
+    partitions = tmp_path / "table" / "partitions"
+    assert "peak mem" in (partitions / PARTITION_LOG).read_text() and not (partitions / GRAPH_JOB).exists()
     assert Dataset.open(tmp_path / "table").num_parts == 3
 
     words += ["--name", "ring", "--json", "--progress"]

@@ -184,6 +184,18 @@ def test_splits_of_the_user_stay(tmp_path, ring):
     assert not (tmp_path / "out").exists()
 
 
+def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
+    rng = np.random.default_rng(0)
+    tails = (400 * rng.random(6000) ** 3).astype(int)
+    frame = pd.DataFrame(
+        {"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000), "tail": tails}
+    )
+    for method in ("metis", "ldg", "random"):
+        options = Options(num_parts=2, method=method, overwrite=True)
+        figures = partition_dataframe(frame, tmp_path / "out", options=options)
+        assert figures["balance"]["edges"] < 1.15
+
+
 COUNTS = {
     "FB15k-237": (14541, 237, 272115, 17535, 20466, 36),
     "WN18RR": (40943, 11, 86835, 3034, 3134, 384),

@@ -178,3 +178,18 @@ def test_more_triples_are_refused(tmp_path, capsys):
     command = ["data", "extend", "--dataset", str(tmp_path / "out"), "--input", str(tmp_path / "more.tsv")]
     assert main([*command, "--name", "more", "-o", str(tmp_path / "more")]) == 2
     assert "has times, and dglkge data extend adds to data sets without" in capsys.readouterr().err
+
+
+def test_a_split_by_hash_keeps_a_fact_in_one_split(tmp_path):
+    """And the quality of the data is measured of relations at a time."""
+    frame = temporal_triples()
+    twice = pd.concat([frame, frame], ignore_index=True)
+    options = Options(split=(0.6, 0.2, 0.2))
+    figures = partition_dataframe(twice, tmp_path / "out", columns="head,relation,tail,time", options=options)
+    facts = [
+        timed_facts(tmp_path / "out", np.load(tmp_path / "out" / f"{split}.npy"))
+        for split in ("train", "valid", "test")
+    ]
+    assert sum(facts, Counter()) == as_facts(twice)
+    assert not (facts[0] & facts[1] or facts[0] & facts[2] or facts[1] & facts[2])
+    assert figures["duplicates"]["train"] == sum(facts[0].values()) // 2

@@ -141,13 +141,15 @@ def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> N
 def test_units_of_the_cadence() -> None:
     settings = _settings_of({"batches": 3, "minutes": 0.5})
     assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
+    assert _settings_of({"epochs": 2}).every_epochs == 2
 
 
 @pytest.mark.parametrize(
     ("every", "message"),
     [
-        ({"batches": 1.5}, "elastic: every batches is 1.5; expected a number of at least 0"),
+        ({"batches": 1.5}, "elastic: every batches is 1.5; expected a finite number of at least 0"),
         ({"minutes": -1}, "elastic: every minutes is -1; expected"),
+        ({"minutes": float("inf")}, "elastic: every minutes is inf; expected a finite number of at least 0"),
         ({"epochs": True}, "elastic: every epochs is True; expected"),
         ({"steps": 1}, "unknown unit in every 'steps'"),
     ],

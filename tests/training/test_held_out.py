@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -139,7 +140,14 @@ def by_loops(one, tables, triples, loss=softmax):
 
 
 def test_metrics_are_those_of_plain_loops(tables, triples):
-    one = evaluator(tables, triples)
+    one, ranking = evaluator(tables, triples), MagicMock()
+    one.job.ranking, gather = ranking, one.gather
+
+    def gather_final(name, ids):
+        assert ranking().__enter__.called and not ranking().__exit__.called
+        return gather(name, ids)
+
+    one.gather = gather_final
     found = one.evaluate(0, 0)
     assert found["count"] == 15
     expected = by_loops(one, tables, triples)

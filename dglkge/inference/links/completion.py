@@ -350,7 +350,9 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
     def flush(least: int) -> None:
         if sum(map(len, pending)) > least:
             number = len(list(partial.iterdir()))
-            _sorted(np.concatenate(pending)).tofile(partial / f"{number:04d}.links")
+            # On the disk before the folder has its name: after a power failure none may be cut off.
+            with replacing(partial / f"{number:04d}.links") as file:
+                _sorted(np.concatenate(pending)).tofile(file)
             pending.clear()
 
     for task in tasks:
@@ -370,14 +372,21 @@ def _sorted(links: np.ndarray) -> np.ndarray:
 
 def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
     """Yield the links of sorted files in one descending order of scores, in blocks."""
-    left: list[np.ndarray] = [np.memmap(path, LINK, "r") for path in paths]
-    chunk = max(1024, MERGED_ROWS // max(1, len(left)))
+    # Read piece by piece and not mapped: a mapped file stays open, and there may be thousands.
+    chunk = max(1024, MERGED_ROWS // max(1, len(paths)))
+    num_rows = {path: path.stat().st_size // LINK.itemsize for path in paths}
+    places, left = dict.fromkeys(paths, 0), dict.fromkeys(paths, np.empty(0, LINK))
     while left:
-        # What a file still has is not above the last row that is looked at.
-        least = max((rows["score"][chunk - 1] for rows in left if len(rows) > chunk), default=-np.inf)
-        ends = [int(np.searchsorted(-rows["score"][:chunk], -least, side="right")) for rows in left]
-        yield _sorted(np.concatenate([rows[:end] for rows, end in zip(left, ends)]))
-        left = [rows[end:] for rows, end in zip(left, ends) if end < len(rows)]
+        for path in [path for path, rows in left.items() if not len(rows)]:
+            left[path] = np.fromfile(path, LINK, chunk, offset=places[path] * LINK.itemsize)
+            places[path] += len(left[path])
+        # What a file still has is not above its last row in memory.
+        unread = {path for path in left if places[path] < num_rows[path]}
+        least = max((left[path]["score"][-1] for path in unread), default=-np.inf)
+        ends = {path: np.searchsorted(-rows["score"], -least, side="right") for path, rows in left.items()}
+        yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in left.items()]))
+        left = {path: rows[ends[path] :] for path, rows in left.items()}
+        left = {path: rows for path, rows in left.items() if len(rows) or path in unread}
 
 
 def _curve(hits: np.ndarray, num_links: int, num_held_out: int) -> list[dict[str, float]]:

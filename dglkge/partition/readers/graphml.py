@@ -25,6 +25,7 @@ TYPE_RELATION = "\0type"
 
 _BLOCK_BYTES = 1 << 18
 _NEEDED = {"key": ("id",), "data": ("key",), "node": ("id",), "edge": ("source", "target")}
+_TEXTS = ("data", "default")
 
 
 def read_graphml(
@@ -124,17 +125,20 @@ class _Parser:
         for needed in _NEEDED.get(tag, ()):
             if not attributes.get(needed):
                 raise self._error(f"the <{tag}> has no {needed!r}")
-        self._open.append(Element(tag, attributes))
+        # Elements inside data are part of its text.
+        is_text = bool(self._open) and self._open[-1].tag in _TEXTS
+        self._open.append(self._open[-1] if is_text else Element(tag, attributes))
 
     def _characters(self, text: str) -> None:
         element = self._open[-1]
-        if element.tag in ("data", "default"):
+        if element.tag in _TEXTS:
             element.text = (element.text or "") + text
 
     def _end(self, name: str) -> None:
         element = self._open.pop()
-        if element.tag in ("data", "default"):
-            self._open[-1].append(element)
+        if element.tag in _TEXTS:
+            if self._open[-1] is not element:
+                self._open[-1].append(element)
         elif element.tag == "key":
             id_, default = element.attrib["id"], element.find("default")
             value = None if default is None else (default.text or "").strip()

@@ -274,7 +274,7 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
 def _pykeen_names(path: Path, noun: str) -> list[str]:
     # Its writer quotes fields, unlike the text of other files with tabs.
     rows = read_pairs(path, ("id", "label"), text=TextFormat("\t", quoted=True))
-    _, *header = next(rows)
+    _, *header = next(rows, (1,))
     if header != ["id", "label"]:
         raise InputError(f"{path}:1: the header is {header}, expected id and label")
     return id_map(rows, path, noun)

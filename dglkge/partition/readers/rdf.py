@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
-from dglkge.errors import InputError, StorageError, import_extra, os_errors
+from dglkge.errors import InputError, StorageError, import_extra
 from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions
 from dglkge.partition.readers.sniff import format_by_content
@@ -297,9 +297,11 @@ class _RdfReader:
         if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
             return
         self._counts["numbers"] += 1
-        with os_errors(StorageError, "cannot write numeric literals"):
+        try:
             # IRIs and labels of blank nodes have no tabs and line ends.
             numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
+        except OSError as error:
+            raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
 
     def _tag(self, path: Path) -> str:
         """Return a word for a file that no other file of the input has."""

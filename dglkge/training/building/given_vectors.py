@@ -72,7 +72,7 @@ class Change:
 
 
 class Matches:
-    """Entities of one shard of one type, and the vectors that have their names, as :meth:`VectorFile.key`."""
+    """Entities of one shard by their names, changed by :meth:`VectorFile.key`, and the vectors of those."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._place: dict[str, int] = {}
