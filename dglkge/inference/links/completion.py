@@ -312,9 +312,11 @@ def _search(
     before, units = torch.get_num_threads(), completion.units()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if plan.exists() and json.loads(plan.read_text()) != identity:
+        if not plan.exists():
+            with replacing(plan) as file:
+                file.write(json.dumps(identity).encode())
+        elif json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
-        plan.write_text(json.dumps(identity))
         todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
         for done in [path for path in todo if path.is_dir()]:
             progress(_num_queries(todo.pop(done)))

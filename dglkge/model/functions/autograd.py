@@ -7,8 +7,8 @@ functions here give a gradient of 0 where float32 cannot tell two rows apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -242,6 +242,10 @@ def words(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+Block: TypeAlias = tuple[slice | Tensor, slice]
+"""Places of queries and of candidates."""
+
+
 def _blocks(query: Tensor, candidates: Tensor, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
     """Yield slices of the queries and of the candidates that cover all pairs, of ``limit`` numbers each."""
     if limit is None:
@@ -348,16 +352,19 @@ class CubedModuli(torch.autograd.Function):
 class ByBlocks(torch.autograd.Function):
     """A function of every pair of rows, called for each block, and once more with autograd for its gradients.
 
-    It takes queries (b, Q) and candidates (n, D) and returns (b, n). Nothing is kept but the rows.
+    It takes queries (b, Q) and candidates (n, D) and returns (b, n). ``blocks`` are the places of both, and
+    hold each pair once. Nothing is kept but the rows.
     """
 
     @staticmethod
-    def forward(ctx: Any, distances: Callable[..., Tensor], query: Tensor, candidates: Tensor) -> Tensor:
-        ctx.distances = distances
+    def forward(
+        ctx: Any, function: Callable[..., Tensor], blocks: Sequence[Block], query: Tensor, candidates: Tensor
+    ) -> Tensor:
+        ctx.function, ctx.blocks = function, blocks
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
-        for rows, columns in _blocks(query, candidates, CALLED_BLOCK_NUMBERS):
-            scores[rows, columns] = distances(query[rows], candidates[columns])
+        for rows, columns in blocks:
+            scores[rows, columns] = function(query[rows], candidates[columns])
         return scores
 
     @staticmethod
@@ -365,55 +372,27 @@ class ByBlocks(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, candidates = ctx.saved_tensors
         query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
-        for rows, columns in _blocks(query, candidates, CALLED_BLOCK_NUMBERS):
+        for rows, columns in ctx.blocks:
             with torch.enable_grad():
                 pair = [query[rows].detach().requires_grad_(), candidates[columns].detach().requires_grad_()]
-                scores = ctx.distances(*pair)
+                scores = ctx.function(*pair)
             parts = torch.autograd.grad(scores, pair, grad[rows, columns])
             query_gradients[rows] += parts[0]
             candidate_gradients[columns] += parts[1]
-        return None, query_gradients, candidate_gradients
+        return None, None, query_gradients, candidate_gradients
 
 
-class ProductsAtTimes(torch.autograd.Function):
-    """Products of queries, whose last number is a time, with candidates at that time.
-
-    ``at_time`` takes candidates (N, D) and a time (1,), and is called once for each time of the queries and
-    once more with autograd for its gradients: nothing is kept but the rows.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, at_time: Callable[..., Tensor], query: Tensor, candidates: Tensor) -> Tensor:
-        """Return (B, N)."""
-        ctx.at_time = at_time
-        ctx.save_for_backward(query, candidates)
-        scores = query.new_empty(len(query), len(candidates))
-        for time, places in _times(query):
-            scores[places] = product(query[places, :-1], at_time(candidates, time))
-        return scores
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        query, candidates = ctx.saved_tensors
-        query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
-        for time, places in _times(query):
-            with torch.enable_grad():
-                leaf = candidates.detach().requires_grad_()
-                moved = ctx.at_time(leaf, time)
-            query_gradients[places, :-1] = grad[places] @ moved.detach()
-            (part,) = torch.autograd.grad(moved, leaf, grad[places].T @ query[places, :-1])
-            candidate_gradients += part
-        return None, query_gradients, candidate_gradients
+def small_blocks(query: Tensor, candidates: Tensor) -> list[Block]:
+    """Return blocks of which a function of pairs has few numbers at a time."""
+    return list(_blocks(query, candidates, CALLED_BLOCK_NUMBERS))
 
 
-def _times(query: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each time (1,) of queries, and the places of its queries."""
-    times, places = query[:, -1].unique(return_inverse=True)
+def blocks_of_equal(keys: Tensor) -> list[Block]:
+    """Return a block with all candidates for the queries of each key (B,)."""
+    keys, places = keys.unique(return_inverse=True)
     order = places.argsort(stable=True)
-    ends = torch.bincount(places, minlength=len(times)).cumsum(0).tolist()
-    for number, run in enumerate(_runs(ends)):
-        yield times[number : number + 1], order[run]
+    ends = torch.bincount(places, minlength=len(keys)).cumsum(0).tolist()
+    return [(order[run], slice(None)) for run in _runs(ends)]
 
 
 class ScaledManhattan(torch.autograd.Function):

@@ -77,7 +77,9 @@ class ProjectedDistance(Comparator):
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair, in blocks: one matmul projects candidates by the matrices of several queries."""
-        return -autograd_functions.ByBlocks.apply(self._distances, query, candidates)
+        return -autograd_functions.ByBlocks.apply(
+            self._distances, autograd_functions.small_blocks(query, candidates), query, candidates
+        )
 
     def _distances(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Return the distances (b, n) of a block."""

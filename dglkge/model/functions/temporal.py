@@ -45,11 +45,20 @@ class RowSettings(TimeSettings):
     smoothness_power: float = setting(3.0, "power of the complex moduli of these differences", ge=1, le=5)
 
 
-class TemporalScore(Dot, ScoreFunction):
+class TimedScore(ScoreFunction):
+    """A score function with times: base class."""
+
+    has_times = True
+
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
+        drawn[..., -1] = 0  # the number of no time
+        return drawn
+
+
+class TemporalScore(Dot, TimedScore):
     """Re sum_k h_k q_k conj(t_k), with q made of a relation's row and a time's: base class."""
 
     complex_valued = True
-    has_times = True
 
     Settings = RowSettings
 
@@ -67,10 +76,6 @@ class TemporalScore(Dot, ScoreFunction):
         times: Any = self.module
         penalty: Tensor = weight * times.roughness()
         return penalty
-
-    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        drawn[..., -1] = 0
-        return drawn
 
     def composed(self, relation: Tensor) -> Tensor:
         """Return q: (..., Dr) -> (..., D)."""
@@ -137,7 +142,7 @@ class DiachronicSettings(TimeSettings):
 
 
 @SCORE_FUNCTIONS.register("de_simple")
-class DESimplE(ScoreFunction):
+class DESimplE(TimedScore):
     """DE-SimplE: SimplE of entities at a time (Goel et al. 2020, eq. 1; Kazemi and Poole 2018).
 
     Half of an entity's row is the entity as head, half as tail; each half is [s, a, w, b], and at time u the
@@ -146,7 +151,6 @@ class DESimplE(ScoreFunction):
     """
 
     help = "SimplE with numbers of entities that swing with the time (Goel et al. 2020)"
-    has_times = True
     memory_passes = 8
     Settings = DiachronicSettings
 
@@ -165,10 +169,6 @@ class DESimplE(ScoreFunction):
 
     def query_dim(self, dim: int) -> int:
         return self.relation_dim(dim)
-
-    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        drawn[..., -1] = 0
-        return drawn
 
     def penalized(self, relation: Tensor) -> Tensor:
         return relation[..., :-1]
@@ -195,7 +195,12 @@ class DESimplE(ScoreFunction):
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair, one matrix product for each time of the queries."""
-        return autograd_functions.ProductsAtTimes.apply(self.at_time, query, candidates)
+        blocks = autograd_functions.blocks_of_equal(query[:, -1])
+        return autograd_functions.ByBlocks.apply(self._at_one_time, blocks, query, candidates)
+
+    def _at_one_time(self, query: Tensor, candidates: Tensor) -> Tensor:
+        moved = self.at_time(candidates, query[0, -1:].detach())
+        return autograd_functions.product(query[:, :-1], moved)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
