@@ -117,9 +117,10 @@ def extend(args: argparse.Namespace) -> dict[str, Any]:
 
 def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
     added = figures["added"]
+    times = f", {added['times']:,} new times" if added["times"] else ""
     print_text(
         f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
-        f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
+        f"entities, {added['relations']:,} new relations{times}\nthe data set lies in {args.output}"
     )
 
 

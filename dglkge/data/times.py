@@ -55,11 +55,11 @@ def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tupl
         if (np.diff(keys[order]) == 0).any():
             raise InputError("two texts of the time column are one integer; allowed: one text for each time")
         return [stamps[place] for place in order], np.argsort(order).astype(np.int32)
+    length = GRANULARITIES[granularity] if granularity else None
     for stamp in stamps:
-        if not _is_date(stamp) or len(stamp) != len(stamps[0]):
+        if not _is_date(stamp) or len(stamp[:length]) != len(stamps[0][:length]):
             raise _no_time(stamp, stamps[0])
     # Of one form: the order of the texts is that of the times.
-    length = GRANULARITIES[granularity] if granularity else None
     if length is not None and stamps and len(stamps[0]) < length:
         raise InputError(f"the time {stamps[0]!r} has no {granularity}; allowed: a coarser granularity")
     cut = [stamp[:length] for stamp in stamps]
@@ -95,6 +95,19 @@ def time_spans(
     if len(wrong):
         raise InputError(f"the interval {stamps[wrong[0]]!r} ends before it begins")
     return times, spans[:, 0], spans[:, 1]
+
+
+def granularity_of(times: Sequence[str], stamps: Sequence[str]) -> str | None:
+    """Return the granularity that cuts stamps to the form of times; None where there is none, or of integers.
+
+    Examples
+    --------
+    >>> granularity_of(["2014-05", "2014-06"], ["2014-05", "2014-06", "2014-07-31"])
+    'month'
+    """
+    if all(_INTEGER.fullmatch(point) for stamp in stamps for point in stamp.split("/")):
+        return None
+    return {length: name for name, length in GRANULARITIES.items()}.get(len(times[0]))
 
 
 def _is_date(stamp: str) -> bool:

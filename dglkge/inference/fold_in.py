@@ -13,8 +13,8 @@ entities, and the training more triples, than are taken, fixed samples stand for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import (
     CandidateLoss,
     Term,
-    best_row,
+    best_rows,
+    inverse_curvature,
     run_loss,
     run_regularizer,
 )
@@ -113,6 +114,23 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
     return pd.DataFrame(found, columns=list(ROLES))
 
 
+class _Given:
+    """Triples (n, 3) of a new entity, at most so many of them; of more, some that are evenly spaced."""
+
+    def __init__(self, id_: int, triples: np.ndarray, most: int) -> None:
+        count = min(len(triples), most)
+        self.id, self.share = id_, len(triples) / count
+        self.triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
+
+
+class _Owned(NamedTuple):
+    """Of each of B triples the number (B,) and the id (B,) of its new entity; by number E shares (E,)."""
+
+    owners: Tensor
+    ids: Tensor
+    shares: Tensor
+
+
 class FoldIn:
     """Finds the rows of new entities of a run."""
 
@@ -126,12 +144,18 @@ class FoldIn:
         self._max_norm = float(value_at(checkpoint.config, ("model", "max_norm"), 0.0))
         fields = {side: ("negatives", f"num_for_{side.value}s") for side in Side}
         self._sides = [side for side, field in fields.items() if value_at(checkpoint.config, field, -1)]
+        types = list(self._counts)
+        self._types = {
+            side: np.array([types.index(one.candidate_type(side)) for one in self._relations])
+            for side in Side
+        }
+        """Number of the type of the head and of the tail of each relation."""
         self._new: Mapping[str, Tensor] = {}
         self._losses: dict[str, CandidateLoss] = {}
+        self._others: dict[str, tuple[list[Term], Tensor]] = {}
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
-        self._others: dict[str, list[Term]] = {}
 
     def with_entities(self, frame: pd.DataFrame) -> tuple[Checkpoint, np.ndarray]:
         """Return the checkpoint with the new entities of triples, and the triples by id, (n, 3) int64.
@@ -155,11 +179,11 @@ class FoldIn:
             raise InputError(f"no triple joins the new entity {name!r} to one that has a row")
         return extended(), triples
 
-    def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> list[Entity]:
+    def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> set[Entity]:
         """Fill the rows of new entities; return those that no chain of triples joins to known ones.
 
-        A triple of two new ones counts as soon as the other one has a row. Then their rows are found once
-        more.
+        First come those with triples of known ones, then what these are joined to, and so on. Then the rows
+        of all that are joined to new ones are found once more.
         """
         self._new = new
         ends = [self._ends(triple) for triple in triples]
@@ -169,14 +193,20 @@ class FoldIn:
                 if self._is_new(entity):
                     triples_of.setdefault(entity, []).append(place)
         missing = set(triples_of)
+        while missing:
+            usable = {
+                entity: [place for place in triples_of[entity] if not missing & ({*ends[place]} - {entity})]
+                for entity in triples_of
+                if entity in missing
+            }
+            usable = {entity: places for entity, places in usable.items() if places}
+            if not usable:
+                return missing
+            self._find(usable, triples)
+            missing -= usable.keys()
         joined = {one for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for one in pair}
-        for entities in (list(triples_of), [one for one in triples_of if one in joined]):
-            for entity in entities:
-                usable = [place for place in triples_of[entity] if not missing & ({*ends[place]} - {entity})]
-                if usable:
-                    new[entity[0]][entity[1] - self._counts[entity[0]]] = self._row(entity, triples[usable])
-                    missing.discard(entity)
-        return [entity for entity in triples_of if entity in missing]
+        self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
+        return missing
 
     def _ends(self, triple: np.ndarray) -> tuple[Entity, Entity]:
         relation = self._relations[triple[1]]
@@ -185,80 +215,125 @@ class FoldIn:
     def _is_new(self, entity: Entity) -> bool:
         return entity[1] >= self._counts[entity[0]]
 
-    def _row(self, entity: Entity, triples: np.ndarray) -> Tensor:
-        """Return the best row (D,) of an entity for its triples."""
-        own, scores = self._own_terms(entity, triples)
-        candidates = self._candidates(entity[0]).rows
-        start = candidates[torch.stack(scores).sum(0).argmax()] if scores else candidates.mean(0)
-        row = best_row(start, [*own, *self._other_terms(entity[0])])
+    def _find(self, places_of: Mapping[Entity, Sequence[int]], triples: np.ndarray) -> None:
+        """Write the best rows of entities for some of the triples, in blocks of one type."""
+        for table, rows in self._new.items():
+            num_candidates, block, total = len(self._candidates(table).ids), list[_Given](), 0
+            for (of, id_), places in places_of.items():
+                if of != table:
+                    continue
+                given = _Given(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
+                cost = 2 * (len(given.triples) * num_candidates + len(self._train))
+                if block and total + cost > MAX_SCORES:
+                    self._find_block(table, block, rows)
+                    block, total = [], 0
+                block.append(given)
+                total += cost
+            if block:
+                self._find_block(table, block, rows)
+
+    def _find_block(self, table: str, block: Sequence[_Given], rows: Tensor) -> None:
+        ids = torch.tensor([given.id for given in block])
+        own, start = self._own_terms(table, block)
+        others, metric = self._other_terms(table)
+        found = best_rows(start, [*own, *others], metric)
         if self._max_norm:
-            limit_norms(row.unsqueeze(0).numpy(), self._max_norm)
-        return row
+            limit_norms(found.numpy(), self._max_norm)
+        rows[ids - self._counts[table]] = found
 
-    def _own_terms(self, entity: Entity, triples: np.ndarray) -> tuple[list[Term], list[Tensor]]:
-        """Return terms of an entity's triples, and scores of the candidates where it is an answer."""
-        ends = [self._ends(triple) for triple in triples]
-        terms, scores = [], []
+    def _own_terms(self, table: str, block: Sequence[_Given]) -> tuple[list[Term], Tensor]:
+        """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
+        triples = np.concatenate([given.triples for given in block])
+        owners = np.repeat(np.arange(len(block)), [len(given.triples) for given in block])
+        own_ids = np.array([given.id for given in block])[owners]
+        shares = torch.tensor([given.share for given in block], dtype=torch.float64)
+        candidates, number = self._candidates(table).rows, list(self._counts).index(table)
+        scores, terms = torch.zeros(len(block), len(candidates)), []
         for side in self._sides:
-            # By whether it is given, and by the type of the other entity.
-            groups: dict[tuple[bool, str], list[int]] = {}
-            for place, pair in enumerate(ends):
-                given, answer = pair if side is Side.TAIL else pair[::-1]
-                is_given = given == entity
-                groups.setdefault((is_given, (answer if is_given else given)[0]), []).append(place)
-            for (is_given, other), places in groups.items():
-                term, of_candidates = self._own_term(entity, side, is_given, other, triples[places])
-                terms.append(term)
-                scores += [] if of_candidates is None else [of_candidates]
-        return terms, scores
+            types = self._types[side.other][triples[:, 1]], self._types[side][triples[:, 1]]
+            is_given = (types[0] == number) & (triples[:, side.anchor_column] == own_ids)
+            other_types = np.where(is_given, types[1], types[0])
+            for kind in np.unique(2 * other_types + is_given).tolist():
+                mine = np.flatnonzero(2 * other_types + is_given == kind)
+                owned = _Owned(torch.from_numpy(owners[mine]), torch.from_numpy(own_ids[mine]), shares)
+                asked = table, side, list(self._counts)[kind // 2], triples[mine]
+                if kind % 2:
+                    terms.append(self._given_term(owned, *asked))
+                else:
+                    term, of_candidates = self._answer_term(owned, *asked)
+                    terms.append(term)
+                    scores.index_add_(0, owned.owners, of_candidates)
+        start = candidates[scores.argmax(1)]
+        start[~scores.any(1)] = candidates.mean(0)
+        return terms, start
 
-    def _own_term(
-        self, entity: Entity, side: Side, is_given: bool, other: str, triples: np.ndarray
-    ) -> tuple[Term, Tensor | None]:
-        """Return the term of triples for one side, in all of which the entity has the same part."""
-        model, loss = self._model, self._candidates(other if is_given else entity[0])
-        count = min(len(triples), max(1, MAX_SCORES // len(loss.ids)))
-        share = len(triples) / count
-        triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
-        other_ids = torch.from_numpy(triples[:, side.column if is_given else side.anchor_column])
+    def _given_term(self, owned: _Owned, table: str, side: Side, other: str, triples: np.ndarray) -> Term:
+        """Return the term of triples for one side, in which the entities are those given."""
+        model, loss = self._model, self._candidates(other)
+        answer_ids = torch.from_numpy(triples[:, side.column])
+        answers = self._gather(other, answer_ids)
+        is_own = ((answer_ids == owned.ids) & (other == table)).unsqueeze(1)
+        ignored = answer_ids.unsqueeze(1) == loss.ids
         relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
         relations = self._checkpoint.gather(RELATION, relation_ids).double()
-        fixed_rows = self._gather(other, other_ids)
-        is_own = ((other_ids == entity[1]) & (other == entity[0])).unsqueeze(1)
-        weights = share * self._weights[relation_ids][places]
-        ignored = torch.from_numpy(triples[:, [side.column]]) == loss.ids
-        fixed = None
-        if not is_given:  # the row has no part in the queries
-            fixed = model.compare(model.query(fixed_rows, relations, side, places=places).float(), loss.rows)
+        weights = owned.shares[owned.owners] * self._weights[relation_ids][places]
+        # Triples of one entity and relation ask the same.
+        pairs, asked = (owned.owners * len(relations) + places).unique(return_inverse=True)
+        first = torch.empty_like(pairs).scatter_(0, asked, torch.arange(len(asked)))
 
-        def term(row: Tensor) -> Tensor:
-            others, own = torch.where(is_own, row, fixed_rows), row.expand_as(fixed_rows)
-            given, answers = (own, others) if is_given else (others, own)
-            query = model.query(given, relations, side, places=places)
-            negative = fixed
-            if negative is None:
-                # Triples of one relation ask the same.
-                distinct = model.query(row.expand(len(relations), -1), relations, side)
-                negative = model.compare(distinct.float(), loss.rows)[places]
-            losses = loss(model.compare_pairs(query, answers).float(), negative, ignored)
-            if self._regularizer is not None:
-                losses = losses + self._regularizer.penalties(
-                    model, given, relations, answers, side, query, places
-                )
-            return (losses * weights).sum()
+        def term(rows: Tensor) -> Tensor:
+            own = rows[owned.owners]
+            query = model.query(own, relations, side, places=places)
+            answering = torch.where(is_own, own, answers)
+            negative = model.compare(query[first].float(), loss.rows)[asked]
+            losses = loss(model.compare_pairs(query, answering).float(), negative, ignored)
+            losses = losses + self._penalties(own, relations, answering, side, query, places)
+            return rows.new_zeros(len(rows)).index_add(0, owned.owners, losses * weights)
 
-        return term, None if fixed is None else weights.float() @ fixed
+        return term
 
-    def _other_terms(self, table: str) -> list[Term]:
-        """Return terms of queries of the training whose answers are of a type."""
+    def _answer_term(
+        self, owned: _Owned, table: str, side: Side, other: str, triples: np.ndarray
+    ) -> tuple[Term, Tensor]:
+        """Return the term of triples in which the entities answer, and weighted scores of candidates."""
+        model, loss = self._model, self._candidates(table)
+        given = self._gather(other, torch.from_numpy(triples[:, side.anchor_column]))
+        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
+        relations = self._checkpoint.gather(RELATION, relation_ids).double()
+        weights = owned.shares[owned.owners] * self._weights[relation_ids][places]
+        query = model.query(given, relations, side, places=places)
+        scores = model.compare(query.float(), loss.rows)
+        against = loss.against(scores, owned.ids.unsqueeze(1) == loss.ids)
+
+        def term(rows: Tensor) -> Tensor:
+            own = rows[owned.owners]
+            losses = against(model.compare_pairs(query, own).float())
+            losses = losses + self._penalties(given, relations, own, side, query, places)
+            return rows.new_zeros(len(rows)).index_add(0, owned.owners, losses * weights)
+
+        return term, scores * weights.float().unsqueeze(1)
+
+    def _penalties(
+        self, given: Tensor, relations: Tensor, answers: Tensor, side: Side, query: Tensor, places: Tensor
+    ) -> Tensor | float:
+        """Return the penalty of each query with its answer."""
+        if self._regularizer is None:
+            return 0.0
+        return self._regularizer.penalties(self._model, given, relations, answers, side, query, places)
+
+    def _other_terms(self, table: str) -> tuple[list[Term], Tensor]:
+        """Return terms of training queries whose answers are of a type, and their inverse curvature."""
         if table not in self._others:
-            self._others[table] = []
+            terms = []
             for side in self._sides:
                 types = [(one.candidate_type(side), one.anchor_type(side)) for one in self._relations]
                 for given in self._counts:
                     fits = np.array([one == (table, given) for one in types])[self._train[:, 1]]
                     if fits.any():
-                        self._others[table].append(self._training(table, side, given, self._train[fits]))
+                        terms.append(self._training(table, side, given, self._train[fits]))
+            candidates = self._candidates(table).rows
+            points = candidates[torch.arange(candidates.shape[1]) % len(candidates)]
+            self._others[table] = terms, inverse_curvature(points, terms)
         return self._others[table]
 
     def _training(self, table: str, side: Side, given: str, triples: np.ndarray) -> Term:
@@ -272,11 +347,10 @@ class FoldIn:
         positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
         negative = model.compare(query.float(), loss.rows)
         references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-        query, weights = query.float(), self._share * self._weights[relation_ids][places]
+        query, weights = query.float(), (self._share * self._weights[relation_ids][places]).float()
 
-        def term(row: Tensor) -> Tensor:
-            scores = model.compare(query, row.float().unsqueeze(0)).squeeze(1)
-            return (loss.of_negative(references, scores) * weights).sum()
+        def term(rows: Tensor) -> Tensor:
+            return weights @ loss.of_negative(references, model.compare(query, rows.float()))
 
         return term
 

@@ -11,6 +11,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.inference.fold_in import _Given
 from dglkge.inference.fold_in_loss import run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
@@ -113,8 +114,10 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
     fold_in = run._fold_in
-    terms = [*fold_in._own_terms(("entity", 60), triples)[0], *fold_in._other_terms("entity")]
-    losses = [sum(term(one.double()) for term in terms) for one in [row, *run.tables["entity"][:]]]
+    terms = [*fold_in._own_terms("entity", [_Given(60, triples, 9)])[0], *fold_in._other_terms("entity")[0]]
+    losses = [
+        float(sum(term(one[None].double()) for term in terms)) for one in [row, *run.tables["entity"][:]]
+    ]
     assert losses[0] < np.median(losses[1:])
 
 

@@ -114,7 +114,7 @@ class QuatE(Dot, ScoreFunction):
     def relation_query_dim(self, dim: int) -> int:
         return dim
 
-    def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return conj(h) t: <h w, t> = <w, conj(h) t>."""
         return _hamilton_product(_conjugate(given), answer)
 

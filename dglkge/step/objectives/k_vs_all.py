@@ -48,7 +48,7 @@ class AnsweredQueries(ModelQueries):
         for pairs in plan.pairs:
             share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)
             heads, tails = rows.leaf(pairs.heads), rows.leaf(pairs.tails)
-            pieces += relation_pieces(model, pairs.pair_ids, heads, tails, share)
+            pieces += relation_pieces(model, pairs.pair_ids, pairs.times, heads, tails, share)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 

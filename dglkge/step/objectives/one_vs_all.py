@@ -57,7 +57,7 @@ class AutogradQueries(ModelQueries):
                     total = total + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
-                pieces += relation_pieces(model, group.relation_ids, heads, tails, weighted)
+                pieces += relation_pieces(model, *2 * (group.relation_ids,), heads, tails, weighted)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 
