@@ -319,8 +319,13 @@ def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
     if output.exists() and not args.overwrite:
         raise InputError(f"{output} exists; --overwrite replaces it")
     texts = text_vectors.read_texts(Path(args.texts))
-    vectors = text_vectors.text_vectors(texts, args.dimension, args.encoder)
-    text_vectors.write_vectors(output, list(texts), vectors)
+    if args.like:
+        vectors = text_vectors.open_encoder(Path(args.like))(texts.values())
+        text_vectors.write_vectors(output, texts, vectors, encoder=None)
+    else:
+        made_by = args.dimension, args.encoder
+        vectors = text_vectors.text_vectors(texts, *made_by)
+        text_vectors.write_vectors(output, texts, vectors, *made_by)
     return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
 
 
@@ -336,12 +341,14 @@ by a singular value decomposition, or a sentence encoder. Training takes them as
     examples="""examples:
   dglkge data vectors descriptions.tsv -o vectors.parquet      NAME<tab>TEXT lines
   dglkge data vectors labels.csv -o vectors.parquet --encoder all-MiniLM-L6-v2
-  dglkge train my.yaml 'features.files=[vectors.parquet]'""",
+  dglkge train my.yaml 'features.files=[vectors.parquet]'
+  dglkge data vectors new.tsv --like vectors.parquet -o new.parquet    for dglkge predict --features""",
     options=[
         option("texts TEXTS", "table of names and texts: .tsv, .csv with a header, or .parquet"),
         option("-o --output FILE", "Parquet file to write", required=True),
         option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
         option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
+        option("--like FILE", "encode as this file of vectors, which the command has written"),
         OVERWRITE,
     ],
     run=text_vectors_of,

@@ -15,6 +15,7 @@ from dglkge.cli.common import (
     MODEL,
     RULES,
     SEEN,
+    TEXT,
     Command,
     file_format,
     flag,
@@ -242,6 +243,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
+        TEXT,
         RULES,
     ],
     run=predict,
@@ -253,13 +255,16 @@ SIMILAR = Command(
     "row.",
     examples="""examples:
   dglkge similar runs/demo Alice
-  dglkge similar runs/demo Mercury --type planet -k 3 --json""",
+  dglkge similar runs/demo Mercury --type planet -k 3 --json
+  dglkge similar runs/demo Carol --text 'Carol=wrote the compiler'""",
     options=[
         *MODEL,
         option("name ENTITY", "the entity", nargs="?"),
         option("--entity ENTITY", argparse.SUPPRESS),
         option("--type TYPE", "its type, if entities of several types share the name"),
         K,
+        FEATURES,
+        TEXT,
     ],
     run=similar,
     show=_print_similar,

@@ -30,8 +30,7 @@ from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import (
     CandidateLoss,
     Term,
-    best_rows,
-    inverse_curvature,
+    better_rows,
     run_loss,
     run_regularizer,
 )
@@ -49,13 +48,16 @@ else:
     # Imported at first use: pandas takes half a second.
     pd, named_triples = deferred("pandas"), deferred("dglkge.data.named_triples")
 
+MAX_ROUNDS = 5
+"""Times that the search of a row goes on."""
+
 Entity = tuple[str, int]
 """Type and id."""
 
-NUM_CANDIDATES = 1 << 12
+NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
 
-NUM_TRIPLES = 1 << 12
+NUM_TRIPLES = 1 << 10
 """Training triples in whose queries a new entity is a negative, where there are more."""
 
 MAX_SCORES = 1 << 23
@@ -152,7 +154,7 @@ class FoldIn:
         """Number of the type of the head and of the tail of each relation."""
         self._new: Mapping[str, Tensor] = {}
         self._losses: dict[str, CandidateLoss] = {}
-        self._others: dict[str, tuple[list[Term], Tensor]] = {}
+        self._others: dict[str, list[Term]] = {}
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
@@ -233,13 +235,19 @@ class FoldIn:
                 self._find_block(table, block, rows)
 
     def _find_block(self, table: str, block: Sequence[_Given], rows: Tensor) -> None:
-        ids = torch.tensor([given.id for given in block])
-        own, start = self._own_terms(table, block)
-        others, metric = self._other_terms(table)
-        found = best_rows(start, [*own, *others], metric)
+        places = torch.tensor([given.id for given in block]) - self._counts[table]
+        own, found = self._own_terms(table, block)
+        for _ in range(MAX_ROUNDS):
+            found, is_open = better_rows(found, [*own, *self._other_terms(table)])
+            rows[places] = found.float()
+            if not is_open.any():
+                break
+            # Few take much longer than the rest: they go on by themselves.
+            left = is_open.nonzero()[:, 0]
+            block, places, found = [block[place] for place in left.tolist()], places[left], found[left]
+            own, _ = self._own_terms(table, block)
         if self._max_norm:
-            limit_norms(found.numpy(), self._max_norm)
-        rows[ids - self._counts[table]] = found
+            limit_norms(rows.numpy(), self._max_norm)
 
     def _own_terms(self, table: str, block: Sequence[_Given]) -> tuple[list[Term], Tensor]:
         """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
@@ -321,19 +329,16 @@ class FoldIn:
             return 0.0
         return self._regularizer.penalties(self._model, given, relations, answers, side, query, places)
 
-    def _other_terms(self, table: str) -> tuple[list[Term], Tensor]:
-        """Return terms of training queries whose answers are of a type, and their inverse curvature."""
+    def _other_terms(self, table: str) -> list[Term]:
+        """Return terms of training queries whose answers are of a type."""
         if table not in self._others:
-            terms = []
+            self._others[table] = []
             for side in self._sides:
                 types = [(one.candidate_type(side), one.anchor_type(side)) for one in self._relations]
                 for given in self._counts:
                     fits = np.array([one == (table, given) for one in types])[self._train[:, 1]]
                     if fits.any():
-                        terms.append(self._training(table, side, given, self._train[fits]))
-            candidates = self._candidates(table).rows
-            points = candidates[torch.arange(candidates.shape[1]) % len(candidates)]
-            self._others[table] = terms, inverse_curvature(points, terms)
+                        self._others[table].append(self._training(table, side, given, self._train[fits]))
         return self._others[table]
 
     def _training(self, table: str, side: Side, given: str, triples: np.ndarray) -> Term:

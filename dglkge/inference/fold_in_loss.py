@@ -101,31 +101,36 @@ class CandidateLoss:
         return self._share * self._of_one(*pairs).view_as(scores)
 
 
-MAX_STEPS = 100
+MAX_STEPS = 25
 """Of L-BFGS; a dozen are usual."""
 MEMORY = 10
 MAX_HALVINGS = 12
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 """Decrease of a loss that a step must promise."""
-STEP = 0.01
-"""Of differences of gradients."""
 ROUNDING = 1e-6
 """Of a loss, a sum of numbers in float32."""
+PROBE = 0.01
+"""Length of a move that shows the curvature at the start."""
+
+_Pair = tuple[Tensor, Tensor, Tensor]
+"""Moves (E, D), changes of gradients, and 1 over their products (E, 1), or 0 where these are negative."""
 
 
-def best_rows(start: Tensor, terms: Sequence[Term], metric: Tensor) -> Tensor:
-    """Return rows (E, D) float32 with the least sums of terms, by L-BFGS for all of them at once.
+def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
+    """Return rows (E, D) with less loss by terms, and whether each (E,) is to be improved further.
 
-    `metric` (D, D) is the inverse of a matrix near the second derivatives of each.
+    L-BFGS for all of them at once, in float64.
     """
-    rows, (losses, gradients) = start.double(), _evaluated(start.double(), terms)
-    pairs: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=MEMORY)
+    rows = start.double()
+    losses, gradients = _evaluated(rows, terms)
+    move = -PROBE * functional.normalize(gradients)
+    pairs = deque([_pair(move, _evaluated(rows + move, terms)[1] - gradients)], MEMORY)
     fails = torch.zeros(len(rows), dtype=torch.bool)
-    for _ in range(MAX_STEPS):
-        directions = -_quasi_newton(gradients, pairs, metric)
+    for number in range(MAX_STEPS + 1):
+        directions = -_quasi_newton(gradients, pairs)
         slopes = (directions * gradients).sum(1)
         is_open = (-slopes > 2 * TOLERANCE) & ~fails
-        if not is_open.any():
+        if number == MAX_STEPS or not is_open.any():
             break
         steps = is_open.double()
         for _ in range(MAX_HALVINGS):
@@ -136,24 +141,9 @@ def best_rows(start: Tensor, terms: Sequence[Term], metric: Tensor) -> Tensor:
                 break
             steps = torch.where(rises, steps / 2, steps)
         fails = fails | rises
-        move, change = moved - rows, new_gradients - gradients
-        curvature = (move * change).sum(1)
-        # No pair where a row stays, or the loss is not convex.
-        inverse = torch.where(curvature > 1e-10, 1 / curvature, 0.0)
-        pairs.append((move, change, inverse[:, None]))
+        pairs.append(_pair(moved - rows, new_gradients - gradients))
         rows, losses, gradients = moved, new_losses, new_gradients
-    return rows.float()
-
-
-def inverse_curvature(points: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Return the inverse second derivatives (D, D) of terms, a direction at each of the points (D, D)."""
-    moves = STEP * torch.eye(points.shape[1], dtype=torch.float64)
-    before, after = (_evaluated(points.double() + sign * moves, terms)[1] for sign in (-0.5, 0.5))
-    found = (after - before) / STEP
-    values, vectors = torch.linalg.eigh((found + found.T) / 2)
-    # Not below a hundredth of their mean: terms may have no curvature in some direction, or a negative one.
-    least = max(0.01 * float(values.abs().mean()), 1e-6)
-    return (vectors / values.clamp_min(least)) @ vectors.T
+    return rows, is_open
 
 
 def _evaluated(rows: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
@@ -164,15 +154,20 @@ def _evaluated(rows: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
     return losses.detach(), gradients
 
 
-def _quasi_newton(
-    gradients: Tensor, pairs: Sequence[tuple[Tensor, Tensor, Tensor]], metric: Tensor
-) -> Tensor:
-    """Return gradients (E, D) times the inverse second derivatives, as moves and their changes show them."""
+def _pair(move: Tensor, change: Tensor) -> _Pair:
+    curvature = (move * change).sum(1, keepdim=True)
+    return move, change, torch.where(curvature > 1e-10, 1 / curvature, 0.0)
+
+
+def _quasi_newton(gradients: Tensor, pairs: Sequence[_Pair]) -> Tensor:
+    """Return gradients (E, D) times the inverse second derivatives that pairs show (Liu and Nocedal 1989)."""
     left, shares = gradients, []
     for move, change, inverse in reversed(pairs):
         shares.append(inverse * (move * left).sum(1, keepdim=True))
         left = left - shares[-1] * change
-    made = left @ metric
+    move, change, inverse = pairs[-1]
+    scale = 1 / (inverse * (change * change).sum(1, keepdim=True))
+    made = left * torch.where(inverse > 0, scale, 1.0)
     for (move, change, inverse), share in zip(pairs, reversed(shares)):
         made = made + (share - inverse * (change * made).sum(1, keepdim=True)) * move
     return made

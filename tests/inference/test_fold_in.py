@@ -114,7 +114,7 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
     fold_in = run._fold_in
-    terms = [*fold_in._own_terms("entity", [_Given(60, triples, 9)])[0], *fold_in._other_terms("entity")[0]]
+    terms = [*fold_in._own_terms("entity", [_Given(60, triples, 9)])[0], *fold_in._other_terms("entity")]
     losses = [
         float(sum(term(one[None].double()) for term in terms)) for one in [row, *run.tables["entity"][:]]
     ]
