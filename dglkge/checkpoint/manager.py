@@ -312,7 +312,7 @@ class CheckpointManager:
         stats, self._stats = self._stats, []
         self._new = new = NewVersion(
             self.storage,
-            self._mirror,
+            self._mirror or self.storage,
             self.names,
             self.group.limit_seconds,
             replace(self._job, first=version, last=version),

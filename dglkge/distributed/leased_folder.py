@@ -31,16 +31,19 @@ class LeasedFolder:
     The lease's nonce is part of temporary names, and it is read again before a file gets its name: a job that
     has lost its lease publishes nothing. Methods raise CheckpointError if the folder may not be written to or
     the lease was lost, StorageError if the disk is full or fails.
+
+    Attributes
+    ----------
+    path : Path
+    lease : Lease or None
+    nonce : str
+        Name of the job among others; empty where no lease was taken.
     """
 
     def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
         self.path = Path(path)
         self.lease = lease
-
-    @property
-    def nonce(self) -> str:
-        """Name of the job among others; empty where no lease was taken."""
-        return "" if self.lease is None else self.lease.nonce
+        self.nonce = "" if lease is None else lease.nonce
 
     def make(self) -> None:
         """Make the folder."""
