@@ -29,6 +29,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
@@ -111,16 +112,43 @@ class Mirror(VersionStore):
         inner = [name[len(place) + 1 :] for name in self._store.sizes(place)]
         return sorted({name.partition("/")[0] for name in inner if name})
 
+    def write_json(self, name: str, value: Any) -> None:
+        content = json.dumps(value, indent=2) + "\n"
+        self._store.write(f"{layout.CHECKPOINT_FOLDER}/{name}", content.encode())
+
+    def stored(self, version: int) -> Manifest:
+        name = _object(version, layout.MANIFEST_FILE)
+        content = self._store.read(name)
+        if content is None:
+            raise CheckpointError(f"{self._store.at(name)} is missing")
+        return Manifest.parse(content, self._store.at(name))
+
+    def publish(self, version: int) -> None:
+        self._store.write(_POINTER, f"{version}\n".encode())
+
+    def keep_all(self, manifest: Manifest) -> None:
+        self._last = manifest
+        super().keep_all(manifest)
+        self.push_pointers()
+
+    def remove(self, version: int, run_id: str = "") -> None:
+        names = self.names(layout.version_folder(version))
+        # A version of another run stays; one that was never completed goes.
+        is_foreign = layout.MANIFEST_FILE in names and self.stored(version).run_id != run_id
+        if not is_foreign and version != self._pointer():
+            for name in sorted(names, key=lambda name: (name != layout.MANIFEST_FILE, name)):
+                self._store.remove(_object(version, name))
+
     def newest(self) -> Manifest | None:
         """Return the published version at the URL; None if no version of it was ever completed."""
         version = self._pointer()
         if version:
-            return self._stored(version)
+            return self.stored(version)
         sizes = self._store.sizes(layout.CHECKPOINT_FOLDER)
         for version in reversed(self.versions()):
             if _object(version, layout.MANIFEST_FILE) not in sizes:
                 continue
-            stored = self._stored(version)
+            stored = self.stored(version)
             if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in stored.binary_files):
                 if self._store.read(_POINTER) is not None:
                     logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
@@ -201,13 +229,13 @@ class Mirror(VersionStore):
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
         if note := self.read_pointer(pointer):
-            self._pull_version(self._stored(note["version"]))
+            self._pull_version(self.stored(note["version"]))
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
         """Return the version that the job has published last, the number of which is known."""
         if version and self.version != version:
-            self._last = self._stored(version)
+            self._last = self.stored(version)
         return self._last if version else None
 
     def take_over(self) -> None:
@@ -289,11 +317,7 @@ class Mirror(VersionStore):
             self._push_records()
             # Read again after the upload, which may take minutes.
             self._check_writer()
-            self._store.write(_POINTER, f"{manifest.version}\n".encode())
-            self._last = manifest
-            self.push_pointers()
-            self._drop_older(manifest)
-            logger.info("checkpoint version %d in %s", manifest.version, self.url)
+            super().publish_version(manifest)
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
@@ -340,7 +364,7 @@ class Mirror(VersionStore):
         """Upload the folder's pointers that the store does not have; their versions were published before."""
         for name, note in self._storage.pointers().items():
             if note and note != self.read_pointer(name):
-                self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
+                self.write_json(name, note)
 
     def _push_features(self) -> None:
         """Upload the frozen vectors of the run, if it has some, and then their note."""
@@ -401,14 +425,6 @@ class Mirror(VersionStore):
             if crc32 is not None:
                 check_crc32(self._store.at(name), crc32, file_crc32(path), source)
 
-    def _stored(self, version: int) -> Manifest:
-        """Return the manifest of a version of the store; CheckpointError if it is missing or damaged."""
-        name = _object(version, layout.MANIFEST_FILE)
-        content = self._store.read(name)
-        if content is None:
-            raise CheckpointError(f"{self._store.at(name)} is missing")
-        return Manifest.parse(content, self._store.at(name))
-
     def _pointer(self) -> int | None:
         """Return the version that the pointer names; None where there is none, or it is torn."""
         text = (self._store.read(_POINTER) or b"").decode(errors="replace")
@@ -433,20 +449,6 @@ class Mirror(VersionStore):
                 f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
                 "another job writes to it"
             )
-
-    def _drop_older(self, newest: Manifest) -> None:
-        """Remove older versions of this run that no pointer names; a failure is logged."""
-        try:
-            for version in self.outdated(newest.version):
-                names = self.names(layout.version_folder(version))
-                # A version of another run stays; one that was never completed goes. Its manifest goes first.
-                is_foreign = layout.MANIFEST_FILE in names and self._stored(version).run_id != newest.run_id
-                if is_foreign or version == self._pointer():
-                    continue
-                for name in sorted(names, key=lambda name: (name != layout.MANIFEST_FILE, name)):
-                    self._store.remove(_object(version, name))
-        except (OSError, StorageError, CheckpointError) as error:
-            logger.warning("older versions in %s could not be removed: %s", self.url, error)
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
