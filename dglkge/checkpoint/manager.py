@@ -289,8 +289,8 @@ class CheckpointManager:
         if self._owns_folder:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
-            if self._mirror is not None and self.group.rank > 0:
-                self._mirror.take_over()
+            if self._mirror is not None and previous is not None and self.group.rank > 0:
+                self._mirror.publish_in_cache(previous)
         if self.group.rank == 0:
             self.records.drop_temporaries()
             if previous is not None:
