@@ -269,8 +269,8 @@ FEATURES = option(
     "whose rows are computed from them; TYPE=FILE where several entity types have features",
     is_repeated=True,
 )
-TEXT = option(
-    "--text NAME=TEXT",
+ABOUT = option(
+    "--about NAME=TEXT",
     "an entity that the run does not know, whose row is computed from a text about it, as those of the file "
     "of dglkge data vectors that the run was trained with",
     is_repeated=True,
@@ -307,13 +307,13 @@ def open_model(args: argparse.Namespace) -> Run:
     """Open the run that the options of a command name."""
     from dglkge.inference.run import open_run  # here: --help does without torch
 
-    given = {"dataset": None, "no_verify": False, "features": [], "text": [], "rules": False, **vars(args)}
+    given = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
     model = open_run(args.run, given["dataset"], verify=not given["no_verify"])
     model = model.with_features(given["features"]) if given["features"] else model
-    if given["text"]:
-        texts = dict(text.partition("=")[::2] for text in given["text"])
+    if given["about"]:
+        texts = dict(text.partition("=")[::2] for text in given["about"])
         if not all(texts.values()):
-            raise InputError(f"--text {given['text'][0]!r} is not of the form NAME=TEXT")
+            raise InputError(f"--about {given['text'][0]!r} is not of the form NAME=TEXT")
         model = model.with_new_texts(texts)
     return model.with_rules() if given["rules"] else model
 

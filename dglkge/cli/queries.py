@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import (
+    ABOUT,
     DATASET,
     DELIMITER,
     FEATURES,
     MODEL,
     RULES,
     SEEN,
-    TEXT,
     Command,
     file_format,
     flag,
@@ -243,7 +243,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
-        TEXT,
+        ABOUT,
         RULES,
     ],
     run=predict,
@@ -256,7 +256,7 @@ SIMILAR = Command(
     examples="""examples:
   dglkge similar runs/demo Alice
   dglkge similar runs/demo Mercury --type planet -k 3 --json
-  dglkge similar runs/demo Carol --text 'Carol=wrote the compiler'""",
+  dglkge similar runs/demo Carol --about 'Carol=wrote the compiler'""",
     options=[
         *MODEL,
         option("name ENTITY", "the entity", nargs="?"),
@@ -264,7 +264,7 @@ SIMILAR = Command(
         option("--type TYPE", "its type, if entities of several types share the name"),
         K,
         FEATURES,
-        TEXT,
+        ABOUT,
     ],
     run=similar,
     show=_print_similar,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import mmap
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterable, MutableMapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -25,7 +25,7 @@ class Vocabulary:
     def __init__(self, names: Sequence[str], noun: str) -> None:
         self.names = names
         self.noun = noun
-        self._ids: dict[str, int] | None = None
+        self._ids: MutableMapping[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,6 +52,14 @@ class Vocabulary:
         ids = self._id_of_name()
         return np.array([ids.get(name, -1) for name in names], dtype=np.int64)
 
+    def extended(self, names: Sequence[str]) -> Vocabulary:
+        """Return this vocabulary with further names, in little time: both share the index of the old ones."""
+        made = Vocabulary([*self.names, *names], self.noun)
+        made._ids = ChainMap(
+            {name: len(self) + place for place, name in enumerate(names)}, self._id_of_name()
+        )
+        return made
+
     def save(self, path: Path) -> None:
         """Write one name per line, in UTF-8; the line number, from 0, is the id."""
         # newline="" keeps "\n" on every platform: the fingerprint covers the bytes.
@@ -63,7 +71,7 @@ class Vocabulary:
         """Read a file of :meth:`save`."""
         return cls(read_lines(path), noun)
 
-    def _id_of_name(self) -> dict[str, int]:
+    def _id_of_name(self) -> MutableMapping[str, int]:
         # Built at the first lookup by name: training has no such lookup, and the dict is large.
         if self._ids is None:
             self._ids = {name: id_ for id_, name in enumerate(self.names)}

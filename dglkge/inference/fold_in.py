@@ -1,9 +1,9 @@
 """Fold-in: rows for new entities from their triples alone; all other rows stay.
 
-The row of a new entity minimizes the run's own loss and regularizer by L-BFGS (Liu and Nocedal 1989). It
-starts at the known entity that answers the entity's queries best. Where scores are inner products of queries
-that are linear in the entity (ComplEx, DistMult, RESCAL), softmax, cross entropy and the norms of rows are
-convex in the row, which then is the one minimum.
+The row of a new entity minimizes the run's own loss and regularizer by L-BFGS (Liu and Nocedal 1989), for
+many entities at once. It starts at the known entity that answers the entity's queries best. Where scores are
+inner products of queries that are linear in the entity (ComplEx, DistMult, RESCAL), softmax, cross entropy
+and the norms of rows are convex in the row, which then is the one minimum.
 
 The loss has the queries of the own triples, as the entity given and as the answer, with their penalties; and
 the queries of other triples, in which it is one negative more. Without the latter nothing keeps a row from
@@ -48,20 +48,20 @@ else:
     # Imported at first use: pandas takes half a second.
     pd, named_triples = deferred("pandas"), deferred("dglkge.data.named_triples")
 
-MAX_ROUNDS = 5
-"""Times that the search of a row goes on."""
-
 Entity = tuple[str, int]
 """Type and id."""
 
 NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
 
-NUM_TRIPLES = 1 << 10
+NUM_TRIPLES = 1 << 11
 """Training triples in whose queries a new entity is a negative, where there are more."""
 
 MAX_SCORES = 1 << 23
-"""Scores of an entity's queries for a side; of an entity with more, triples that are evenly spaced count."""
+"""Scores of a block of entities; of an entity with more for a side, triples that are evenly spaced count."""
+
+MAX_ROUNDS = 5
+"""Times that the search of a row begins anew where it was."""
 
 
 def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -125,12 +125,16 @@ class _Given:
         self.triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
 
 
-class _Owned(NamedTuple):
-    """Of each of B triples the number (B,) and the id (B,) of its new entity; by number E shares (E,)."""
+class _Part(NamedTuple):
+    """Triples (B, 3) of a block of new entities: number there and id of the entity of each, and weights."""
 
+    triples: np.ndarray
     owners: Tensor
     ids: Tensor
-    shares: Tensor
+    weights: Tensor
+
+    def chosen(self, places: np.ndarray) -> _Part:
+        return _Part(self.triples[places], self.owners[places], self.ids[places], self.weights[places])
 
 
 class FoldIn:
@@ -181,7 +185,7 @@ class FoldIn:
             raise InputError(f"no triple joins the new entity {name!r} to one that has a row")
         return extended(), triples
 
-    def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> set[Entity]:
+    def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> list[Entity]:
         """Fill the rows of new entities; return those that no chain of triples joins to known ones.
 
         First come those with triples of known ones, then what these are joined to, and so on. Then the rows
@@ -203,12 +207,12 @@ class FoldIn:
             }
             usable = {entity: places for entity, places in usable.items() if places}
             if not usable:
-                return missing
+                return [entity for entity in triples_of if entity in missing]
             self._find(usable, triples)
             missing -= usable.keys()
         joined = {one for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for one in pair}
         self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
-        return missing
+        return []
 
     def _ends(self, triple: np.ndarray) -> tuple[Entity, Entity]:
         relation = self._relations[triple[1]]
@@ -251,75 +255,74 @@ class FoldIn:
 
     def _own_terms(self, table: str, block: Sequence[_Given]) -> tuple[list[Term], Tensor]:
         """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
+        counts = torch.tensor([len(given.triples) for given in block])
         triples = np.concatenate([given.triples for given in block])
-        owners = np.repeat(np.arange(len(block)), [len(given.triples) for given in block])
-        own_ids = np.array([given.id for given in block])[owners]
+        owners = torch.arange(len(block)).repeat_interleave(counts)
         shares = torch.tensor([given.share for given in block], dtype=torch.float64)
+        own_ids = torch.tensor([given.id for given in block])[owners]
+        part = _Part(triples, owners, own_ids, shares[owners] * self._weights[triples[:, 1]])
         candidates, number = self._candidates(table).rows, list(self._counts).index(table)
         scores, terms = torch.zeros(len(block), len(candidates)), []
         for side in self._sides:
-            types = self._types[side.other][triples[:, 1]], self._types[side][triples[:, 1]]
-            is_given = (types[0] == number) & (triples[:, side.anchor_column] == own_ids)
-            other_types = np.where(is_given, types[1], types[0])
-            for kind in np.unique(2 * other_types + is_given).tolist():
-                mine = np.flatnonzero(2 * other_types + is_given == kind)
-                owned = _Owned(torch.from_numpy(owners[mine]), torch.from_numpy(own_ids[mine]), shares)
-                asked = table, side, list(self._counts)[kind // 2], triples[mine]
+            of_given, of_answer = (self._types[one][triples[:, 1]] for one in (side.other, side))
+            is_given = (of_given == number) & (triples[:, side.anchor_column] == own_ids.numpy())
+            kinds = 2 * np.where(is_given, of_answer, of_given) + is_given
+            for kind in np.unique(kinds).tolist():
+                asked = part.chosen(np.flatnonzero(kinds == kind)), table, side, list(self._counts)[kind // 2]
                 if kind % 2:
-                    terms.append(self._given_term(owned, *asked))
+                    terms.append(self._given_term(*asked))
                 else:
-                    term, of_candidates = self._answer_term(owned, *asked)
+                    term, of_candidates = self._answer_term(*asked)
                     terms.append(term)
-                    scores.index_add_(0, owned.owners, of_candidates)
+                    scores.index_add_(0, asked[0].owners, of_candidates)
         start = candidates[scores.argmax(1)]
         start[~scores.any(1)] = candidates.mean(0)
         return terms, start
 
-    def _given_term(self, owned: _Owned, table: str, side: Side, other: str, triples: np.ndarray) -> Term:
+    def _given_term(self, part: _Part, table: str, side: Side, other: str) -> Term:
         """Return the term of triples for one side, in which the entities are those given."""
-        model, loss = self._model, self._candidates(other)
-        answer_ids = torch.from_numpy(triples[:, side.column])
+        model, loss, owners = self._model, self._candidates(other), part.owners
+        answer_ids = torch.from_numpy(part.triples[:, side.column])
         answers = self._gather(other, answer_ids)
-        is_own = ((answer_ids == owned.ids) & (other == table)).unsqueeze(1)
+        is_own = ((answer_ids == part.ids) & (other == table)).unsqueeze(1)
         ignored = answer_ids.unsqueeze(1) == loss.ids
-        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        relations = self._checkpoint.gather(RELATION, relation_ids).double()
-        weights = owned.shares[owned.owners] * self._weights[relation_ids][places]
+        relations, places = self._relation_rows(part.triples)
         # Triples of one entity and relation ask the same.
-        pairs, asked = (owned.owners * len(relations) + places).unique(return_inverse=True)
+        pairs, asked = (owners * len(relations) + places).unique(return_inverse=True)
         first = torch.empty_like(pairs).scatter_(0, asked, torch.arange(len(asked)))
 
         def term(rows: Tensor) -> Tensor:
-            own = rows[owned.owners]
+            own = rows[owners]
             query = model.query(own, relations, side, places=places)
             answering = torch.where(is_own, own, answers)
             negative = model.compare(query[first].float(), loss.rows)[asked]
             losses = loss(model.compare_pairs(query, answering).float(), negative, ignored)
             losses = losses + self._penalties(own, relations, answering, side, query, places)
-            return rows.new_zeros(len(rows)).index_add(0, owned.owners, losses * weights)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
 
         return term
 
-    def _answer_term(
-        self, owned: _Owned, table: str, side: Side, other: str, triples: np.ndarray
-    ) -> tuple[Term, Tensor]:
+    def _answer_term(self, part: _Part, table: str, side: Side, other: str) -> tuple[Term, Tensor]:
         """Return the term of triples in which the entities answer, and weighted scores of candidates."""
-        model, loss = self._model, self._candidates(table)
-        given = self._gather(other, torch.from_numpy(triples[:, side.anchor_column]))
-        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        relations = self._checkpoint.gather(RELATION, relation_ids).double()
-        weights = owned.shares[owned.owners] * self._weights[relation_ids][places]
+        model, loss, owners = self._model, self._candidates(table), part.owners
+        given = self._gather(other, torch.from_numpy(part.triples[:, side.anchor_column]))
+        relations, places = self._relation_rows(part.triples)
         query = model.query(given, relations, side, places=places)
         scores = model.compare(query.float(), loss.rows)
-        against = loss.against(scores, owned.ids.unsqueeze(1) == loss.ids)
+        against = loss.against(scores, part.ids.unsqueeze(1) == loss.ids)
 
         def term(rows: Tensor) -> Tensor:
-            own = rows[owned.owners]
+            own = rows[owners]
             losses = against(model.compare_pairs(query, own).float())
             losses = losses + self._penalties(given, relations, own, side, query, places)
-            return rows.new_zeros(len(rows)).index_add(0, owned.owners, losses * weights)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
 
-        return term, scores * weights.float().unsqueeze(1)
+        return term, scores * part.weights.float().unsqueeze(1)
+
+    def _relation_rows(self, triples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the rows (U, Dr) of the relations of triples (B, 3), and the place (B,) of each one's."""
+        ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
+        return self._checkpoint.gather(RELATION, ids).double(), places
 
     def _penalties(
         self, given: Tensor, relations: Tensor, answers: Tensor, side: Side, query: Tensor, places: Tensor
@@ -345,14 +348,13 @@ class FoldIn:
         """Return the term of queries of training triples, of one side and one pair of entity types."""
         loss, model = self._candidates(table), self._model
         anchors = self._gather(given, torch.from_numpy(triples[:, side.anchor_column]))
-        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        relations = self._checkpoint.gather(RELATION, relation_ids).double()
+        relations, places = self._relation_rows(triples)
         query = model.query(anchors, relations, side, places=places)
         answer_ids = torch.from_numpy(triples[:, side.column])
         positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
         negative = model.compare(query.float(), loss.rows)
         references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-        query, weights = query.float(), (self._share * self._weights[relation_ids][places]).float()
+        query, weights = query.float(), (self._share * self._weights[triples[:, 1]]).float()
 
         def term(rows: Tensor) -> Tensor:
             return weights @ loss.of_negative(references, model.compare(query, rows.float()))

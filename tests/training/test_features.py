@@ -285,15 +285,15 @@ def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert torch.equal(found.tables["person"]["Ann"], expected.tables["person"]["Ann"])
     tails = expected.predict_tails("Ann", "lives_in", k=3)["entity"].tolist()
     words = ["predict", str(tmp_path / "run"), "--head", "Ann", "--relation", "lives_in", "-k", "3", "--json"]
-    assert main([*words, "--text", f"Ann={text}"]) == 0
+    assert main([*words, "--about", f"Ann={text}"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["answers"]] == tails
     answer = Explorer(run).unseen(
         "Ann", text=text, queries=[{"head": "Ann", "relation": "lives_in", "tail": None}], k=3
     )
     assert answer["type"] == "person" and [one["tail"] for one in answer["results"][0]["answers"]] == tails
     assert [one["name"] for one in answer["similar"]] == expected.similar("Ann", 3)["entity"].tolist()
-    assert main([*words, "--text", "Ann"]) == 2
-    assert "--text 'Ann' is not of the form NAME=TEXT" in capsys.readouterr().err
+    assert main([*words, "--about", "Ann"]) == 2
+    assert "--about 'Ann' is not of the form NAME=TEXT" in capsys.readouterr().err
     vectors.unlink()
     with pytest.raises(InputError, match="cannot read .*vectors.parquet"):
         dglkge.open_run(tmp_path / "run").with_new_texts({"Ann": text})
