@@ -136,7 +136,7 @@ def train(
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
     from dglkge.partition.make_dataset import dataset_of_run
-    from dglkge.planning.adaptive import adapted, describe
+    from dglkge.planning.defaults import adapted, describe
     from dglkge.training.building.checks import check_config
 
     check_config(read)

@@ -53,7 +53,7 @@ from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import machine_needs, most_trainers_of, partition_file, script_config
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
-from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS
+from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 
 
