@@ -13,8 +13,8 @@ from typing import Any
 from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
-from dglkge.distributed.ip_config import read_ip_config
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.addresses import read_ip_config
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores

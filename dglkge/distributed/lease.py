@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.checkpoint.layout import LEASE_FILE
-from dglkge.distributed.process_memory import process_start
+from dglkge.distributed.jobs import process_start
 from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
 
 logger = logging.getLogger(__name__)

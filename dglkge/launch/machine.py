@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from dglkge import __version__
-from dglkge.distributed.ip_config import Machine, write_ip_config
+from dglkge.distributed.addresses import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors

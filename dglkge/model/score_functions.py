@@ -33,7 +33,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     from dglkge.model import dense_modules
-    from dglkge.model.precision import ModulePrecision
+    from dglkge.model.device import ModulePrecision
 else:
     dense_modules = deferred("dglkge.model.dense_modules")
 # Not imported while this file is: it declares score functions of its own.

@@ -18,11 +18,10 @@ from dglkge.distributed.dgl_compat import request_timeout, request_timeout_secon
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.embeddings.averages import Averages
 from dglkge.embeddings.device_tables import DeviceTables
-from dglkge.embeddings.table_set import TableSet
+from dglkge.embeddings.table_set import Averages, TableSet
+from dglkge.model.device import LossScale
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.precision import LossScale
 from dglkge.model.projections import JoinedModules
 from dglkge.optim.scratch import Pieces
 from dglkge.step.computation import Computation, PhaseClock

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.distributed.process_memory import PROC, find_servers, memory_of
+from dglkge.distributed.jobs import PROC, find_servers, memory_of
 from dglkge.distributed.world import World
 
 COLUMNS = ("memory_bytes", "shared_bytes", "bytes_sent")

@@ -29,8 +29,7 @@ from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.resume import Position, resumable
-from dglkge.training.state import TrainingState, Versions
+from dglkge.training.state import Position, TrainingState, Versions, resumable
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 

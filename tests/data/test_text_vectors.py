@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dglkge.data.text_vectors import read_texts, text_vectors, write_vectors
-from dglkge.data.vector_files import open_vectors
+from dglkge.data.vector_files import open_vectors, read_texts, text_vectors, write_vectors
 from dglkge.errors import CheckpointError, InputError, exit_status_of
 
 pytest.importorskip("sklearn")

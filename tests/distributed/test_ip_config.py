@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.distributed.ip_config import DEFAULT_PORT, Machine, read_ip_config, write_ip_config
+from dglkge.distributed.addresses import DEFAULT_PORT, Machine, read_ip_config, write_ip_config
 from dglkge.errors import InputError
 
 FIRST, SECOND = Machine("10.0.0.1"), Machine("10.0.0.2")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from dglkge.distributed import dgl_compat, server_ports
-from dglkge.distributed.dgl_compat import dgl
-from dglkge.distributed.server_ports import (
+from dglkge.distributed import addresses, dgl_compat
+from dglkge.distributed.addresses import (
     hold_usable_address,
     is_own_address,
     listening_ports,
     wait_until_listening,
 )
+from dglkge.distributed.dgl_compat import dgl
 
 
 def test_all_ports_are_waited_for(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_where_no_way_leads_to_the_machine_loopback_is_used(monkeypatch: pytest.
         def connect(self, address: object) -> None:
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
-    monkeypatch.setattr(server_ports.socket, "socket", NoRoute)
+    monkeypatch.setattr(addresses.socket, "socket", NoRoute)
     address, holder = hold_usable_address("192.0.2.1")
     holder.close()
     assert address.startswith("127.0.0.1:")

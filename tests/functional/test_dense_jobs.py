@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.model.precision import autocast_problem, compiler_problem
+from dglkge.model.device import autocast_problem, compiler_problem
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import import_modules
 from tests.functional import job as commands

@@ -35,7 +35,7 @@ def chains_of(ids, gradients):
 
 ONE_ADAGRAD_STEP = """
 from dglkge.kernels.rules import adagrad
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.rules import update_loop
 gradients = np.full((1, 2), 4, np.float32)
 _, chain = chains_of(np.zeros(1, np.int64), gradients)
 rows, total = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
@@ -50,7 +50,7 @@ print(rows[0].tolist(), len(update.stats.cache_hits))
 DIGEST_OF_ADAM_STEPS = """
 import hashlib, sys
 from dglkge.kernels import rules
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.rules import update_loop
 f = np.float32
 rng = np.random.default_rng(0)
 if "part first" in sys.argv:
@@ -134,7 +134,7 @@ def descent(row, gradient, state, numbers):
 """
 
 ONE_STEP_OF_A_USERS_RULE = """
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.rules import update_loop
 from my_rule import descent
 gradients = np.full((1, 2), 4, np.float32)
 _, chain = chains_of(np.zeros(1, np.int64), gradients)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError

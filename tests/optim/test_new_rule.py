@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dglkge.kernels.jit import compiled_inline
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.rules import update_loop
 from dglkge.optim import SparseOptimizer, UpdateRule
 from tests.optim.oracle import batch, start_rows
 

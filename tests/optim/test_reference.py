@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dglkge.kernels import chains as compiled_chains
-from dglkge.kernels import updates as compiled_updates
+from dglkge.kernels import rules as compiled_updates
 from dglkge.optim import RowAdagrad
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import CASES, Case, Oracle, batch

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.sampling.known_answers import KnownAnswers
+from dglkge.sampling.negatives import KnownAnswers
 from dglkge.typing import RELATION, Side
 
 NUM_ENTITIES, NUM_RELATIONS = 7, 3

@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dglkge.errors import InputError
-from dglkge.sampling import draws
-from dglkge.sampling.draws import WeightedDraw, count_degrees, degree_weights
+from dglkge.sampling import negatives
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negatives import AllNegatives, MixedNegatives, UniformNegatives, find_equal, split_count
+from dglkge.sampling.negatives import (
+    AllNegatives,
+    MixedNegatives,
+    UniformNegatives,
+    WeightedDraw,
+    count_degrees,
+    degree_weights,
+    find_equal,
+    split_count,
+)
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}
@@ -155,7 +163,7 @@ def chi_squared(counts: np.ndarray, shares: np.ndarray) -> float:
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_degrees_are_counted_by_type(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "TRIPLES_A_BLOCK", block)
+    monkeypatch.setattr(negatives, "TRIPLES_A_BLOCK", block)
     triples = a_graph(400)
     expected: Counter = Counter()
     for head, relation, tail in triples.tolist():
@@ -193,7 +201,7 @@ def test_entities_without_triples_are_never_drawn() -> None:
 def test_each_place_of_the_cumulative_sum_is_one_number(weights: list[int], key: int) -> None:
     """The draw is the lookup of a uniform place among as many copies of each number as its weight."""
     copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
-    places = draws.below(key, 50, len(copies))
+    places = negatives.below(key, 50, len(copies))
     expected = [copies[place] for place in places]
     assert WeightedDraw(np.array(weights)).draw(key, 50).tolist() == expected
 

@@ -12,7 +12,7 @@ import dglkge
 from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.training.statistics.bucket_stats import process_usage
+from dglkge.training.statistics.passes import process_usage
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
 from tests.training.live import dense_rows, opened, settings, train

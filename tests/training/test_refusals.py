@@ -18,7 +18,7 @@ from dglkge.config import load_config
 from dglkge.config.refusals import MACHINES, ROWS
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
-from dglkge.model.precision import autocast_problem
+from dglkge.model.device import autocast_problem
 from dglkge.training import job, join
 from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from dglkge.config import load_config
+from dglkge.distributed.jobs import find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.step.computation import PHASES, Computation, PhaseClock, as_array

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.errors import InputError
-from dglkge.tuning.rungs import Rung, choose_fidelity, plan_rungs
+from dglkge.tuning.search import Rung, choose_fidelity, plan_rungs
 
 some_shares = st.lists(st.floats(0.001, 1), max_size=12).map(lambda rest: [1.0, *sorted(rest, reverse=True)])
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError, JobError
-from dglkge.tuning.rungs import Rung
-from dglkge.tuning.search import Outcome, Search
+from dglkge.tuning.search import Outcome, Rung, Search
 from dglkge.tuning.space import Parameter, SearchSettings, Space
 
 pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")

@@ -13,7 +13,7 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.config import Config
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait

@@ -34,7 +34,7 @@ from dglkge.step.contracts import MEASURES, StepResult
 from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.job import Job
 from dglkge.training.process import ProcessUsage, memory_bytes_in, open_bar, wants_bar
-from dglkge.training.resume import Position
+from dglkge.training.state import Position
 from dglkge.training.statistics.trackers import Trackers
 
 logger = logging.getLogger(__name__)
