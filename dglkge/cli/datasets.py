@@ -30,7 +30,7 @@ from dglkge.cli.common import (
     sigterm_raises,
 )
 from dglkge.data.text_format import Columns, bare_path
-from dglkge.data.times import GRANULARITIES
+from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (

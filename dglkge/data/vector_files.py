@@ -18,10 +18,12 @@ from dglkge.data.dataset_files import replacing
 from dglkge.data.text_format import bare_path, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, unknown_name, write_error
+from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import pandas as pd
-
+else:
+    pd = deferred("pandas")
 
 ROWS_AT_A_TIME = 4096
 """Vectors read at a time."""

@@ -317,7 +317,7 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
         "dglkge.model.functions.bilinear",
         "dglkge.model.functions.projected",
         "dglkge.model.functions.dense",
-        "dglkge.model.functions.temporal",
+        "dglkge.model.functions.bilinear",
     ),
 )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dglkge.data.times import at_times, extended, in_time_order, label_at
-from dglkge.data.vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import RelationVocabulary, at_times, extended, in_time_order, label_at
 from dglkge.errors import InputError
 from dglkge.typing import Relation
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dglkge.data.triples import string_buffers
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
-from dglkge.kernels.names import hash_names
+from dglkge.kernels.hashing import hash_names
 from dglkge.partition import name_index
 from dglkge.partition.name_index import NameIndex, NameList, sorted_order
 

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling import machine_batches, triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
-from dglkge.sampling.machine_batches import MachineBatches, num_chunks, partition_mark, rows_of_sets
+from dglkge.sampling import edge_batches, triple_order
+from dglkge.sampling.edge_batches import (
+    EdgeBatch,
+    EdgeBatches,
+    EdgeOptions,
+    MachineBatches,
+    num_chunks,
+    partition_mark,
+    rows_of_sets,
+)
 from dglkge.sampling.negatives import MixedNegatives
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.step.planning import EdgePlanner
@@ -274,7 +281,7 @@ def test_a_machine_without_triples_trains_empty_batches(by_machine: bool) -> Non
 def test_trained_rows_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """By brute force; a range without held-out triples takes no list."""
     ids = edge_tables(3)[1].triple_ids
-    monkeypatch.setattr(machine_batches, "ROWS_A_BLOCK", 7)
+    monkeypatch.setattr(edge_batches, "ROWS_A_BLOCK", 7)
     for held_out in (0.0, 0.2):
         order = TripleOrder(SETS, SEED, held_out)
         for number, rows in enumerate(rows_of_sets(order, ids)):

@@ -16,9 +16,8 @@ from dglkge.model.device import HOST, ComputeDevice, compiler_problem
 from dglkge.model.functions import autograd as distances
 from dglkge.model.losses import build_loss
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.step.computation import Computation
-from dglkge.step.objectives.autograd_loss import AutogradLoss
-from dglkge.step.objectives.scored_losses import ScoredLosses
+from dglkge.step.contracts import Computation
+from dglkge.step.objectives.scored_losses import AutogradLoss, ScoredLosses
 from dglkge.step.planning import Plan, RowIds
 from dglkge.step.rows import HostStore, StagedStore, Transforms, Upload
 from dglkge.training.building import computing

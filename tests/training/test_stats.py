@@ -19,13 +19,12 @@ from dglkge.distributed.jobs import find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.step.computation import PHASES, Computation, PhaseClock, as_array
-from dglkge.step.contracts import StepResult
+from dglkge.step.contracts import PHASES, Computation, PhaseClock, StepResult, as_array
 from dglkge.training import process
+from dglkge.training.callbacks import Trackers
 from dglkge.training.process import ProcessUsage, memory_bytes, wants_bar
 from dglkge.training.statistics import stats as phase_clock
 from dglkge.training.statistics.stats import Statistics
-from dglkge.training.statistics.trackers import Trackers
 from tests.toy_kg import toy_dataset
 from tests.training.live import opened, train
 

@@ -16,9 +16,9 @@ from dglkge.config import load_config
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training.statistics import trackers
+from dglkge.training import callbacks
+from dglkge.training.callbacks import LOGGERS, TrackedRun, Tracker, Trackers
 from dglkge.training.statistics.stats import open_trackers
-from dglkge.training.statistics.trackers import LOGGERS, TrackedRun, Tracker, Trackers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
 METRICS = {"mrr": 0.25, "hits@10": 0.5}
@@ -123,7 +123,7 @@ def test_a_failure_ends_the_tracker_with_one_warning(
     monkeypatch.setitem(LOGGERS._members, "broken", Broken)
     life = TrackedLife(tmp_path, "broken", "kept")
     life.whole(2)
-    warnings = [record.getMessage() for record in caplog.records if record.name == trackers.__name__]
+    warnings = [record.getMessage() for record in caplog.records if record.name == callbacks.__name__]
     assert warnings == ["broken: OSError: [Errno 28] No space left on device; training goes on without it"]
     assert life.num_trained == 2 * 23
     (other,) = [one for one in kept.lives if type(one) is Kept]
@@ -140,8 +140,8 @@ def test_one_that_hangs_is_left_after_a_while(
             release.wait(60)
 
     monkeypatch.setitem(LOGGERS._members, "hanging", Hanging)
-    monkeypatch.setattr(trackers, "START_SECONDS", 0.1)
-    monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.1)
+    monkeypatch.setattr(callbacks, "START_SECONDS", 0.1)
+    monkeypatch.setattr(callbacks, "FINISH_SECONDS", 0.1)
     made = Trackers(["hanging"], {}, LeasedFolder(tmp_path))
     made.start(0, False)
     made.log({"train/loss": 1.0}, 1)

@@ -25,8 +25,7 @@ from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
 from dglkge.planning.memory import KEPT_SHARES
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
-from dglkge.step.computation import Computation
-from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.contracts import Computation, Gradients, Objective, Rows
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, Floats, ShardNumbers
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
 from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place

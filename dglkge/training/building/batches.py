@@ -18,8 +18,14 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.machine_batches import MachineBatches, MachineShares, partition_mark, rows_of_sets
+from dglkge.sampling.edge_batches import (
+    EdgeBatches,
+    EdgeOptions,
+    MachineBatches,
+    MachineShares,
+    partition_mark,
+    rows_of_sets,
+)
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes

@@ -34,9 +34,8 @@ from dglkge.training.building.components import (
     relation_weights,
     with_num_times,
 )
-from dglkge.training.callbacks import CALLBACKS
+from dglkge.training.callbacks import CALLBACKS, LOGGERS
 from dglkge.training.learning_rates import try_schedule
-from dglkge.training.statistics.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)

@@ -33,11 +33,11 @@ from dglkge.step.objectives.all_candidates import (
     QueryOptions,
     only_answers,
 )
-from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.device_softmax import DeviceSoftmaxShard
 from dglkge.step.objectives.one_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries, WithRelations
+from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times

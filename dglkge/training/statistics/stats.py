@@ -29,13 +29,12 @@ from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
-from dglkge.step.computation import PHASES, as_array
-from dglkge.step.contracts import MEASURES, StepResult
+from dglkge.step.contracts import MEASURES, PHASES, StepResult, as_array
 from dglkge.training.cadence import is_lagged, reports_apart
+from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
 from dglkge.training.process import ProcessUsage, memory_bytes_in, open_bar, wants_bar
 from dglkge.training.state import Position
-from dglkge.training.statistics.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
