@@ -83,7 +83,6 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         if good is None:
             raise
         logger.warning("%s", error)
-    storage.check_lease()
     newer = [version for version in storage.versions() if version > good]
     moved = anew = ""
     with storage.writing():
@@ -345,7 +344,7 @@ class CheckpointManager:
     def check(self) -> None:
         """Raise an error of the thread, or that the lease is lost; does not wait."""
         if self.storage.lease is not None:
-            self.storage.lease.check_renewal()
+            self.storage.lease.check(afresh=False)
         if self._writing is not None and self._writing.done():
             self.finish()
 

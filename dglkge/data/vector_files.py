@@ -36,9 +36,10 @@ Block = tuple[Ids, npt.NDArray[np.float64]]
 
 
 class VectorFile(Protocol):
-    """Vectors with names, by their number in the file, from 0."""
+    """Vectors with names, by their number in the file, from 0; `count` is 1 where only reading tells it."""
 
     path: Path
+    count: int
     width: int
 
     def names(self) -> Iterator[str]:
@@ -77,17 +78,21 @@ def open_vectors(
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     if kind == ".npy":
-        return _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
-    if names:
+        file: VectorFile = _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
+    elif names:
         raise InputError(f"{path}: a file of names goes with an npy file only, got {names}")
-    if kind in (".parquet", ".pq"):
-        return _Parquet(path, name_column, column)
-    if text_kind in (".vec", ".txt", ".tsv"):
-        return _Text(path, "\t" if text_kind == ".tsv" else " ")
-    raise InputError(
-        f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, and "
-        ".vec.gz, .txt.gz, .tsv.gz"
-    )
+    elif kind in (".parquet", ".pq"):
+        file = _Parquet(path, name_column, column)
+    elif text_kind in (".vec", ".txt", ".tsv"):
+        file = _Text(path, "\t" if text_kind == ".tsv" else " ")
+    else:
+        raise InputError(
+            f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, "
+            "and .vec.gz, .txt.gz, .tsv.gz"
+        )
+    if file.count < 1 or file.width < 1:
+        raise InputError(f"{path} has no vectors: {file.count} rows of {file.width} numbers")
+    return file
 
 
 def word2vec_name(name: str) -> str:
@@ -110,8 +115,7 @@ class _Npy(VectorFile):
             got = f"{matrix.dtype} of shape {matrix.shape}" if is_array else "an archive"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
         self._matrix = matrix
-        self.width = int(matrix.shape[1])
-        _check_size(path, *matrix.shape)
+        self.count, self.width = matrix.shape
 
     def names(self) -> Iterator[str]:
         count = 0
@@ -164,7 +168,7 @@ class _Parquet(VectorFile):
         first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None
         values = None if first is None else first.column(0)[0].as_py()
         self.width = 0 if values is None else len(values)
-        _check_size(path, int(self._starts[-1]), self.width)
+        self.count = int(self._starts[-1])
 
     def names(self) -> Iterator[str]:
         batches = self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._name_column])
@@ -211,25 +215,23 @@ class _Text(VectorFile):
         self.path = path
         self._separator = separator
         fields = next(numbered_lines(path))[1].rstrip().split(separator)
-        self._count: int | None = None
-        if len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields):
-            self._count, self.width = int(fields[0]), int(fields[1])
-            _check_size(path, self._count, self.width)
+        self._has_head = len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields)
+        if self._has_head:
+            self.count, self.width = int(fields[0]), int(fields[1])
         else:
             # GloVe has no head. A name may have spaces, so numbers are counted from the right.
-            self.width = 0
+            self.count, self.width = 1, 0
             while self.width < len(fields) - 1 and _is_number(fields[-1 - self.width]):
                 self.width += 1
-            _check_size(path, len(fields), self.width)
 
     def names(self) -> Iterator[str]:
         count = 0
         for number, fields in enumerate(self._fields(), start=1):
             yield fields[0]
             count = number
-        if self._count not in (None, count):
+        if self._has_head and self.count != count:
             raise InputError(
-                f"{self.path}:1: the first line says {self._count} vectors, the file has {count}: it is "
+                f"{self.path}:1: the first line says {self.count} vectors, the file has {count}: it is "
                 "cut off or damaged"
             )
 
@@ -249,7 +251,7 @@ class _Text(VectorFile):
     def _fields(self) -> Iterator[list[str]]:
         """Yield the name and the texts of the numbers of each line."""
         lines = numbered_lines(self.path)
-        if self._count is not None:
+        if self._has_head:
             next(lines)
         for number, (_, line) in enumerate(lines):
             # word2vec's own program ends each line with a space.
@@ -262,7 +264,7 @@ class _Text(VectorFile):
             yield fields
 
     def place(self, number: int) -> str:
-        return f"{self.path}:{number + 1 + (self._count is not None)}"
+        return f"{self.path}:{number + 1 + self._has_head}"
 
     def key(self, name: str) -> str:
         return word2vec_name(name) if self._separator == " " else name
@@ -280,11 +282,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_size(path: Path, num_rows: int, width: int) -> None:
-    if num_rows < 1 or width < 1:
-        raise InputError(f"{path} has no vectors: {num_rows} rows of {width} numbers")
 
 
 @dataclass(frozen=True)

@@ -108,32 +108,33 @@ def _parse_fields(fields: Sequence[str], where: str) -> Machine:
         raise InputError(
             f"{where}: got {len(fields)} fields ({' '.join(fields)!r}); expected 'ip [port [num_servers]]'"
         )
-    _check_address(fields[0], where)
+    address = _address(fields[0], where)
     port = _number(fields[1], 1, HIGHEST_PORT, "port", where) if len(fields) > 1 else DEFAULT_PORT
     num_servers = _number(fields[2], 1, HIGHEST_PORT, "number of servers", where) if len(fields) > 2 else None
-    return Machine(fields[0], port, num_servers, has_port=len(fields) > 1)
+    return Machine(address, port, num_servers, has_port=len(fields) > 1)
 
 
-def _check_address(address: str, where: str) -> None:
-    """Raise InputError unless the text is an IPv4 address of one machine or a host name."""
-    if ":" in address:
+def _address(text: str, where: str) -> str:
+    """Read one field as an IPv4 address of one machine or a host name."""
+    if ":" in text:
         raise InputError(
-            f"{where}: {address!r} is neither an IPv4 address nor a host name: DGL's sockets are IPv4 only, "
+            f"{where}: {text!r} is neither an IPv4 address nor a host name: DGL's sockets are IPv4 only, "
             "so give the machine's IPv4 address or a name that has one; a port stands apart, after a space"
         )
     # "10.0.0.300" would pass as a host name and fail only at the resolver.
-    looks_numeric = re.fullmatch(r"[0-9.]+", address) is not None
+    looks_numeric = re.fullmatch(r"[0-9.]+", text) is not None
     if looks_numeric:
         try:
-            parsed = ipaddress.IPv4Address(address)
+            parsed = ipaddress.IPv4Address(text)
         except ValueError:
             raise InputError(
-                f"{where}: {address!r} is no IPv4 address; expected four numbers of 0 to 255"
+                f"{where}: {text!r} is no IPv4 address; expected four numbers of 0 to 255"
             ) from None
-        if parsed.is_unspecified or parsed.is_multicast or address == "255.255.255.255":
-            raise InputError(f"{where}: {address} is the address of no single machine")
-    elif _HOST_NAME.fullmatch(address) is None or len(address) > 253:
-        raise InputError(f"{where}: {address!r} is neither an IPv4 address nor a host name")
+        if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
+            raise InputError(f"{where}: {text} is the address of no single machine")
+    elif _HOST_NAME.fullmatch(text) is None or len(text) > 253:
+        raise InputError(f"{where}: {text!r} is neither an IPv4 address nor a host name")
+    return text
 
 
 def _number(text: str, lowest: int, highest: int, noun: str, where: str) -> int:

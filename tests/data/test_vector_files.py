@@ -94,7 +94,7 @@ def table(**columns: object) -> pa.Table:
         ),
         ("a 1 2\n\nb 1 2\n", "FILE:2: a name and 0 numbers, expected 2 numbers"),
         ("", "FILE: the file is empty"),
-        ("a b\n", "FILE has no vectors: 2 rows of 0 numbers"),
+        ("a b\n", "FILE has no vectors: 1 rows of 0 numbers"),
         (b"a 1 2\n\xff 1 2\n", "FILE:2: byte 1 of the line is not UTF-8"),
     ],
 )

@@ -218,7 +218,8 @@ class Statistics:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Append a line. A failure does not stop training: a later commit may find space."""
-        self._records.check_lease()
+        if self._records.lease is not None:
+            self._records.lease.check()
         try:
             with self._path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
