@@ -24,7 +24,7 @@ from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
-from tests.training.test_dense_shards import NEEDS_SLICES
+from tests.training.test_dense_parameters import NEEDS_SLICES
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 

@@ -34,9 +34,8 @@ from dglkge.step.objectives.all_candidates import (
     only_answers,
 )
 from dglkge.step.objectives.device_softmax import DeviceSoftmaxShard
-from dglkge.step.objectives.one_vs_all import all_answers
+from dglkge.step.objectives.one_vs_all import RELATION_BLOCKS, RelationQueries, WithRelations, all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
-from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries, WithRelations
 from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
