@@ -19,14 +19,12 @@ from dglkge.kernels.rows import widen_rows
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.components import configured_model, relation_operators
-from dglkge.training.building.run_place import open_checkpoints
 from dglkge.training.building.step import build_step
 from dglkge.training.building.tables import describe_optimizer
-from dglkge.training.epochs import JOB
 from dglkge.training.job import open_job
-from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.state import resumable
+from dglkge.training.script import JOB, opened_dataset
+from dglkge.training.state import open_checkpoints, resumable
 from dglkge.training.trainer import Trainer
 
 # Before the first call of a loop numba looks up its own functions for .3 s: here once, before forks.

@@ -43,7 +43,7 @@ from dglkge.training.building.tables import (
     open_optimizer,
     open_tables,
 )
-from dglkge.training.join import opened_dataset
+from dglkge.training.script import opened_dataset
 from dglkge.typing import RELATION, TablePart
 
 

@@ -26,7 +26,7 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset

@@ -20,8 +20,8 @@ from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import plan_passes
 from dglkge.step.contracts import BatchMeasures, Computation, StepResult
-from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
+from dglkge.training.script import ElasticEpochs
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side, TablePart
