@@ -311,7 +311,7 @@ class CheckpointManager:
         stats, self._stats = self._stats, []
         self._new = new = NewVersion(
             self.storage,
-            self._mirror,
+            self._mirror or self.storage,
             self.names,
             self.group.limit_seconds,
             replace(self._job, first=version, last=version),
@@ -400,7 +400,8 @@ class CheckpointManager:
         # A NaN never becomes the best: no later score would be above it.
         if math.isnan(score) or (best is not None and not score > best):
             return False
-        self.storage.keep(self.storage.published_version(), layout.BEST, {"score": score, **note})
+        newest = self.storage.stored(self.storage.published_version())
+        self.storage.keep(newest, layout.BEST, {"score": score, **note})
         if self._mirror is not None:
             with contextlib.suppress(StorageError):  # which is logged; the next commit uploads it
                 self._mirror.push_pointers()

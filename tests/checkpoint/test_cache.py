@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
-from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.layout import BEST
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror
@@ -36,7 +35,7 @@ META = toy_meta(relations=TWO_PAIRS)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(Mirror, "poll_seconds", 0.02)
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
@@ -65,10 +64,10 @@ class Cluster:
         def trainer(rank: int) -> None:
             run = self.runs[order[rank]]
             mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0)
-            mirror._job = jobs[0] = jobs[0] or mirror._job
+            mirror.nonce = jobs[0] = jobs[0] or mirror.nonce
             try:
                 gathering.barrier.wait()
-                mirror._job = jobs[0]
+                mirror.nonce = jobs[0]
                 if rank == 0:
                     mirror.fill(mirror.take(refuse_other_runs))
                 gathering.barrier.wait()
