@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,6 +82,14 @@ class World:
     def is_disk_leader(self) -> bool:
         """Whether this trainer does the work that is done once on each disk of the job."""
         return self.rank == 0 or (self.has_own_disk and self.is_machine_leader)
+
+    def wants_bar(self, setting: str) -> bool:
+        """Return whether this trainer shows progress bars: rank 0 does.
+
+        ``setting`` is ``always``, ``never``, or ``auto``: on a terminal.
+        """
+        watched = self.shows_progress or sys.stderr.isatty()
+        return self.rank == 0 and (setting == "always" or (setting == "auto" and watched))
 
     @classmethod
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:

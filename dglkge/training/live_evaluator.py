@@ -30,7 +30,7 @@ from dglkge.step.rows import Transforms
 from dglkge.training.building.batches import edge_options, query_batches
 from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
-from dglkge.training.process import open_bar
+from dglkge.training.statistics.stats import open_bar
 from dglkge.typing import RELATION
 
 
