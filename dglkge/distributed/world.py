@@ -108,8 +108,8 @@ class World:
                 raise InputError(
                     f"{name} is {env[name]}: {starter} (or another launcher) started {env[name]} processes, "
                     "and each would train alone and write to the same folder; start one "
-                    "dglkge-launch --ip_config ip_config.txt SCRIPT ARGUMENTS instead (it starts the trainers "
-                    f"of all machines), or run the script once, with {name} unset"
+                    "dglkge-launch --ip_config ip_config.txt SCRIPT ARGUMENTS instead (it starts the "
+                    f"trainers of all machines), or run the script once, with {name} unset"
                 )
             return cls()
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
