@@ -229,7 +229,9 @@ class Mirror(VersionStore):
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
         if note := self.read_pointer(pointer):
-            self._pull_version(self.stored(note["version"]))
+            manifest = self.stored(note["version"])
+            self._pull_version(manifest)
+            self._write_manifest(manifest)
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
@@ -238,12 +240,12 @@ class Mirror(VersionStore):
             self._last = self.stored(version)
         return self._last if version else None
 
-    def take_over(self) -> None:
-        """Publish the version that rank 0 has published at the store in the cache of another machine."""
-        if self._last is not None:
-            self._write_manifest(self._last)
-            self._storage.publish(self.version)
-            self._storage.drop_older(self.version)
+    def publish_in_cache(self, manifest: Manifest) -> None:
+        """Publish a version of the store in the folder, which need not have all its files."""
+        self._write_manifest(manifest)
+        self._storage.publish(manifest.version)
+        with contextlib.suppress(OSError):  # the next save removes the same files
+            self._storage.drop_older(manifest.version)
 
     @property
     def version(self) -> int:
@@ -255,9 +257,7 @@ class Mirror(VersionStore):
         self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
-        self._storage.publish(stored.version)
-        with contextlib.suppress(OSError):  # the next save removes the same files
-            self._storage.drop_older(stored.version)
+        self.publish_in_cache(stored)
 
     def refresh(self, pointer: str = "") -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -393,7 +393,6 @@ class Mirror(VersionStore):
         # The manifest does not list the statistics, which other programs write too.
         if layout.STATS_FILE in self.names(layout.version_folder(version)):
             self._pull_file(_object(version, layout.STATS_FILE))
-        self._write_manifest(manifest)
 
     def _write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of a version to the folder, byte for byte."""

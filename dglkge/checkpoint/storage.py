@@ -201,7 +201,7 @@ class VersionStore:
     def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
         """Return the entries of those of some files of which there is a receipt of this job."""
         folder, entries = layout.version_folder(version), {}
-        present = self.names(folder)
+        present = set(self.names(folder))
         for name in names:
             receipt = layout.receipt_file(name)
             note = layout.parse_object(self.read(f"{folder}/{receipt}") if receipt in present else None)
