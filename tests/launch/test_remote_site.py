@@ -13,9 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dglkge.distributed.server_ports import is_own_address
 
-from dglkge.distributed.addresses import Machine
+from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
