@@ -126,11 +126,13 @@ def train(
     file, words = config_file(config), overrides(settings, score_function)
     # Settings are read before anything is made; the data set's place is not known yet.
     read = load_config(file, [*words, "dataset=x", *path_override("output", output)])
-    dataset = _dataset_of(triples, options)
-    folder = _run_folder(None if output is None else read.output, triples, read, overwrite, dataset)
+    folder = _run_folder(None if output is None else read.output, triples, read, overwrite)
     words.append(f"output={folder}")
     making = options.to_options(folder.absolute().name, is_shown)
     workers = None if trainers is None else whole_number("trainers", trainers, least=1)
+    dataset = _dataset_of(triples, options)
+    if overwrite and dataset is not None and dataset.is_relative_to(folder.absolute()):
+        raise InputError(f"{dataset} lies in {folder}, which overwrite would remove")
     require_dgl("dglkge.train")
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
@@ -197,9 +199,7 @@ def _dataset_of(triples: Any, options: DataOptions) -> Path | None:
     return paths[0].absolute()
 
 
-def _run_folder(
-    output: str | None, triples: Any, config: Config, overwrite: bool, dataset: Path | None
-) -> Path:
+def _run_folder(output: str | None, triples: Any, config: Config, overwrite: bool) -> Path:
     """Return the run's folder, by default named after the triples; it may be written to, or removed."""
     from dglkge.partition.sources import as_paths
 
@@ -211,13 +211,9 @@ def _run_folder(
     parent = next(path for path in folder.absolute().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"output is {folder}, and {parent} is not a folder that can be written")
-    if not overwrite or not folder.exists():
-        return folder
     is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
-    if not is_run and any(folder.iterdir()):
+    if overwrite and folder.exists() and not is_run and any(folder.iterdir()):
         raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
-    if dataset is not None and dataset.is_relative_to(folder.absolute()):
-        raise InputError(f"{dataset} lies in {folder}, which overwrite would remove")
     return folder
 
 
