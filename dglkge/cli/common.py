@@ -313,7 +313,7 @@ def open_model(args: argparse.Namespace) -> Run:
     if given["about"]:
         texts = dict(text.partition("=")[::2] for text in given["about"])
         if not all(texts.values()):
-            raise InputError(f"--about {given['text'][0]!r} is not of the form NAME=TEXT")
+            raise InputError(f"--about {given['about'][0]!r} is not of the form NAME=TEXT")
         model = model.with_new_texts(texts)
     return model.with_rules() if given["rules"] else model
 

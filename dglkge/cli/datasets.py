@@ -30,7 +30,7 @@ from dglkge.cli.common import (
     sigterm_raises,
 )
 from dglkge.data.text_format import Columns, bare_path
-from dglkge.data.times import GRANULARITIES
+from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -313,19 +313,19 @@ with the files of each data set in a folder of its name, or a folder of this kin
 
 def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
     """Write the vectors of texts."""
-    from dglkge.data import text_vectors
+    from dglkge.data import vector_files
 
     output = Path(args.output)
     if output.exists() and not args.overwrite:
         raise InputError(f"{output} exists; --overwrite replaces it")
-    texts = text_vectors.read_texts(Path(args.texts))
+    texts = vector_files.read_texts(Path(args.texts))
     if args.like:
-        vectors = text_vectors.open_encoder(Path(args.like))(texts.values())
-        text_vectors.write_vectors(output, texts, vectors, encoder=None)
+        vectors = vector_files.open_encoder(Path(args.like))(texts.values())
+        vector_files.write_vectors(output, texts, vectors, encoder=None)
     else:
         made_by = args.dimension, args.encoder
-        vectors = text_vectors.text_vectors(texts, *made_by)
-        text_vectors.write_vectors(output, texts, vectors, *made_by)
+        vectors = vector_files.text_vectors(texts, *made_by)
+        vector_files.write_vectors(output, texts, vectors, *made_by)
     return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
 
 

@@ -19,8 +19,7 @@ from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS
-from dglkge.data.text_vectors import Encode, open_encoder
-from dglkge.data.vector_files import feature_files, read_new_vectors
+from dglkge.data.vector_files import Encode, feature_files, open_encoder, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions

@@ -21,9 +21,8 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import EDGE_SETS, NUMERIC_LITERALS, SPLITS, TRAIN, TRAIN_WEIGHTS, Field
 from dglkge.data.quality import measure_quality
 from dglkge.data.text_format import Columns
-from dglkge.data.times import extended
 from dglkge.data.triples import TripleFile
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, extended
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import dglkge
 from dglkge.data.dataset import Dataset
-from dglkge.data.times import extended
+from dglkge.data.vocabulary import extended
 from dglkge.evaluation.metrics import Protocol
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset

@@ -20,15 +20,15 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import read_dataset_size
-from dglkge.data.text_vectors import open_encoder, text_vectors, write_vectors
+from dglkge.data.vector_files import open_encoder, text_vectors, write_vectors
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.model.projections import ProjectedFeatures
+from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.serving.explorer import Explorer
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
