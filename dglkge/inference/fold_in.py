@@ -54,7 +54,7 @@ Entity = tuple[str, int]
 NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
 
-NUM_TRIPLES = 1 << 11
+NUM_TRIPLES = 1 << 12
 """Training triples in whose queries a new entity is a negative, where there are more."""
 
 MAX_SCORES = 1 << 23
