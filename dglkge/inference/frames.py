@@ -181,8 +181,14 @@ class Questions(TrainedModel):
             columns=[name for name in ANSWER_COLUMNS if name != "probability"],
         ).astype({"score": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
-        if (curve := self.probability_curve) is not None:
-            frame["probability"] = curve(frame["score"].to_numpy())
+        if (calibration := self.calibration_if_any) is not None:
+            answered = frame[frame["problem"].isna()]
+            ids = np.array([tables.relations.labels.id(label) for label in answered[RELATION_COLUMN]], int)
+            head, tail = (calibration.probabilities(answered["score"].to_numpy(), ids, side) for side in Side)
+            missing = answered["missing"].to_numpy()
+            frame["probability"] = np.nan
+            probability = np.where(missing == HEAD, head, np.where(missing == TAIL, tail, (head + tail) / 2))
+            frame.loc[answered.index, "probability"] = probability
         for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
         return frame.filter(list(ANSWER_COLUMNS))
@@ -225,13 +231,13 @@ class Questions(TrainedModel):
             first = min(problems)
             raise InputError(f"row {triples.index[first]}: {problems[first]}")
         good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
-        curve = self.probability_curve
-        # Fitted on the scores of single queries, so each side has a probability of its own.
-        measures = {"score": np.asarray, **({} if curve is None else {"probability": curve})}
         by_side = self.scores(ids[good])
+        measures = {"score": (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2}
+        if (calibration := self.calibration_if_any) is not None:
+            measures["probability"] = calibration.of_triples(by_side, ids[good])
         for name, measure in measures.items():
             frame[name] = np.nan
-            frame.iloc[good, -1] = (measure(by_side[Side.HEAD]) + measure(by_side[Side.TAIL])) / 2
+            frame.iloc[good, -1] = measure
         known_from = np.full(len(parts), None, dtype=object)
         if len(good):
             known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])

@@ -86,8 +86,7 @@ class Asked:
         if beam < 1:
             raise InputError(f"the beam must be at least 1, got {beam}")
         self._run, self._beam = run, beam
-        self._curve = run.calibration.curve
-        self._least = least_score(self._curve, LEAST_PROBABILITY)
+        self._calibration = run.calibration
         for split in known_splits:
             if split not in SPLITS:
                 raise unknown_name("split", split, SPLITS)
@@ -220,12 +219,13 @@ class Asked:
         hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
-        low = torch.full((len(hop.ids),), self._least)
+        curve = self._calibration.curve_of(hop.relation_id, hop.side)
+        low = torch.full((len(hop.ids),), least_score(curve, LEAST_PROBABILITY))
         for shard in self._run.tables.shards(type_):
             for start, stop in candidate_blocks(len(hop.ids), shard):
                 scores = self._run.model.compare(hop.query, shard.rows[start:stop].float())
                 row, column = at_least(scores, low)
-                probability = self._curve(scores[row, column].numpy()) * hop.values[row.numpy()]
+                probability = curve(scores[row, column].numpy()) * hop.values[row.numpy()]
                 ids = shard.original_ids[start:stop].numpy()
                 counts = np.bincount(row.numpy(), minlength=len(scores))
                 for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
@@ -245,7 +245,8 @@ class Asked:
         index, answers = hop.known
         known = np.zeros(len(hop.ids), bool)
         known[index[answers == id_]] = True
-        return np.where(known, 1.0, self._curve(scores)), known
+        curve = self._calibration.curve_of(hop.relation_id, hop.side)
+        return np.where(known, 1.0, curve(scores)), known
 
     def _path(self, node: Hop | Node, id_: int) -> list[dict[str, Any]]:
         """Return the links that gave an entity its value, those nearest to given entities first."""

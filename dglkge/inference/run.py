@@ -251,7 +251,7 @@ class Run(Questions):
         -------
         DataFrame
             head, relation, tail, score, probability (a column only if fitted for this version) and held_out
-            (only if asked for); by descending score.
+            (only if asked for); by descending probability, or score where there are none.
 
         Raises
         ------
@@ -288,7 +288,7 @@ class Run(Questions):
         Parameters
         ----------
         path : path
-            The file, with the columns of :meth:`complete`, sorted by descending score.
+            The file, with the columns and the order of :meth:`complete`.
         overwrite : bool
             Replace the file if it exists.
         progress : callable, optional
@@ -300,8 +300,8 @@ class Run(Questions):
         -------
         dict
             path, triples, queries (pairs of head and relation), pairs (of a query and a candidate) and
-            least_score; with ``held_out`` also the number of its triples, and the precision and the recall of
-            the best triples (``curve``).
+            least_score (of all relations); with ``held_out`` also the number of its triples, and the
+            precision and the recall of the best triples (``curve``).
 
         Raises
         ------

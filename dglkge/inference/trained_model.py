@@ -20,7 +20,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.calibration import Calibration, Curve
+from dglkge.evaluation.calibration import Calibration
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import (
     Protocol,
@@ -293,10 +293,10 @@ class TrainedModel:
         return calibration
 
     @property
-    def probability_curve(self) -> Curve | None:
-        """The curve from scores to probabilities; None if none was fitted for this version."""
+    def calibration_if_any(self) -> Calibration | None:
+        """The same; None if none was fitted for this version."""
         try:
-            return self.calibration.curve
+            return self.calibration
         except InputError:
             return None
 

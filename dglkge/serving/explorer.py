@@ -70,7 +70,7 @@ class Explorer:
             tables.shards(type_)  # opens the files and compares checksums
             if approximate_from is not None and len(vocabulary) >= approximate_from:
                 self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
-        self.has_probabilities = run.probability_curve is not None
+        self.has_probabilities = run.calibration_if_any is not None
         self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
         self._frequent: dict[str, np.ndarray] = {}

@@ -79,7 +79,9 @@ def test_probabilities_of_predictions(shown, report, refusal, run, dataset, meth
     assert quality["path"] == str(run / RUN_CALIBRATION_FILE) and quality["num_true"] == 28
     assert 0 <= quality["brier_score"] <= 1 and quality["log_loss"] > 0
     opened = open_run(run)
-    scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
+    scores, labels, _ = labelled_scores(
+        opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid")
+    )
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
     answers = report(*asked, "--probability")["answers"]
     assert len(answers) == 10
@@ -95,7 +97,7 @@ def test_true_scores_are_those_of_each_side(run, dataset):
     """Reciprocal relations have a score for each side; each is fitted as predictions have it."""
     opened = open_run(run)
     triples = dataset.split("valid")[:4]
-    scores, labels = labelled_scores(opened, triples, opened.known_triples(), 2, (0, "valid"))
+    scores, labels, _ = labelled_scores(opened, triples, opened.known_triples(), 2, (0, "valid"))
     expected = []
     for side in Side:
         for head, relation_id, tail in triples.tolist():

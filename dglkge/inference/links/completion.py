@@ -23,7 +23,7 @@ import torch
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name, write_error
-from dglkge.evaluation.calibration import Curve
+from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, LinkSearch
@@ -43,8 +43,10 @@ RUN_ROWS = 1 << 21
 
 WORK_SUFFIX, PLAN_FILE = ".parts", "plan.json"
 
-LINK = np.dtype([("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")])
-"""A link in original ids, as the files of a unit have it."""
+LINK = np.dtype(
+    [("probability", "<f8"), ("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")]
+)
+"""A link in original ids, as the files of a unit have it; without calibration its probability is 0."""
 
 MERGED_ROWS = 1 << 21
 """Rows of all files that are in memory during a merge."""
@@ -91,7 +93,7 @@ class Completion:
         digest = hashlib.sha256()
         for name, ids in sorted((self.heads or {}).items()):
             digest.update(name.encode() + b"\0" + ids.tobytes())
-        names = ("relation_ids", "min_probability", "least_score", "k", "candidates", "held_out")
+        names = ("relation_ids", "min_probability", "least_scores", "k", "candidates", "held_out")
         return {
             "run_id": checkpoint.manifest.run_id,
             "version": checkpoint.version,
@@ -105,16 +107,21 @@ class Completion:
         return self.run.known_triples(splits=tuple(split for split in SPLITS if split != self.held_out))
 
     @cached_property
-    def curve(self) -> Curve | None:
+    def calibration(self) -> Calibration | None:
         """Probabilities of scores; None if there are none and none are needed."""
-        return self.run.probability_curve if self.min_probability is None else self.run.calibration.curve
+        return self.run.calibration_if_any if self.min_probability is None else self.run.calibration
 
     @cached_property
-    def least_score(self) -> float:
-        """Least score with the least probability; -inf without one."""
-        if self.curve is None or self.min_probability is None:
-            return -np.inf
-        return least_score(self.curve, self.min_probability)
+    def least_scores(self) -> list[float]:
+        """Least score with the least probability, by place of the relation; -inf without one."""
+        if self.calibration is None or self.min_probability is None:
+            return [-np.inf] * len(self.relation_ids)
+        curves = [self.calibration.curve_of(id_, Side.TAIL) for id_ in self.relation_ids]
+        common = least_score(self.calibration.curve, self.min_probability)
+        return [
+            common if curve is self.calibration.curve else least_score(curve, self.min_probability)
+            for curve in curves
+        ]
 
     def relation(self, relation_id: int) -> Relation:
         """Return a relation with its entity types."""
@@ -175,7 +182,7 @@ class Completion:
             query,
             self.run.max_norm(relation.rhs),
             (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
-            self.least_score,
+            self.least_scores[self.relation_ids.index(task.relation_id)],
             self.k,
             self.is_narrow,
         )
@@ -184,7 +191,9 @@ class Completion:
             links = search.take(is_last)
             table = np.empty(len(links), LINK)
             table["head"], table["tail"] = heads.numpy()[links["query"]], links["candidate"]
-            table["score"], table["relation"] = links["score"], task.relation_id
+            table["score"], table["relation"], table["probability"] = links["score"], task.relation_id, 0
+            if self.calibration is not None:
+                table["probability"] = self.calibration.curve_of(task.relation_id, Side.TAIL)(links["score"])
             return table
 
         for ids, rows in self._panels(task.relation_id):
@@ -285,7 +294,7 @@ def plan_completion(
     )
     completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
-    completion.least_score  # noqa: B018  or if no probabilities were fitted
+    completion.least_scores  # noqa: B018  or if no probabilities were fitted
     return completion
 
 
@@ -366,12 +375,20 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
 
 
 def _sorted(links: np.ndarray) -> np.ndarray:
-    """Return links by descending score, and by relation, head and tail among equal scores."""
-    return links[np.lexsort((links["tail"], links["head"], links["relation"], -links["score"]))]
+    """Return links by descending probability and score, and by relation, head and tail among equal ones."""
+    ids = links["tail"], links["head"], links["relation"]
+    return links[np.lexsort((*ids, -links["score"], -links["probability"]))]
+
+
+def _order(links: np.ndarray) -> np.ndarray:
+    """Return ascending numbers (n,) for sorted links: complex ones are compared by both parts in turn."""
+    order = np.empty(len(links), complex)
+    order.real, order.imag = -links["probability"], -links["score"]
+    return order
 
 
 def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
-    """Yield the links of sorted files in one descending order of scores, in blocks."""
+    """Yield the links of sorted files in one order, in blocks."""
     # Read piece by piece and not mapped: a mapped file stays open, and there may be thousands.
     chunk = max(1024, MERGED_ROWS // max(1, len(paths)))
     num_rows = {path: path.stat().st_size // LINK.itemsize for path in paths}
@@ -382,8 +399,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
             places[path] += len(left[path])
         # What a file still has is not above its last row in memory.
         unread = {path for path in left if places[path] < num_rows[path]}
-        least = max((left[path]["score"][-1] for path in unread), default=-np.inf)
-        ends = {path: np.searchsorted(-rows["score"], -least, side="right") for path, rows in left.items()}
+        last = np.concatenate([_order(left[path][-1:]) for path in unread] or [np.array([complex(np.inf)])])
+        ends = {path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in left.items()}
         yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in left.items()]))
         left = {path: rows[ends[path] :] for path, rows in left.items()}
         left = {path: rows for path, rows in left.items() if len(rows) or path in unread}
@@ -414,8 +431,8 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
         "tail": _names(completion, links, "tail"),
         "score": links["score"],
     }
-    if completion.curve is not None:
-        columns["probability"] = completion.curve(links["score"])
+    if completion.calibration is not None:
+        columns["probability"] = links["probability"]
     if completion.held_out is not None:
         known = completion.run.known_triples(splits=(completion.held_out,))
         columns["held_out"] = known.contain(Side.TAIL, links["head"], links["relation"], links["tail"])
@@ -443,7 +460,7 @@ def write_completion(
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
-    """Write the missing triples to a Parquet file, by descending score, and return a summary.
+    """Write the missing triples to a Parquet file, the most probable first, and return a summary.
 
     An interrupted call leaves ``PATH.parts``, and the same call goes on from there.
     """
@@ -472,7 +489,7 @@ def write_completion(
         "pairs": sum(
             len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
         ),
-        "least_score": completion.least_score if np.isfinite(completion.least_score) else None,
+        "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
     }
     if completion.held_out is not None:
         summary |= {"held_out": completion.held_out, "held_out_triples": num_held_out}
@@ -481,7 +498,7 @@ def write_completion(
 
 
 def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
-    """Return the missing triples, or the best ones of them, by descending score; see :func:`as_table`."""
+    """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
         blocks, left = [np.empty(0, LINK)], limit
         for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
