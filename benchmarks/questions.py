@@ -24,7 +24,7 @@ import torch
 
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.calibration import Platt
+from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question
 from dglkge.inference.questions import BEAM, Asked, Hop, Node
 from dglkge.inference.trained_model import TrainedModel
@@ -186,7 +186,8 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
     scores = run.model.score(
         rows["entity"][:1000], rows[RELATION][:1].expand(1000, -1), rows["entity"][-1000:]
     )
-    run.__dict__["calibration"] = SimpleNamespace(curve=Platt(1.0, -3.1 * float(scores.std()) - 13.8))
+    curve = Platt(1.0, -3.1 * float(scores.std()) - 13.8)
+    run.__dict__["calibration"] = Calibration("platt", curve, 0.5, 1, 0, 1, 1, "", 0)
     walls, cpu = [], time.process_time()
     for number in range(times + 1):
         begin = time.perf_counter()

@@ -1,8 +1,8 @@
 """Probabilities of scores: Platt's scaling and isotonic regression, weighted, in float64; and their file.
 
 Equal scores of two relations, or of two sides, are not equally probable. Curves by relation are sigmoids:
-few triples determine two numbers and no more. They are shrunk to the common curve, which counts as a number of
-scores beside those of the relation; the number is chosen by cross-validation.
+few triples determine two numbers and no more. They are shrunk to the common curve, which counts as a number
+of scores beside those of the relation; the number is chosen by cross-validation.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.data.times import label_at
 from dglkge.errors import InputError
+from dglkge.evaluation.calibration import Calibration
 from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -182,16 +183,22 @@ class Questions(TrainedModel):
         ).astype({"score": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if (calibration := self.calibration_if_any) is not None:
-            answered = frame[frame["problem"].isna()]
-            ids = np.array([tables.relations.labels.id(label) for label in answered[RELATION_COLUMN]], int)
-            head, tail = (calibration.probabilities(answered["score"].to_numpy(), ids, side) for side in Side)
-            missing = answered["missing"].to_numpy()
-            frame["probability"] = np.nan
-            probability = np.where(missing == HEAD, head, np.where(missing == TAIL, tail, (head + tail) / 2))
-            frame.loc[answered.index, "probability"] = probability
+            frame["probability"] = self._probabilities(frame, calibration)
         for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
         return frame.filter(list(ANSWER_COLUMNS))
+
+    def _probabilities(self, answers: pd.DataFrame, calibration: Calibration) -> pd.Series:
+        """Return the probability of each answer to a query; NaN for a query with a problem."""
+        answered = answers[answers["problem"].isna()]
+        labels = self.tables.relations.labels
+        ids = np.array([labels.id(label) for label in answered[RELATION_COLUMN]], np.int64)
+        scores, missing = answered["score"].to_numpy(), answered["missing"].to_numpy()
+        of_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
+        # The score of a relation is the mean of both sides.
+        mean = (of_side[HEAD] + of_side[TAIL]) / 2
+        values = np.where(missing == HEAD, of_side[HEAD], np.where(missing == TAIL, of_side[TAIL], mean))
+        return pd.Series(values, answered.index, dtype=np.float64).reindex(answers.index)
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Score given triples.

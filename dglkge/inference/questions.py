@@ -20,9 +20,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.links.completion import least_score
-from dglkge.inference.links.missing_links import at_least
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
-from dglkge.inference.search import candidate_blocks
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
 
@@ -220,19 +218,15 @@ class Asked:
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
         curve = self._calibration.curve_of(hop.relation_id, hop.side)
-        low = torch.full((len(hop.ids),), least_score(curve, LEAST_PROBABILITY))
-        for shard in self._run.tables.shards(type_):
-            for start, stop in candidate_blocks(len(hop.ids), shard):
-                scores = self._run.model.compare(hop.query, shard.rows[start:stop].float())
-                row, column = at_least(scores, low)
-                probability = curve(scores[row, column].numpy()) * hop.values[row.numpy()]
-                ids = shard.original_ids[start:stop].numpy()
-                counts = np.bincount(row.numpy(), minlength=len(scores))
-                for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
-                    # The pairs of a query are a slice, and each of its candidates is there once.
-                    pairs = slice(end - count, end)
-                    places = ids[column[pairs].numpy()]
-                    found[places] = np.maximum(found[places], probability[pairs])
+        low = least_score(curve, LEAST_PROBABILITY)
+        for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
+            probability = curve(scores) * hop.values[row]
+            counts = np.bincount(row, minlength=len(hop.ids))
+            for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
+                # The pairs of a query are a slice, and each of its candidates is there once.
+                pairs = slice(end - count, end)
+                places = ids[pairs]
+                found[places] = np.maximum(found[places], probability[pairs])
         index, answers = hop.known
         np.maximum.at(found, answers, hop.values[index])
         return found
@@ -286,10 +280,12 @@ def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
     """Return the product, the probabilistic sum, or the contrary of the only one."""
     if operation == "not":
         return 1 - values[0]
-    combined = np.ones_like(values[0])
-    for one in values:
-        combined = combined * (one if operation == "and" else 1 - one)
-    return combined if operation == "and" else 1 - combined
+    if operation == "or":
+        return 1 - _combine("and", [1 - one for one in values])
+    combined = values[0]
+    for one in values[1:]:
+        combined = combined * one
+    return combined
 
 
 def _best(values: np.ndarray, k: int) -> np.ndarray:

@@ -34,6 +34,7 @@ from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
 from dglkge.inference.exports.hub import HubTables
+from dglkge.inference.narrow_rows import LikelyCandidates
 from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
@@ -226,6 +227,11 @@ class TrainedModel:
             shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
             self._max_norms[entity_type] = max((RankedShard(shard).max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
+
+    @cached_property
+    def likely_candidates(self) -> LikelyCandidates:
+        """Search for the candidates above a limit."""
+        return LikelyCandidates(self.model, self.tables, self.max_norm)
 
     def link_query(self, side: Side, entity: str, relation: str) -> LinkQuery:
         """Look up the names of a query with one side missing.

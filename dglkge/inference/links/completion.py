@@ -26,10 +26,10 @@ from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, LinkSearch
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
+from dglkge.inference.narrow_rows import has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.model.matmul_type import BFLOAT16, faster_type
 from dglkge.typing import RELATION, Relation, Side
 
 QUERY_NUMBERS = 1 << 23
@@ -205,10 +205,7 @@ class Completion:
     @cached_property
     def is_narrow(self) -> bool:
         """Whether panels are compared in bfloat16 first: if that is faster and a least score skips most."""
-        model = self.run.model
-        if not model.score_function.is_product or self.k is not None or self.min_probability is None:
-            return False
-        return faster_type((QUERY_TILE, CANDIDATE_PANEL, model.query_dim)) == BFLOAT16
+        return self.k is None and self.min_probability is not None and has_fast_bfloat16(self.run.model)
 
     def _panels(self, relation_id: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the ids, ascending, and rows of the candidates of a relation, panel by panel."""
