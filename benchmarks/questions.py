@@ -199,6 +199,7 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
     return {
         "entities": num_entities,
         "beam": beam,
+        "bfloat16": run.likely_candidates.is_narrow,
         "median_ms": 1000 * float(np.median(walls[1:])),
         "least_ms": 1000 * min(walls[1:]),
         "cpu_ms": 1000 * (time.process_time() - cpu) / times,

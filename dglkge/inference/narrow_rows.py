@@ -15,8 +15,10 @@ from torch import Tensor
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, NARROW_SLACK, QUERY_TILE, at_least
 from dglkge.inference.search import BLOCK_BYTES, candidate_blocks
 from dglkge.inference.whole_tables import Tables
+from dglkge.kernels.full_scores import score_answers
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.matmul_type import BFLOAT16, faster_type
+from dglkge.optim.threads import split
 from dglkge.typing import RowShard
 
 LEAST_ROWS, MOST_BYTES = 100_000, 1 << 30
@@ -25,7 +27,8 @@ LEAST_ROWS, MOST_BYTES = 100_000, 1 << 30
 SCREENED = 64
 """One candidate of so many may remain; of more, all are scored in float32."""
 
-PAIRS_AT_A_TIME = 1 << 14
+LEAST_QUERIES = 16
+"""A product with fewer is slower."""
 
 
 def has_fast_bfloat16(model: KgeModel) -> bool:
@@ -58,11 +61,10 @@ class LikelyCandidates:
         limits = torch.full((len(query),), low)
         for shard, narrow in zip(shards, self._narrow_rows(entity_type, shards)):
             if narrow is not None and (pairs := self._screened(entity_type, query, low, narrow)) is not None:
-                for row, column in zip(*(part.split(PAIRS_AT_A_TIME) for part in pairs)):
-                    scores = model.compare_pairs(query[row], shard.rows[column].float())
-                    kept = scores >= low
-                    row, column = row[kept], column[kept]
-                    yield row.numpy(), shard.original_ids[column].numpy(), scores[kept].numpy()
+                row, column = pairs
+                scores = _products(query.numpy(), shard.rows.numpy(), row, column)
+                kept = scores >= low
+                yield row[kept], shard.original_ids[torch.from_numpy(column[kept])].numpy(), scores[kept]
                 continue
             for start, stop in candidate_blocks(len(query), shard):
                 scores = model.compare(query, shard.rows[start:stop].float())
@@ -72,7 +74,12 @@ class LikelyCandidates:
     def _narrow_rows(self, entity_type: str, shards: Sequence[RowShard]) -> Sequence[Tensor | None]:
         """Return the rows of the shards in bfloat16; None where that would not pay."""
         num_rows, width = sum(len(shard.rows) for shard in shards), self._tables.meta.dim
-        if not self.is_narrow or num_rows < LEAST_ROWS or 2 * num_rows * width > MOST_BYTES:
+        if (
+            not self.is_narrow
+            or num_rows < LEAST_ROWS
+            or shards[0].rows.dtype != torch.float32
+            or 2 * num_rows * width > MOST_BYTES
+        ):
             return [None] * len(shards)
         if entity_type not in self._narrow:
             self._narrow[entity_type] = [shard.rows.bfloat16() for shard in shards]
@@ -80,24 +87,43 @@ class LikelyCandidates:
 
     def _screened(
         self, entity_type: str, query: Tensor, low: float, narrow: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Return row and column of what may reach the limit, by row; None if that is too much."""
         slack = NARROW_SLACK * query.norm(dim=1) * self._max_norm(entity_type)
         # The limit is rounded as well.
-        limits = (low - slack - 2.0**-8 * abs(low)).bfloat16()
-        queries, found, left = query.bfloat16().T, [], len(narrow) * len(query) // SCREENED
-        # Few blocks: a product of many rows and few queries is as fast as rows are read.
-        step = max(1, BLOCK_BYTES // (2 * len(query)))
+        limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
+        queries = query.bfloat16().new_zeros(max(LEAST_QUERIES, num_queries), query.shape[1])
+        queries[:num_queries] = query
+        step = min(len(narrow), max(1, BLOCK_BYTES // (4 * len(queries))))
+        scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
+        left, found = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
+        # Positive numbers and their bits have one order, and integers are compared several times as fast.
+        kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
         for start in range(0, len(narrow), step):
-            is_likely = (narrow[start : start + step] @ queries) >= limits
-            places = _true_places(is_likely)
+            rows = narrow[start : start + step]
+            torch.mm(rows, queries.T, out=scores[: len(rows)])
+            own = scores[: len(rows), :num_queries]
+            torch.ge(own.view(kind), limits.view(kind), out=flags[: len(rows)])
+            places = _true_places(flags[: len(rows)])
             left -= len(places)
             if left < 0:
                 return None
-            found.append(places + start * len(query))
-        column, row = np.divmod(np.concatenate(found), len(query))
+            found.append(places + start * num_queries)
+        column, row = np.divmod(np.concatenate(found), num_queries)
         order = np.argsort(row, kind="stable")
-        return torch.from_numpy(row[order]), torch.from_numpy(column[order])
+        return row[order], column[order]
+
+
+def _products(query: np.ndarray, rows: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """Return the float32 inner products (m,) of pairs by query."""
+    scores = np.empty(len(row), np.float32)
+
+    def score(part: slice) -> None:
+        starts = np.searchsorted(row[part], np.arange(len(query) + 1))
+        score_answers(query, rows, starts, column[part], scores[part])
+
+    split(len(row), query.shape[1], score)
+    return scores
 
 
 def _true_places(flags: Tensor) -> np.ndarray:

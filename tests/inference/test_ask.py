@@ -153,7 +153,6 @@ def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
     """Whether few candidates remain, which are scored again, or too many."""
     monkeypatch.setattr(narrow_rows, "SCREENED", screened)
     monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
-    monkeypatch.setattr(narrow_rows, "PAIRS_AT_A_TIME", 7)
     monkeypatch.setattr(questions, "LEAST_PROBABILITY", 0.3)
     plain = [run.ask(QUESTIONS[kind], k=60, known_splits=()) for kind in ("2p", "up", "inp")]
     run.likely_candidates.is_narrow = True
