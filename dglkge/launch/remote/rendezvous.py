@@ -190,8 +190,7 @@ class Rendezvous:
         reply = protocol.answer(hello, {"join": functools.partial(self._join, stream)})
         stream.send(reply)
         await stream.drain()
-        if reply.error is not None:
-            raise (handshake.RefusedError if reply.is_input else NotReadyError)(reply.error)
+        reply.check(handshake.RefusedError, NotReadyError)
 
     def _join(
         self, stream: protocol.Stream, rank: int, num_nodes: int, address: str, variables: Sequence[str]

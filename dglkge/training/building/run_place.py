@@ -81,7 +81,6 @@ def open_checkpoints(
         cluster.barrier,
         cluster.gather_texts,
         world.timeout_seconds,
-        world.has_own_disk,
     )
     return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
@@ -108,7 +107,7 @@ def _open_mirror(
     is_first = world.rank == 0
     _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    fills = not is_first and world.is_disk_leader and lease.is_holder
+    fills = not is_first and lease.is_holder
     _fill(cluster, mirror if fills else None)
     return mirror
 
