@@ -108,7 +108,9 @@ class Graph:
         return chosen if len(set(chosen)) == len(chosen) else None
 
 
-def ranks_of(path: str, kinds: list[str], number: int, beam: int, seed: int) -> list[dict[str, Any]]:
+def ranks_of(
+    path: str, kinds: list[str], number: int, beam: int, seed: int, adapter: bool
+) -> list[dict[str, Any]]:
     """Rank the new answers of drawn questions, and return a row for each type."""
     run = dglkge.open_run(path)
     (type_,) = run.tables.entity_types
@@ -129,7 +131,7 @@ def ranks_of(path: str, kinds: list[str], number: int, beam: int, seed: int) -> 
             links = whole.draw(kind, draws, names)
             if links is None:
                 continue
-            planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"))
+            planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"), adapter)
             true = whole.answers(planned._root, everything)
             wanted = true - old.answers(planned._root, everything)
             if not wanted or len(true) > 100:
@@ -216,6 +218,7 @@ def main() -> None:
     parser.add_argument("--types", default=",".join(PATTERNS), help="separated by commas")
     parser.add_argument("--questions", type=int, default=100, help="of each type")
     parser.add_argument("--beam", type=int, default=BEAM)
+    parser.add_argument("--no-adapter", action="store_true", help="without dglkge calibrate --questions")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -226,7 +229,9 @@ def main() -> None:
         report["two_hops"] = two_hops(args.entities, args.beam)
         print(json.dumps(report["two_hops"]), flush=True)
     if args.run:
-        report["types"] = ranks_of(args.run, args.types.split(","), args.questions, args.beam, args.seed)
+        report["types"] = ranks_of(
+            args.run, args.types.split(","), args.questions, args.beam, args.seed, not args.no_adapter
+        )
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))
 

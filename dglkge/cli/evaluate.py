@@ -12,7 +12,7 @@ from dglkge.cli import common
 from dglkge.cli.common import Command, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
+from dglkge.evaluation.calibration import CORRUPTIONS_EACH, CURVES, METHODS
 from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
@@ -148,12 +148,12 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     model = common.open_model(args)
     _require_valid("dglkge calibrate", model)
     known = model.known_triples()
-    options = (args.method, args.positive_rate, args.corruptions, args.seed, args.by_relation)
+    options = (args.method, args.positive_rate, args.corruptions, args.seed, args.by_relation, args.questions)
     fitted = truth.calibrate(model, known, *options)
     quality = truth.calibration_quality(model, fitted, model.dataset.split(TEST), known)
     path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
     common.write_json(path, fitted.to_dict())
-    left_out = ("curve", "run_id", "by_relation")
+    left_out = ("curve", "run_id", *CURVES)
     fields = {name: value for name, value in fitted.to_dict().items() if name not in left_out}
     return {"path": str(path), **fields, "curves_by_relation": len(fitted.by_relation), **quality}
 
@@ -293,7 +293,7 @@ CALIBRATE = Command(
 They are written beside the checkpoint, and their quality on the test split is shown.""",
     examples="""examples:
   dglkge calibrate runs/demo
-  dglkge calibrate runs/demo --by-relation
+  dglkge calibrate runs/demo --by-relation --questions 1000
   dglkge calibrate runs/demo --method platt --positive-rate 0.01""",
     options=[
         *common.MODEL,
@@ -303,6 +303,12 @@ They are written beside the checkpoint, and their quality on the test split is s
             "--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH
         ),
         option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
+        option(
+            "--questions N",
+            "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
+            least=0,
+            default=0,
+        ),
         flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
         common.SEED,
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,10 @@ def calibration_metrics(
     }
 
 
+CURVES = ("by_relation", "for_questions")
+"""Attributes of :class:`Calibration` that have curves by relation and side."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Probabilities of a run's scores.
@@ -290,6 +294,8 @@ class Calibration:
         Scores that the common curve counts as in a curve of :attr:`by_relation`, see :func:`fit_by_relation`.
     by_relation : mapping
         Curves of relations, by id and side; of all others :attr:`curve` counts.
+    for_questions : mapping
+        The same for links of questions of several hops, see :mod:`dglkge.inference.adapter`.
     """
 
     method: str
@@ -303,6 +309,11 @@ class Calibration:
     version: int
     prior_scores: int | None = None
     by_relation: Mapping[tuple[int, Side], Platt] = field(default_factory=dict)
+    for_questions: Mapping[tuple[int, Side], Platt] = field(default_factory=dict)
+
+    def adapted(self) -> Calibration:
+        """Return the probabilities of links of questions."""
+        return replace(self, by_relation={**self.by_relation, **self.for_questions})
 
     def curve_of(self, relation_id: int, side: Side) -> Curve:
         """Return the curve of the answers to a relation's queries of one side."""
@@ -326,7 +337,8 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         curve = {name: np.asarray(numbers).tolist() for name, numbers in vars(self.curve).items()}
-        return {**vars(self), "curve": curve, "by_relation": _as_rows(self.by_relation)}
+        rows = {name: _as_rows(getattr(self, name)) for name in CURVES}
+        return {**vars(self), "curve": curve, **rows}
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
@@ -334,12 +346,12 @@ class Calibration:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             # Older files have no curves by relation.
-            fields = {"prior_scores": None, "by_relation": [], **content}
+            fields = {"prior_scores": None, **dict.fromkeys(CURVES, []), **content}
             fields = {name: fields[name] for name in cls.__dataclass_fields__}
             curve: dict[str, Any] = {
                 name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()
             }
-            fields["by_relation"] = _from_rows(fields["by_relation"])
+            fields |= {name: _from_rows(fields[name]) for name in CURVES}
             return cls(**{**fields, "curve": METHODS[fields["method"]](**curve)})
         except FileNotFoundError:
             raise InputError(

@@ -78,13 +78,22 @@ class Asked:
     ----------
     known_splits : sequence of str
         Splits whose triples have probability 1.
+    adapter : bool
+        Whether to use the curves that were fitted for questions, if there are some.
     """
 
-    def __init__(self, run: TrainedModel, question: Question, beam: int, known_splits: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: TrainedModel,
+        question: Question,
+        beam: int,
+        known_splits: Sequence[str],
+        adapter: bool = True,
+    ) -> None:
         if beam < 1:
             raise InputError(f"the beam must be at least 1, got {beam}")
         self._run, self._beam = run, beam
-        self._calibration = run.calibration
+        self._calibration = run.calibration.adapted() if adapter else run.calibration
         for split in known_splits:
             if split not in SPLITS:
                 raise unknown_name("split", split, SPLITS)
@@ -308,7 +317,9 @@ def ask(
     k: int = 10,
     beam: int = BEAM,
     known_splits: Sequence[str] = SPLITS,
+    adapter: bool = True,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Return the type of the answers, and the best answers; see :meth:`dglkge.inference.run.Run.ask`."""
-    planned = Asked(run, parse(question) if isinstance(question, str) else question, beam, known_splits)
+    tree = parse(question) if isinstance(question, str) else question
+    planned = Asked(run, tree, beam, known_splits, adapter)
     return planned.answer_type, planned.answer(k)

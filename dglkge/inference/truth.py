@@ -25,6 +25,7 @@ from dglkge.evaluation.classification import (
     fit_thresholds,
     seen_entities,
 )
+from dglkge.inference.adapter import fit_adapter
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 
@@ -89,6 +90,7 @@ def calibrate(
     corruptions: int = CORRUPTIONS_EACH,
     seed: int = 0,
     by_relation: bool = False,
+    num_questions: int = 0,
 ) -> Calibration:
     """Fit probabilities of scores on the valid split and corruptions of it (Tabacof and Costabello 2020).
 
@@ -108,6 +110,8 @@ def calibrate(
     by_relation : bool
         Fit a curve for each relation and side, too (:func:`dglkge.evaluation.calibration.fit_by_relation`).
         The share of true triples is the same in each.
+    num_questions : int
+        Questions of several hops that curves for their links are fitted on; 0 for none.
     """
     if corruptions < 1:
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
@@ -117,6 +121,10 @@ def calibrate(
     valid = run.dataset.split(VALID)
     scores, labels, asked = labelled_scores(run, valid, known, corruptions, (seed, "valid"))
     prior_scores, curves = None, dict[tuple[int, Side], Platt]()
+    adapted = {}
+    if num_questions:
+        sigmoid = Platt.fit(scores, labels, balanced_weights(labels, 0.5)).at_rate(positive_rate)
+        adapted = fit_adapter(run, sigmoid, num_questions, seed)
     if by_relation:
         even = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.5))
         prior_scores, curves = fit_by_relation(scores, labels, asked, even)
@@ -132,6 +140,7 @@ def calibrate(
         version=checkpoint.version,
         prior_scores=prior_scores,
         by_relation={key: curve.at_rate(positive_rate) for key, curve in curves.items()},
+        for_questions=adapted,
     )
 
 

@@ -15,6 +15,8 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
+from dglkge.inference import row_index
+from dglkge.inference.links import approximate
 from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
@@ -119,6 +121,28 @@ def test_seen_candidates_and_a_held_out_split(run, tmp_path):
     ]
     found = run.complete(k=4, candidates="seen", held_out="test")
     same(found, seen.groupby(["h", "r"]).head(4))
+
+
+@pytest.mark.parametrize("question", [{"k": 3}, {"min_probability": 0.4}, {"k": 4, "min_probability": 0.6}])
+def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, monkeypatch, question):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    monkeypatch.setattr(row_index, "ROWS_PER_LIST", 8)
+    monkeypatch.setattr(row_index, "RECALL_WANTED", 0.4)
+    monkeypatch.setattr(approximate, "FIRST_CANDIDATES", 2)
+    names, asked = ["head", "relation", "tail", "score"], {"relations": ["knows"], **question}
+    exact, found = run.complete(**asked), run.complete(**asked, candidates="faiss")
+    both = found[names].merge(exact[names], on=names[:3])
+    np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-12)
+    if "k" not in question:  # else the fourth best takes the place of one that was missed
+        assert len(both) == len(found)
+    # All queries are the sample: the recall is that of the whole.
+    recall = found.attrs["recall"]
+    assert recall["links"] == len(exact) > 10 and recall["recall"] == pytest.approx(len(both) / len(exact))
+    index = recall["indexes"]["person"]
+    assert 0.2 < recall["recall"] < 1 and index["lists_searched"] < index["lists"]
+    summary = run.complete_to(tmp_path / "all.parquet", **asked, candidates="faiss")
+    assert summary["recall"] == recall
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), found)
 
 
 def test_precision_and_recall_of_held_out_triples(run, tmp_path):

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
-from dglkge.inference.choices import ALL, CANDIDATES, SEEN
+from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
+from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
 from dglkge.inference.narrow_rows import has_fast_bfloat16
 from dglkge.inference.search import check_k
@@ -74,7 +75,8 @@ class Completion:
     k : int, optional
         Most tails of each (head, relation).
     candidates : str
-        ``"all"``, or ``"seen"``: heads and tails that a known triple has on that side of the relation.
+        ``"all"``; ``"seen"``: heads and tails that a known triple has on that side of the relation; or
+        ``"faiss"``: tails that an index finds.
     held_out : str, optional
         A split that counts as unknown.
     """
@@ -163,13 +165,17 @@ class Completion:
         """Number of pairs (head, relation)."""
         return sum(len(self.head_ids(id_)) for id_ in self.relation_ids)
 
-    @torch.no_grad()
     def search(self, task: Task) -> Iterator[np.ndarray]:
         """Yield the missing links of a task, in no order."""
+        yield from self.links(task.relation_id, self.head_ids(task.relation_id)[task.start : task.stop])
+
+    @torch.no_grad()
+    def links(self, relation_id: int, head_ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the missing links of a relation and some heads (n,), in no order."""
         tables, model = self.run.tables, self.run.model
-        relation = self.relation(task.relation_id)
-        heads = torch.from_numpy(self.head_ids(task.relation_id)[task.start : task.stop])
-        relation_ids = torch.full_like(heads, task.relation_id)
+        relation = self.relation(relation_id)
+        heads = torch.from_numpy(head_ids)
+        relation_ids = torch.full_like(heads, relation_id)
         query = model.query(
             tables.gather(relation.lhs, heads).double(),
             tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1),
@@ -177,30 +183,61 @@ class Completion:
             relation_ids,
         )
         known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
-        search = LinkSearch(
-            model,
-            query,
-            self.run.max_norm(relation.rhs),
-            (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
-            self.least_scores[self.relation_ids.index(task.relation_id)],
-            self.k,
-            self.is_narrow,
-        )
+        least = self.least_scores[self.relation_ids.index(relation_id)]
 
-        def taken(is_last: bool) -> np.ndarray:
-            links = search.take(is_last)
+        def named(links: np.ndarray) -> np.ndarray:
             table = np.empty(len(links), LINK)
-            table["head"], table["tail"] = heads.numpy()[links["query"]], links["candidate"]
-            table["score"], table["relation"], table["probability"] = links["score"], task.relation_id, 0
+            table["head"], table["tail"] = head_ids[links["query"]], links["candidate"]
+            table["score"], table["relation"], table["probability"] = links["score"], relation_id, 0
             if self.calibration is not None:
-                table["probability"] = self.calibration.curve_of(task.relation_id, Side.TAIL)(links["score"])
+                table["probability"] = self.calibration.curve_of(relation_id, Side.TAIL)(links["score"])
             return table
 
-        for ids, rows in self._panels(task.relation_id):
+        if self.candidates == FAISS:
+            yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
+            return
+        places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
+        norm = self.run.max_norm(relation.rhs)
+        search = LinkSearch(model, query, norm, places, least, self.k, self.is_narrow)
+        for ids, rows in self._panels(relation_id):
             search.add(ids, rows)
             if search.num_found() > RUN_ROWS:
-                yield taken(is_last=False)
-        yield taken(is_last=True)
+                yield named(search.take(is_last=False))
+        yield named(search.take())
+
+    @cached_property
+    def indexed(self) -> IndexedTails:
+        """Indexes of the types of tails, which find the best tails of a sample of queries."""
+        indexed = IndexedTails(self.run.model, self.run.tables)
+        best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
+        for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
+            ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
+            indexed.build(type_)
+            tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
+            tuned.__dict__["indexed"] = indexed
+            sample = tuned._sample(seed=0)
+
+            def recall(sample: Any = sample, tuned: Completion = tuned) -> float:
+                hits, total = recall_of(sample, best.links, tuned.links)
+                return hits / max(1, total)
+
+            indexed.indexes[type_].tune(recall)
+        return indexed
+
+    def _sample(self, seed: int) -> list[tuple[int, np.ndarray]]:
+        return draw_queries({id_: len(self.head_ids(id_)) for id_ in self.relation_ids}, self.head_ids, seed)
+
+    @cached_property
+    def recall(self) -> dict[str, Any]:
+        """Share of the links of all candidates that the index finds, over a sample of this one's queries.
+
+        It is not the sample that the number of searched lists was chosen on. None if the sample has no link.
+        """
+        sample = self._sample(seed=1)
+        hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
+        queries = sum(len(heads) for _, heads in sample)
+        measured = {"recall": hits / total if total else None, "links": total, "queries": queries}
+        return {**measured, "indexes": self.indexed.describe()}
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -261,8 +298,11 @@ def plan_completion(
     if run.bonus is not None:
         raise InputError("missing triples are searched by the scores of the model alone: ask without rules")
     tables = run.tables
-    if candidates not in CANDIDATES:
-        raise unknown_name("choice of candidates", candidates, CANDIDATES)
+    if candidates not in SEARCHES:
+        raise unknown_name("choice of candidates", candidates, SEARCHES)
+    if candidates == FAISS and not run.model.score_function.is_product:
+        name = tables.meta.score_function
+        raise InputError(f"an index finds the greatest inner products, and scores of {name} are none")
     if held_out is not None and held_out not in SPLITS:
         raise unknown_name("split", held_out, SPLITS)
     if k is not None:
@@ -289,7 +329,7 @@ def plan_completion(
         candidates,
         held_out,
     )
-    completion.is_narrow  # noqa: B018  measured here, before threads take the cores
+    completion.is_narrow, candidates == FAISS and completion.indexed  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
     completion.least_scores  # noqa: B018  or if no probabilities were fitted
     return completion
@@ -488,6 +528,8 @@ def write_completion(
         ),
         "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
     }
+    if completion.candidates == FAISS:
+        summary["recall"] = completion.recall
     if completion.held_out is not None:
         summary |= {"held_out": completion.held_out, "held_out_triples": num_held_out}
         summary |= {"curve": _curve(np.concatenate(hits), num_links, num_held_out)}
