@@ -9,6 +9,7 @@ log loss of their answers and of other entities. The factor of the score is an e
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
+
+logger = logging.getLogger(__name__)
 
 KINDS = ((2, 0), (3, 0), (1, 1), (2, 1))
 """Numbers of links and of negated links: 2i, 3i, 2in, 3in."""
@@ -128,7 +131,7 @@ class QuestionMaker:
         return type_, np.array(links), np.array([1] * num_links + [-1] * num_negated)
 
     def examples(self, type_: str, links: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, ...] | None:
-        """Return scores, groups, signs, labels and weights of a question's entities; None without an answer."""
+        """Return scores, groups, signs, labels and weights of entities; None without an answer."""
         num_entities = len(self._run.tables.vocabulary(type_))
         drawn = self._draws.permutation(num_entities)[:POOL]
         is_negated = signs[:, None] < 0
@@ -136,7 +139,7 @@ class QuestionMaker:
             self._satisfied(known, links, num_entities) for known in (self._true, self._known)
         )
         fulfils, is_proved = ((found != is_negated).all(0) for found in (is_true, is_known))
-        answers = np.flatnonzero(fulfils & ~(is_known & ~is_negated | is_negated).all(0))
+        answers = np.flatnonzero(fulfils & ~(is_known | is_negated).all(0))
         # What a known link excludes needs no probability.
         is_excluded = (is_known & is_negated).any(0)
         others = drawn[~(fulfils | is_proved | is_excluded)[drawn]]
@@ -202,15 +205,15 @@ def fit_adapter(
     Raises
     ------
     InputError
-        If the valid split has too few triples for so many questions.
+        If so many questions cannot be made, or the curve falls.
     """
+    if curve.slope <= 0:
+        raise InputError("the calibrated probability falls with the score: the model tells nothing apart")
     maker, parts, tries = QuestionMaker(run, curve, seed), list[tuple[np.ndarray, ...]](), 0
     while len(parts) < num_questions:
         tries += 1
         if tries > 100 * num_questions:
-            raise InputError(
-                f"{num_questions} questions cannot be made: {len(parts)} were found in the graph"
-            )
+            raise InputError(f"{num_questions} questions cannot be made of the graph, only {len(parts)}")
         question = maker.draw()
         examples = None if question is None else maker.examples(*question)
         if examples is not None:
@@ -223,6 +226,7 @@ def fit_adapter(
     for ridge in RIDGES if len(parts) >= TRIED_SHARE else RIDGES[:1]:
         slopes, offsets = _curves(_fit(fitted, features, curve, ridge), features, curve)
         quality[ridge] = float(tried.loss(slopes, offsets))
+    logger.info("log loss of questions left out, by the adapter's ridge: %s", quality)
     slopes, offsets = _curves(
         _fit(every, features, curve, min(quality, key=quality.__getitem__)), features, curve
     )
@@ -259,7 +263,7 @@ def _fit(examples: Examples, features: Tensor, curve: Platt, ridge: float) -> Te
         penalty = ridge * parameters[:-1].square().sum() / num_questions
         loss = examples.loss(*_curves(parameters, features, curve)) + penalty
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     optimizer.step(closure)
     return parameters.detach()

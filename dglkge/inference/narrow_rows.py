@@ -60,16 +60,18 @@ class LikelyCandidates:
         shards, model = self._tables.shards(entity_type), self._model
         limits = torch.full((len(query),), low)
         for shard, narrow in zip(shards, self._narrow_rows(entity_type, shards)):
-            if narrow is not None and (pairs := self._screened(entity_type, query, low, narrow)) is not None:
-                row, column = pairs
+            likely = None if narrow is None else self._screened(entity_type, query, low, narrow)
+            if likely is not None:
+                row, column = likely
                 scores = _products(query.numpy(), shard.rows.numpy(), row, column)
                 kept = scores >= low
-                yield row[kept], shard.original_ids[torch.from_numpy(column[kept])].numpy(), scores[kept]
+                yield row[kept], shard.original_ids.numpy()[column[kept]], scores[kept]
                 continue
             for start, stop in candidate_blocks(len(query), shard):
-                scores = model.compare(query, shard.rows[start:stop].float())
-                row, column = at_least(scores, limits)
-                yield row.numpy(), shard.original_ids[start + column].numpy(), scores[row, column].numpy()
+                compared = model.compare(query, shard.rows[start:stop].float())
+                places = at_least(compared, limits)
+                ids = shard.original_ids[start + places[1]]
+                yield places[0].numpy(), ids.numpy(), compared[places].numpy()
 
     def _narrow_rows(self, entity_type: str, shards: Sequence[RowShard]) -> Sequence[Tensor | None]:
         """Return the rows of the shards in bfloat16; None where that would not pay."""
