@@ -24,9 +24,9 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
 from dglkge.optim.scratch import Scratch
@@ -83,7 +83,6 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         if good is None:
             raise
         logger.warning("%s", error)
-    storage.check_lease()
     newer = [version for version in storage.versions() if version > good]
     moved = anew = ""
     with storage.writing():
@@ -341,7 +340,7 @@ class CheckpointManager:
     def check(self) -> None:
         """Raise an error of the thread, or that the lease is lost; does not wait."""
         if self.storage.lease is not None:
-            self.storage.lease.check_renewal()
+            self.storage.lease.check(afresh=False)
         if self._writing is not None and self._writing.done():
             self.finish()
 

@@ -287,7 +287,7 @@ class Mirror(VersionStore):
 
     def add_part(self, version: int, entry: FileEntry) -> float:
         with self._store.committing():
-            self._check_job()
+            self._check_writer()
             self._push_file(_object(version, entry.name))
             for text in entry.texts:
                 self._push_text(version, text.name, text)
@@ -430,23 +430,19 @@ class Mirror(VersionStore):
         # The last byte of the pointer is a line feed: without it "12" may be all that was written of "123".
         return layout.parse_version(text.strip()) if text.endswith("\n") else None
 
-    def _check_job(self) -> None:
-        """Check that no other job was started with this URL."""
+    def _check_writer(self) -> None:
+        """Check that no other job was started with this store, and none has left a version there."""
         note = layout.parse_object(self._store.read(layout.WRITER_FILE))
         if note.get("job") != self.nonce:
             who = f"job {str(note.get('job'))[:8]} on {note.get('host')}" if note else "another job"
             raise CheckpointError(
                 f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
             )
-
-    def _check_writer(self) -> None:
-        """Check that no other job was started with this URL, and none has left a version there."""
-        self._check_job()
-        known, pointer = self.version or None, self._pointer()
-        if pointer and pointer != known:
+        pointer = self._pointer()
+        if pointer and pointer != self.version:
             raise CheckpointError(
-                f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
-                "another job writes to it"
+                f"{self.url} has version {pointer} by now, and this job has left version {self.version} "
+                "there: another job writes to it"
             )
 
 

@@ -65,16 +65,13 @@ class LeasedFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise failures of the disk in the block as CheckpointError or StorageError, with the folder."""
+        """Check the lease; raise failures of the disk in the block as CheckpointError or StorageError."""
+        if self.lease is not None:
+            self.lease.check()
         try:
             yield
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
-
-    def check_lease(self) -> None:
-        """Check that this job may still write to the folder."""
-        if self.lease is not None:
-            self.lease.check()
 
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[Path]:

@@ -16,8 +16,8 @@ from dglkge.inference.links.missing_links import CANDIDATE_PANEL, NARROW_SLACK, 
 from dglkge.inference.search import BLOCK_BYTES, candidate_blocks
 from dglkge.inference.whole_tables import Tables
 from dglkge.kernels.full_scores import score_answers
+from dglkge.model.device import BFLOAT16, faster_type
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.matmul_type import BFLOAT16, faster_type
 from dglkge.optim.threads import split
 from dglkge.typing import RowShard
 

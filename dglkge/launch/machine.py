@@ -22,9 +22,8 @@ from typing import Any
 import psutil
 
 from dglkge import __version__
-from dglkge.distributed.ip_config import Machine, write_ip_config
+from dglkge.distributed.addresses import Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
-from dglkge.distributed.server_ports import is_own_address
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner, table_storage

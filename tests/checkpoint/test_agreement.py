@@ -19,7 +19,7 @@ from dglkge.checkpoint.manifest import FileEntry, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
-from dglkge.distributed.agreement import agree
+from dglkge.distributed.process_group import agree
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import (

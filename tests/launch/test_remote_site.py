@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
-from dglkge.distributed.server_ports import is_own_address
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.machine import local_interfaces, machine_addresses, usable_cores
 from dglkge.launch.process_plan import Host, JobSettings

@@ -13,9 +13,8 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.config import Config
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
-from dglkge.distributed.server_ports import is_own_address
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import machine_addresses

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.background import Report, wait
 from dglkge.launch.remote import handshake, protocol
