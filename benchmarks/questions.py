@@ -73,7 +73,7 @@ class Graph:
     def __init__(self, triples: list[tuple[str, str, str]]) -> None:
         self.into: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.tails: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self.all = set(triples)
+        self.all = list(dict.fromkeys(triples))  # a set has another order in each process
         for head, relation, tail in triples:
             self.into[tail].append((head, relation))
             self.tails[head, relation].add(tail)

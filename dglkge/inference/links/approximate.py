@@ -92,8 +92,7 @@ class IndexedTails:
         rows = self._tables.gather(entity_type, torch.from_numpy(distinct))
         of_query = torch.from_numpy(np.ascontiguousarray(links["query"]))
         links["score"] = exact_scores(self._model, query, of_query, rows, torch.from_numpy(row.reshape(-1)))
-        has_more: np.ndarray = (ids >= 0).all(axis=1)
-        return links, has_more
+        return links, np.asarray(ids.min(axis=1) >= 0)
 
     def describe(self) -> dict[str, Any]:
         """Return the lists of each type, and how many are searched."""
