@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run, and triples."""
     folder = tmp_path_factory.mktemp("reading")
     settings = ["training.num_epochs=2", "model.dimension=16", "evaluation.valid_every_epochs=1"]
+    (folder / "dataset").symlink_to(toy_dataset(typed=True))
     train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
     (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
@@ -81,7 +82,7 @@ READING = {
     "data vectors": ["values.tsv", "--output", "vectors.parquet"],
     "similar": ["run", "person0"],
     "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
-    "data check": [toy_dataset(typed=True)],
+    "data check": ["dataset"],
     "job watch": ["run", "--once"],
     "report": ["run", "--output", "report.html"],
     "checkpoint inspect": ["run"],
@@ -142,9 +143,7 @@ def test_python(python: Path, folder: Path) -> None:
 
 WORDS = {
     "data build": ["--input", "triples", "--output", "made"],
-    "data extend": [
-        *("--dataset", toy_dataset(typed=True), "--input", "triples", "--output", "made", "--name", "x")
-    ],
+    "data extend": ["--dataset", "dataset", "--input", "triples", "--output", "made", "--name", "x"],
     "train": ["run.yaml"],
     "tune": ["run.yaml", "--output", "made"],
 }

@@ -34,9 +34,12 @@ STAGED = "training.device=cpu_staged"
 
 STAND_IN = ComputeDevice("cpu_staged")
 
-needs_compiler = pytest.mark.skipif(
-    compiler_problem() is not None, reason="no C++ compiler for torch.compile"
-)
+
+@pytest.fixture
+def compiler() -> None:
+    """Skip where torch.compile has no compiler; not asked earlier: torch's list takes long to import."""
+    if (problem := compiler_problem()) is not None:
+        pytest.skip(problem)
 
 
 def computed(
@@ -96,7 +99,7 @@ def test_offset_within_ranges_equals_that_of_the_cpu() -> None:
     assert abs(without - expected_loss) > 1e-3
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 def test_gradients_of_compiled_losses_equal_those_of_the_cpu() -> None:
     """The code of torch.compile, called for sizes other than those that it was compiled for."""
     expected_loss, expected = computed("pairre", "self_adversarial", HOST, is_reference=True)
@@ -115,7 +118,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         trained(tmp_path, "auto", STAGED, "training.compile=true")
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
     """Whole and last batches of an epoch; violators are counted in the compiled function too."""
     torch._dynamo.reset()  # it keeps at most 8 forms of a function a process, those of other tests among them
