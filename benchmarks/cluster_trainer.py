@@ -30,8 +30,8 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
 from dglkge.optim.links import UpdateResult
-from dglkge.step.computation import Computation
-from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.contracts import Computation
+from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.rows import HostStore
 from dglkge.training.trainer import Trainer
 

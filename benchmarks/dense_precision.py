@@ -26,8 +26,8 @@ import torch
 
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import DglkgeError
+from dglkge.model.device import NARROW_TYPES, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.model.kge_model import build_model
-from dglkge.model.precision import NARROW_TYPES, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.typing import Side
 from measuring.machine import describe_machine

@@ -21,7 +21,7 @@ from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.ranges import parse_bytes
+from dglkge.planning.epoch import parse_bytes
 from measuring import our_job
 from measuring.machine import describe_machine
 from measuring.memory_group import MemoryGroup

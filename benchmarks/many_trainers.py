@@ -36,7 +36,7 @@ from dglkge.optim.scratch import Scratch
 from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, SharedExchange, num_fields
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.negatives import MixedNegatives
-from dglkge.step.computation import PHASES, Computation, PhaseClock
+from dglkge.step.contracts import PHASES, Computation, PhaseClock
 from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.planning import EdgePlanner, Plan
 from dglkge.step.rows import HostRows, TableRows

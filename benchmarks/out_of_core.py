@@ -47,7 +47,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, RUN_STATS_F
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.ranges import OF_TABLES, parse_bytes
+from dglkge.planning.epoch import OF_TABLES, parse_bytes
 from measuring import our_job, pbg_peer
 from measuring.disk_traffic import Disk, DiskTraffic
 from measuring.machine import describe_machine
@@ -80,7 +80,7 @@ class Plan:
     own_bytes : int
         All else that is not in the page cache: interpreters, batches, the graph's structure.
     ranges : dict or None
-        Of :class:`dglkge.planning.ranges.RangePlan`; None if no number of ranges fits.
+        Of :class:`dglkge.planning.epoch.RangePlan`; None if no number of ranges fits.
     """
 
     table_bytes: int

@@ -40,7 +40,7 @@ from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 
 NUM_CONFIGURATIONS, NUM_BATCHES = 40, 3
 PLAIN, WEIGHTED = "plain", "weighted"

@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from dglkge.train_job import train as train
     from dglkge.training.build import build_trainer as build_trainer
     from dglkge.training.elastic import elastic as elastic
-    from dglkge.training.epochs import current_epoch as current_epoch
-    from dglkge.training.epochs import finished_epochs as finished_epochs
-    from dglkge.training.epochs import remaining_epochs_until as remaining_epochs_until
-    from dglkge.training.join import join_cluster as join_cluster
+    from dglkge.training.script import current_epoch as current_epoch
+    from dglkge.training.script import finished_epochs as finished_epochs
+    from dglkge.training.script import join_cluster as join_cluster
+    from dglkge.training.script import remaining_epochs_until as remaining_epochs_until
 
 _HOME = {
     "InputError": "dglkge.errors",
     "JobError": "dglkge.errors",
     "build_trainer": "dglkge.training.build",
-    "current_epoch": "dglkge.training.epochs",
+    "current_epoch": "dglkge.training.script",
     "elastic": "dglkge.training.elastic",
-    "finished_epochs": "dglkge.training.epochs",
+    "finished_epochs": "dglkge.training.script",
     "format_table": "dglkge.evaluation.metrics",
-    "join_cluster": "dglkge.training.join",
+    "join_cluster": "dglkge.training.script",
     "load_config": "dglkge.config",
     "open_checkpoint": "dglkge.checkpoint.reader",
     "open_run": "dglkge.inference.run",
-    "remaining_epochs_until": "dglkge.training.epochs",
+    "remaining_epochs_until": "dglkge.training.script",
     "run_command": "dglkge.cli.common",
     "train": "dglkge.train_job",
 }

@@ -29,7 +29,7 @@ HOMES = {
     "negative sampler": "dglkge.model.choices:NEGATIVE_SAMPLERS",
     "objective": "dglkge.model.choices:OBJECTIVES",
     "row transform": "dglkge.model.choices:ROW_TRANSFORMS",
-    "logger": "dglkge.training.statistics.trackers:LOGGERS",
+    "logger": "dglkge.training.callbacks:LOGGERS",
     "callback": "dglkge.training.callbacks:CALLBACKS",
 }
 """Noun to the module and name of its registry. Texts and no imports: the configuration and the launcher read

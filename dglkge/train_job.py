@@ -126,17 +126,18 @@ def train(
     file, words = config_file(config), overrides(settings, score_function)
     # Settings are read before anything is made; the data set's place is not known yet.
     read = load_config(file, [*words, "dataset=x", *path_override("output", output)])
-    folder = Path(read.output) if output is not None else _default_output(triples, read)
+    folder = _run_folder(None if output is None else read.output, triples, read, overwrite)
     words.append(f"output={folder}")
     making = options.to_options(folder.absolute().name, is_shown)
     workers = None if trainers is None else whole_number("trainers", trainers, least=1)
     dataset = _dataset_of(triples, options)
-    _check_output(folder, overwrite, dataset)
+    if overwrite and dataset is not None and dataset.is_relative_to(folder.absolute()):
+        raise InputError(f"{dataset} lies in {folder}, which overwrite would remove")
     require_dgl("dglkge.train")
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
     from dglkge.partition.make_dataset import dataset_of_run
-    from dglkge.planning.adaptive import adapted, describe
+    from dglkge.planning.defaults import adapted, describe
     from dglkge.training.building.checks import check_config
 
     check_config(read)
@@ -198,20 +199,22 @@ def _dataset_of(triples: Any, options: DataOptions) -> Path | None:
     return paths[0].absolute()
 
 
-def _check_output(folder: Path, overwrite: bool, dataset: Path | None) -> None:
-    """Refuse a folder that cannot be a run's, or that must not be removed."""
+def _run_folder(output: str | None, triples: Any, config: Config, overwrite: bool) -> Path:
+    """Return the run's folder, by default named after the triples; it may be written to, or removed."""
+    from dglkge.partition.sources import as_paths
+
+    paths = as_paths(triples)
+    name = (bare_path(paths[0]).stem if len(paths) == 1 else "") or "triples"
+    folder = Path(output or Path("runs") / f"{name}-{config.model.score_function.name}")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"output is {folder}, which is a file; expected a folder")
     parent = next(path for path in folder.absolute().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"output is {folder}, and {parent} is not a folder that can be written")
-    if not overwrite or not folder.exists():
-        return
     is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
-    if not is_run and any(folder.iterdir()):
+    if overwrite and folder.exists() and not is_run and any(folder.iterdir()):
         raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
-    if dataset is not None and dataset.is_relative_to(folder.absolute()):
-        raise InputError(f"{dataset} lies in {folder}, which overwrite would remove")
+    return folder
 
 
 def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
@@ -221,14 +224,6 @@ def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
         return []
     _say(f"nothing is ranked: there are no {split} triples", is_shown)
     return ["evaluation.split=none"]
-
-
-def _default_output(triples: Any, config: Config) -> Path:
-    from dglkge.partition.sources import as_paths
-
-    paths = as_paths(triples)
-    name = bare_path(paths[0]).stem if len(paths) == 1 else "triples"
-    return Path("runs") / f"{name or 'triples'}-{config.model.score_function.name}"
 
 
 def _say(line: str, is_shown: bool) -> None:

@@ -55,19 +55,19 @@ API: dict[str, dict[str, list[str]]] = {
     "script": {
         "Cluster and configuration": [
             "config.load_config",
-            "training.join.join_cluster",
+            "training.script.join_cluster",
             "cli.common.run_command",
         ],
         "Trainer": ["training.build.build_trainer", "training.trainer.Trainer"],
         "Epochs": [
             "training.elastic.elastic",
             "training.elastic.Elastic",
-            "training.epochs.remaining_epochs_until",
-            "training.epochs.current_epoch",
-            "training.epochs.finished_epochs",
+            "training.script.remaining_epochs_until",
+            "training.script.current_epoch",
+            "training.script.finished_epochs",
         ],
         "Callbacks": ["training.callbacks.Callback"],
-        "Trackers": ["training.statistics.trackers.Tracker", "training.statistics.trackers.TrackedRun"],
+        "Trackers": ["training.callbacks.Tracker", "training.callbacks.TrackedRun"],
     },
     "components": {
         "Score functions": ["model.score_functions.ScoreFunction", "model.functions.dense.DenseScore"],

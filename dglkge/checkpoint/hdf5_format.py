@@ -17,7 +17,7 @@ import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
 from dglkge.errors import CheckpointError
-from dglkge.kernels.narrow_rows import nearest_words, widen_rows
+from dglkge.kernels.rows import nearest_words, widen_rows
 
 FORMAT_VERSION_ATTRIBUTE = "format_version"
 STATE_DICT_KEY_ATTRIBUTE = "state_dict_key"

@@ -24,9 +24,9 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
 from dglkge.optim.scratch import Scratch
@@ -83,7 +83,6 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         if good is None:
             raise
         logger.warning("%s", error)
-    storage.check_lease()
     newer = [version for version in storage.versions() if version > good]
     moved = anew = ""
     with storage.writing():
@@ -118,8 +117,6 @@ class TrainerGroup:
         Returns the texts of all trainers by rank, given this one's; a collective with a time limit.
     limit_seconds : float
         A save fails if no file of another machine has changed for so long.
-    has_own_disk : bool
-        Whether machines share no disk.
     """
 
     rank: int = 0
@@ -127,7 +124,6 @@ class TrainerGroup:
     barrier: Callable[[], None] = lambda: None
     gather: Callable[[str], Sequence[str]] = lambda text: [text]
     limit_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    has_own_disk: bool = False
 
 
 class CheckpointManager:
@@ -180,9 +176,8 @@ class CheckpointManager:
         self.names = names or {}
         self._mirror = mirror
         self._has_store = has_store
-        is_alone = group.has_own_disk and group.is_writer
         # Another machine, or the launcher, may see the same folder in spite of --sync, and holds its lease.
-        self._owns_folder = group.rank == 0 or (is_alone and (lease is None or lease.is_holder))
+        self._owns_folder = group.rank == 0 or (lease is not None and lease.is_holder)
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -293,8 +288,8 @@ class CheckpointManager:
         if self._owns_folder:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
-            if self._mirror is not None and self.group.rank > 0:
-                self._mirror.take_over()
+            if self._mirror is not None and previous is not None and self.group.rank > 0:
+                self._mirror.publish_in_cache(previous)
         if self.group.rank == 0:
             self.records.drop_temporaries()
             if previous is not None:
@@ -312,7 +307,7 @@ class CheckpointManager:
         stats, self._stats = self._stats, []
         self._new = new = NewVersion(
             self.storage,
-            self._mirror,
+            self._mirror or self.storage,
             self.names,
             self.group.limit_seconds,
             replace(self._job, first=version, last=version),
@@ -345,7 +340,7 @@ class CheckpointManager:
     def check(self) -> None:
         """Raise an error of the thread, or that the lease is lost; does not wait."""
         if self.storage.lease is not None:
-            self.storage.lease.check_renewal()
+            self.storage.lease.check(afresh=False)
         if self._writing is not None and self._writing.done():
             self.finish()
 
@@ -401,7 +396,8 @@ class CheckpointManager:
         # A NaN never becomes the best: no later score would be above it.
         if math.isnan(score) or (best is not None and not score > best):
             return False
-        self.storage.keep(self.storage.published_version(), layout.BEST, {"score": score, **note})
+        newest = self.storage.stored(self.storage.published_version())
+        self.storage.keep(newest, layout.BEST, {"score": score, **note})
         if self._mirror is not None:
             with contextlib.suppress(StorageError):  # which is logged; the next commit uploads it
                 self._mirror.push_pointers()

@@ -33,15 +33,13 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
+    VersionStore,
     check_crc32,
     check_files,
     file_crc32,
-    outdated,
-    parse_pointer,
-    read_receipts,
     receipt_of,
 )
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
@@ -54,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
+SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
+"""Rate that the limit of the wait for another machine's part allows for."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
@@ -61,8 +61,10 @@ _POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
 _FEATURES_NOTE = f"{layout.FEATURES_FOLDER}/{layout.FEATURES_NOTE_FILE}"
 
 
-class Mirror:
+class Mirror(VersionStore):
     """A run's store, and its folder on this machine as a cache of it.
+
+    A version that another job would replace is not published: CheckpointError.
 
     Parameters
     ----------
@@ -70,13 +72,15 @@ class Mirror:
     output : path
         The run's folder on this machine.
     lease : Lease, optional
-        The job's right to write to the folder. Its nonce names the job at the URL too.
+        The job's right to write to the folder. Its nonce names the job in the store too.
     commit_seconds : float, optional
         A commit waits for so long for a store that is out of reach; all else for
         :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
     keeps_files : bool
         Whether files with rows stay in the folder when the store has them.
     """
+
+    poll_seconds = 1.0
 
     def __init__(
         self,
@@ -88,29 +92,63 @@ class Mirror:
     ) -> None:
         self.url = store.url
         self._keeps_files = keeps_files
-        self.commit_seconds = commit_seconds or 0.0
         self._store = PatientStore(store, commit_seconds)
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
-        self._job = self._storage.nonce or new_nonce()
+        self.nonce = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: Manifest | None = None
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """Changes while something is uploaded, or tried again."""
+    def progress(self) -> tuple[int, ...]:
         return self._store.progress
+
+    def read(self, name: str) -> bytes | None:
+        return self._store.read(f"{layout.CHECKPOINT_FOLDER}/{name}")
+
+    def names(self, folder: str = "") -> list[str]:
+        place = f"{layout.CHECKPOINT_FOLDER}/{folder}".rstrip("/")
+        # A listing of a bucket may have the folder itself.
+        inner = [name[len(place) + 1 :] for name in self._store.sizes(place)]
+        return sorted({name.partition("/")[0] for name in inner if name})
+
+    def write_json(self, name: str, value: Any) -> None:
+        content = json.dumps(value, indent=2) + "\n"
+        self._store.write(f"{layout.CHECKPOINT_FOLDER}/{name}", content.encode())
+
+    def stored(self, version: int) -> Manifest:
+        name = _object(version, layout.MANIFEST_FILE)
+        content = self._store.read(name)
+        if content is None:
+            raise CheckpointError(f"{self._store.at(name)} is missing")
+        return Manifest.parse(content, self._store.at(name))
+
+    def publish(self, version: int) -> None:
+        self._store.write(_POINTER, f"{version}\n".encode())
+
+    def keep_all(self, manifest: Manifest) -> None:
+        self._last = manifest
+        super().keep_all(manifest)
+        self.push_pointers()
+
+    def remove(self, version: int, run_id: str = "") -> None:
+        names = self.names(layout.version_folder(version))
+        # A version of another run stays; one that was never completed goes.
+        is_foreign = layout.MANIFEST_FILE in names and self.stored(version).run_id != run_id
+        if not is_foreign and version != self._pointer():
+            for name in sorted(names, key=lambda name: (name != layout.MANIFEST_FILE, name)):
+                self._store.remove(_object(version, name))
 
     def newest(self) -> Manifest | None:
         """Return the published version at the URL; None if no version of it was ever completed."""
         version = self._pointer()
         if version:
-            return self._stored(version)
+            return self.stored(version)
         sizes = self._store.sizes(layout.CHECKPOINT_FOLDER)
-        versions = {number for name in sizes if (number := _version_of(name)) is not None}
-        complete = [one for one in versions if _object(one, layout.MANIFEST_FILE) in sizes]
-        for version in sorted(complete, reverse=True):
-            stored = self._stored(version)
+        for version in reversed(self.versions()):
+            if _object(version, layout.MANIFEST_FILE) not in sizes:
+                continue
+            stored = self.stored(version)
             if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in stored.binary_files):
                 if self._store.read(_POINTER) is not None:
                     logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
@@ -126,7 +164,7 @@ class Mirror:
         if stored is not None:
             check(stored.meta)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        note = {"job": self._job, "host": socket.gethostname(), "since": since}
+        note = {"job": self.nonce, "host": socket.gethostname(), "since": since}
         self._store.write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
         # Read again: until now the other job may have committed a version.
         self._last = self.newest()
@@ -169,45 +207,45 @@ class Mirror:
                 check_files(self._storage.folder(version).path, local.binary_files)
             except CheckpointError as error:
                 raise CheckpointError(f"{lacks}; {error}: move {here} away to start anew") from None
-            kept = {note["version"] for note in self._storage.pointers().values() if note}
-            for older in sorted(kept - {version}):
-                self._push_version(self._storage.checked(older, texts=False))
-            self.push(version)
+            older = {note["version"] for note in self._storage.pointers().values() if note}
+            for number in sorted(older - {version}):
+                self._push_version(self._storage.checked(number, texts=False))
+            self._commit(local)
             return
         if local is not None and not stored.continues(local):
             raise CheckpointError(
                 f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go on "
                 "from it: move the one away that you do not want"
             )
-        for name in self._storage.pointers():
-            if not self._note(name):
-                (self._storage.path / name).unlink(missing_ok=True)
-        for name in self._store.sizes(layout.CHECKPOINT_FOLDER):
-            pointer = name.partition("/")[2]
-            if layout.is_pointer(pointer) and (note := self._note(pointer)):
-                self._storage.make()
-                self._storage.write_json(pointer, note)
+        self._storage.prepare()
+        kept = {name: note for name, note in self.pointers().items() if note}
+        for name in set(self._storage.pointers()) - set(kept):
+            (self._storage.path / name).unlink(missing_ok=True)
+        for name, note in kept.items():
+            self._storage.write_json(name, note)
         self._pull(stored)
         self._pull_records()
 
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
-        if note := self._note(pointer):
-            self._pull_version(self._stored(note["version"]))
+        if note := self.read_pointer(pointer):
+            manifest = self.stored(note["version"])
+            self._pull_version(manifest)
+            self._write_manifest(manifest)
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
         """Return the version that the job has published last, the number of which is known."""
         if version and self.version != version:
-            self._last = self._stored(version)
+            self._last = self.stored(version)
         return self._last if version else None
 
-    def take_over(self) -> None:
-        """Publish the version that rank 0 has published at the store in the cache of another machine."""
-        if self._last is not None:
-            self._write_manifest(self._last)
-            self._storage.publish(self.version)
-            self._storage.drop_older(self.version)
+    def publish_in_cache(self, manifest: Manifest) -> None:
+        """Publish a version of the store in the folder, which need not have all its files."""
+        self._write_manifest(manifest)
+        self._storage.publish(manifest.version)
+        with contextlib.suppress(OSError):  # the next save removes the same files
+            self._storage.drop_older(manifest.version)
 
     @property
     def version(self) -> int:
@@ -219,9 +257,7 @@ class Mirror:
         self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
-        self._storage.publish(stored.version)
-        with contextlib.suppress(OSError):  # the next save removes the same files
-            self._storage.drop_older(stored.version)
+        self.publish_in_cache(stored)
 
     def refresh(self, pointer: str = "") -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -232,7 +268,7 @@ class Mirror:
             stored = self.newest()
             if stored is None:
                 raise CheckpointError(f"{self.url} holds no checkpoint: no version of it was ever completed")
-            if pointer and not self._note(pointer):
+            if pointer and not self.read_pointer(pointer):
                 raise CheckpointError(f"{self.url} has no kept version {pointer!r}")
             try:
                 self._pull(stored)
@@ -249,55 +285,39 @@ class Mirror:
                 if attempt == OPEN_ATTEMPTS or newest is None or newest.content == stored.content:
                     raise
 
-    def push_part(self, version: int, entry: FileEntry) -> None:
-        """Upload a file of a version that is not complete yet, with its names, and then its receipt.
-
-        CheckpointError if another job has taken the place of this one, as in :meth:`push`.
-        """
+    def add_part(self, version: int, entry: FileEntry) -> float:
         with self._store.committing():
-            self._check_job()
+            self._check_writer()
             self._push_file(_object(version, entry.name))
             for text in entry.texts:
                 self._push_text(version, text.name, text)
-            receipt = receipt_of(entry, self._job).encode()
+            receipt = receipt_of(entry, self.nonce).encode()
             self._store.write(_object(version, layout.receipt_file(entry.name)), receipt)
         if not self._keeps_files:
             (self._run / _object(version, entry.name)).unlink()
+        return (self._store.commit_seconds or 0.0) + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND
 
-    def push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
-        """Upload a version, publish it, and remove older versions.
+    def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
+        with self._store.committing():
+            return super().read_receipts(version, names)
 
-        Parameters
-        ----------
-        version : int
-            It is complete in the folder, apart from ``parts``.
-        parts : sequence of FileEntry
-            The store has them already, with receipts.
+    def publish_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        self._commit(manifest, parts)
+        self._storage.publish_version(manifest)
+
+    def _commit(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        """Upload a version but for its parts that are there, publish it, and remove older versions.
+
+        CheckpointError if another job has taken the place of this one.
         """
         with self._store.committing():
-            mine = self._storage.stored(version)
             self._check_writer()
             self._push_features()
-            self._push_version(mine, parts)
+            self._push_version(manifest, parts)
             self._push_records()
             # Read again after the upload, which may take minutes.
             self._check_writer()
-            self._store.write(_POINTER, f"{version}\n".encode())
-            self._last = mine
-            self.push_pointers()
-            self._drop_older(mine)
-            logger.info("checkpoint version %d in %s", version, self.url)
-
-    def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
-        """Return the entries of those of some files for which the store has a receipt of this job."""
-        with self._store.committing():
-            sizes = self._store.sizes(_object(version))
-
-            def read(receipt: str) -> bytes | None:
-                name = _object(version, receipt)
-                return self._store.read(name) if name in sizes else None
-
-            return read_receipts(names, self._job, read)
+            super().publish_version(manifest)
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
@@ -343,8 +363,8 @@ class Mirror:
     def push_pointers(self) -> None:
         """Upload the folder's pointers that the store does not have; their versions were published before."""
         for name, note in self._storage.pointers().items():
-            if note and note != self._note(name):
-                self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
+            if note and note != self.read_pointer(name):
+                self.write_json(name, note)
 
     def _push_features(self) -> None:
         """Upload the frozen vectors of the run, if it has some, and then their note."""
@@ -361,9 +381,7 @@ class Mirror:
             return
         for entity_type, (_, _, crc32) in parse_note(content, self._store.at(_FEATURES_NOTE)).items():
             name = f"{layout.FEATURES_FOLDER}/{layout.features_array(entity_type)}"
-            path = self._run / name
-            if not path.is_file() or file_crc32(path) != crc32:
-                self._pull_file(name, crc32, layout.FEATURES_NOTE_FILE)
+            self._pull_file(name, crc32, layout.FEATURES_NOTE_FILE)
         # With the note the folder counts as whole.
         self._pull_file(_FEATURES_NOTE)
 
@@ -371,16 +389,10 @@ class Mirror:
         """Download the files of a version that are not in the folder with their checksums."""
         version = manifest.version
         for entry in manifest.all_files:
-            name = _object(version, entry.name)
-            try:
-                check_files((self._run / name).parent, [entry])
-            except CheckpointError:
-                self._pull_file(name, entry.crc32, "the manifest")
+            self._pull_file(_object(version, entry.name), entry.crc32)
         # The manifest does not list the statistics, which other programs write too.
-        stats = _object(version, layout.STATS_FILE)
-        if stats in self._store.sizes(_object(version)):
-            self._pull_file(stats)
-        self._write_manifest(manifest)
+        if layout.STATS_FILE in self.names(layout.version_folder(version)):
+            self._pull_file(_object(version, layout.STATS_FILE))
 
     def _write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of a version to the folder, byte for byte."""
@@ -399,23 +411,18 @@ class Mirror:
         """Upload a file of the run's folder as the object of its name."""
         self._store.upload(self._run / name, name)
 
-    def _pull_file(self, name: str, crc32: int = UNKNOWN_CRC32, source: str = "") -> None:
-        """Download an object as the file of its name, and compare its checksum with the one in ``source``."""
+    def _pull_file(self, name: str, crc32: int | None = None, source: str = "the manifest") -> None:
+        """Download an object as the file of its name, unless that has the checksum that ``source`` gives."""
         target = self._run / name
+        with contextlib.suppress(OSError):
+            if crc32 is not None and file_crc32(target) == crc32:
+                return
         folder = LeasedFolder(target.parent, self._storage.lease)
         folder.make()
         with folder.new_file(target.name) as path:
             self._store.download(name, path)
-            if crc32 != UNKNOWN_CRC32:
+            if crc32 is not None:
                 check_crc32(self._store.at(name), crc32, file_crc32(path), source)
-
-    def _stored(self, version: int) -> Manifest:
-        """Return the manifest of a version of the store; CheckpointError if it is missing or damaged."""
-        name = _object(version, layout.MANIFEST_FILE)
-        content = self._store.read(name)
-        if content is None:
-            raise CheckpointError(f"{self._store.at(name)} is missing")
-        return Manifest.parse(content, self._store.at(name))
 
     def _pointer(self) -> int | None:
         """Return the version that the pointer names; None where there is none, or it is torn."""
@@ -423,46 +430,20 @@ class Mirror:
         # The last byte of the pointer is a line feed: without it "12" may be all that was written of "123".
         return layout.parse_version(text.strip()) if text.endswith("\n") else None
 
-    def _note(self, pointer: str) -> dict[str, Any]:
-        """Return version, checksum and note of a pointer to a kept version; empty if there is none."""
-        return parse_pointer(self._store.read(f"{layout.CHECKPOINT_FOLDER}/{pointer}"))
-
-    def _check_job(self) -> None:
-        """Check that no other job was started with this URL."""
+    def _check_writer(self) -> None:
+        """Check that no other job was started with this store, and none has left a version there."""
         note = layout.parse_object(self._store.read(layout.WRITER_FILE))
-        if note.get("job") != self._job:
+        if note.get("job") != self.nonce:
             who = f"job {str(note.get('job'))[:8]} on {note.get('host')}" if note else "another job"
             raise CheckpointError(
                 f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
             )
-
-    def _check_writer(self) -> None:
-        """Check that no other job was started with this URL, and none has left a version there."""
-        self._check_job()
-        known, pointer = self.version or None, self._pointer()
-        if pointer and pointer != known:
+        pointer = self._pointer()
+        if pointer and pointer != self.version:
             raise CheckpointError(
-                f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
-                "another job writes to it"
+                f"{self.url} has version {pointer} by now, and this job has left version {self.version} "
+                "there: another job writes to it"
             )
-
-    def _drop_older(self, newest: Manifest) -> None:
-        """Remove older versions of this run that no pointer names; a failure is logged."""
-        try:
-            names = list(self._store.sizes(layout.CHECKPOINT_FOLDER))
-            inner = [name.partition("/")[2] for name in names]
-            notes = [self._note(name) for name in inner if layout.is_pointer(name)]
-            versions = {number for name in names if (number := _version_of(name)) is not None}
-            for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
-                manifest = _object(version, layout.MANIFEST_FILE)
-                # A version of another run stays; one that was never completed goes. Its manifest goes first.
-                if manifest in names and self._stored(version).run_id != newest.run_id:
-                    continue
-                for name in sorted(names, key=lambda name: (name != manifest, name)):
-                    if _version_of(name) == version:
-                        self._store.remove(name)
-        except (OSError, StorageError, CheckpointError) as error:
-            logger.warning("older versions in %s could not be removed: %s", self.url, error)
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -508,10 +489,3 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def _object(version: int, *name: str) -> str:
     """Return the name of an object of a version, or of the folder of its objects."""
     return "/".join((layout.CHECKPOINT_FOLDER, layout.version_folder(version), *name))
-
-
-def _version_of(name: str) -> int | None:
-    """Return the version that an object belongs to; None for any other."""
-    # A listing of a bucket may have the folder itself, while its objects come and go.
-    folder, _, rest = name.partition("/")[2].partition("/")
-    return layout.parse_version_folder(folder) if rest else None

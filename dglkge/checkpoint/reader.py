@@ -27,8 +27,8 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
+from dglkge.model.dense_modules import PREFIX, ProjectedFeatures, projections_of
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
 Key = int | str | slice | Sequence[int] | Sequence[str] | np.ndarray | torch.Tensor

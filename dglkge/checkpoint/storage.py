@@ -1,22 +1,24 @@
-"""The folder of a checkpoint: its files, written whole and durably by the job that holds the run's lease."""
+"""Places of versions: their contract, and the checkpoint's folder, written while a job holds its lease."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry, parse
+from dglkge.distributed.lease import Lease
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError, os_errors
+from dglkge.errors import CheckpointError, DglkgeError, os_errors
 
 logger = logging.getLogger(__name__)
 
@@ -90,19 +92,6 @@ def receipt_of(entry: FileEntry, nonce: str) -> str:
     return json.dumps({"nonce": nonce, **dataclasses.asdict(entry)})
 
 
-def read_receipts(
-    names: Iterable[str], nonce: str, read: Callable[[str], bytes | None]
-) -> dict[str, FileEntry]:
-    """Return the entries of those of some files of which a reader finds the receipt of this job."""
-    entries = {}
-    for name in names:
-        note = layout.parse_object(read(layout.receipt_file(name)))  # empty if it is torn
-        # One of an earlier job, e.g. a killed one, is of another file; its writer replaces it.
-        if note.pop("nonce", None) == nonce:
-            entries[name] = parse(FileEntry, note)
-    return entries
-
-
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     """Return the files of a version that is written, also unfinished ones, and the times of their changes."""
     found = []
@@ -112,25 +101,134 @@ def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
-def parse_pointer(content: bytes | None) -> dict[str, Any]:
-    """Return what a pointer's content names: version, checksum and note; empty if it is damaged."""
-    note = layout.parse_object(content)
-    is_whole = type(note.get("version")) is int and isinstance(note.get("checksum"), str)
-    return note if is_whole else {}
+class VersionStore:
+    """A place that has the versions of a run, and where a job publishes its own.
+
+    Names are relative to the checkpoint's folder. That folder is one (:class:`CheckpointStorage`); a URL and
+    the launcher's folder are others (:class:`dglkge.checkpoint.mirror.Mirror`), of which it is a cache.
+
+    Attributes
+    ----------
+    url : str
+        For messages.
+    nonce : str
+        Name of the job, in its receipts.
+    poll_seconds : float
+        Pause between two looks for receipts.
+    """
+
+    url: str
+    nonce: str
+    poll_seconds = 0.02
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Changes while something is brought there."""
+        return ()
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file; None if it is absent."""
+        raise NotImplementedError
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of what is in the checkpoint's folder, or in that of a version; may be absent."""
+        raise NotImplementedError
+
+    def add_part(self, version: int, entry: FileEntry) -> float:
+        """Bring a file of a version that is not complete yet, with its names, and then its receipt.
+
+        Returns the seconds that another machine's file of this size may take without progress.
+        """
+        raise NotImplementedError
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value to a small file."""
+        raise NotImplementedError
+
+    def stored(self, version: int) -> Manifest:
+        """Return the manifest of a version; CheckpointError if it is missing, damaged or not ours."""
+        raise NotImplementedError
+
+    def publish(self, version: int) -> None:
+        """Publish a version: all readers use it from now on."""
+        raise NotImplementedError
+
+    def remove(self, version: int, run_id: str = "") -> None:
+        """Remove a version, its manifest first: without that it is incomplete from the start."""
+        raise NotImplementedError
+
+    def publish_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        """Publish a version that is complete in the folder; then write its pointers, and remove older ones.
+
+        The place has ``parts`` already, with receipts.
+        """
+        version = manifest.version
+        # Pointers follow the publication: at no time does one name a version that does not count. The next
+        # start writes those that are missing.
+        self.publish(version)
+        self.keep_all(manifest)
+        try:
+            self.drop_older(version, manifest.run_id)
+        except (OSError, DglkgeError) as error:
+            # The version is published, so the save has succeeded. The next one removes the same files.
+            logger.warning(
+                "checkpoint version %d is published, but older files in %s could not be removed: %s",
+                version, self.url, getattr(error, "strerror", None) or error,
+            )  # fmt: skip
+        logger.info("checkpoint version %d in %s", version, self.url)
+
+    def keep(self, manifest: Manifest, pointer: str, note: Mapping[str, Any]) -> None:
+        """Point to a version and note why: it outlives newer ones. Replaces an older pointer of that name."""
+        self.write_json(pointer, {"version": manifest.version, "checksum": manifest.checksum, **note})
+
+    def keep_all(self, manifest: Manifest) -> None:
+        """Write the pointers that a version was published with; those that are right stay as they are."""
+        for pointer, note in manifest.kept_as.items():
+            if self.read_pointer(pointer).get("checksum") != manifest.checksum:
+                self.keep(manifest, pointer, note)
+
+    def drop_older(self, newest: int, run_id: str = "") -> None:
+        """Remove versions before the newest that no pointer names; none if a pointer is damaged."""
+        notes = self.pointers().values()
+        if not all(notes):
+            logger.warning("no older version in %s is removed: a pointer to one is damaged", self.url)
+            return
+        kept = {note["version"] for note in notes}
+        for version in self.versions():
+            if version < newest and version not in kept:
+                self.remove(version, run_id)
+
+    def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
+        """Return the entries of those of some files of which there is a receipt of this job."""
+        folder, entries = layout.version_folder(version), {}
+        present = set(self.names(folder))
+        for name in names:
+            receipt = layout.receipt_file(name)
+            note = layout.parse_object(self.read(f"{folder}/{receipt}") if receipt in present else None)
+            # One of an earlier job, e.g. a killed one, is of another file; its writer replaces it.
+            if note.pop("nonce", None) == self.nonce:
+                entries[name] = parse(FileEntry, note)
+        return entries
+
+    def read_pointer(self, pointer: str) -> dict[str, Any]:
+        """Return version, checksum and note of a pointer; empty if there is none, or it is damaged."""
+        note: dict[str, Any] = {}
+        with contextlib.suppress(OSError):
+            note = layout.parse_object(self.read(pointer))
+        is_whole = type(note.get("version")) is int and isinstance(note.get("checksum"), str)
+        return note if is_whole else {}
+
+    def pointers(self) -> dict[str, dict[str, Any]]:
+        """Return what each pointer names, by its name; see :meth:`read_pointer`."""
+        return {name: self.read_pointer(name) for name in self.names() if layout.is_pointer(name)}
+
+    def versions(self) -> list[int]:
+        """Return the versions that have a folder, also unfinished ones, in ascending order."""
+        found = map(layout.parse_version_folder, self.names())
+        return sorted(version for version in found if version is not None)
 
 
-def outdated(
-    versions: Iterable[int], notes: Collection[Mapping[str, Any]], newest: int, place: object
-) -> list[int]:
-    """Return the versions before the newest that no pointer's note names; none if a pointer is damaged."""
-    if not all(notes):
-        logger.warning("no older version in %s is removed: a pointer to one is damaged", place)
-        return []
-    kept = {note["version"] for note in notes}
-    return [version for version in versions if version < newest and version not in kept]
-
-
-class CheckpointStorage(LeasedFolder):
+class CheckpointStorage(LeasedFolder, VersionStore):
     """A checkpoint's folder, with a folder for each version: docs/checkpoints.md has the format.
 
     A new version is written to a folder of its own, its manifest last; then ``checkpoint_version.txt`` is
@@ -145,17 +243,21 @@ class CheckpointStorage(LeasedFolder):
         The job's right to write to the run: a job that has lost it publishes nothing.
     """
 
+    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
+        super().__init__(path, lease)
+        self.url = str(self.path)
+
     def folder(self, version: int) -> LeasedFolder:
         """Return the folder of a version, which need not exist."""
         return LeasedFolder(self.path / layout.version_folder(version), self.lease)
 
-    def _names(self) -> list[str]:
-        return sorted(os.listdir(self.path)) if self.path.is_dir() else []
+    def names(self, folder: str = "") -> list[str]:
+        place = self.path / folder
+        return sorted(os.listdir(place)) if place.is_dir() else []
 
-    def versions(self) -> list[int]:
-        """Return the versions that have a folder, also unfinished ones, in ascending order."""
-        found = map(layout.parse_version_folder, self._names())
-        return sorted(version for version in found if version is not None)
+    def add_part(self, version: int, entry: FileEntry) -> float:
+        self.folder(version).write_text(layout.receipt_file(entry.name), receipt_of(entry, self.nonce))
+        return 0.0
 
     def published_version(self) -> int:
         """Return the published version; 0 if the folder holds no checkpoint.
@@ -233,7 +335,6 @@ class CheckpointStorage(LeasedFolder):
         return manifest
 
     def stored(self, version: int) -> Manifest:
-        """Read the manifest of a version; see :func:`read_version`."""
         return read_version(self.folder(version).path, version)
 
     def newest_good(self) -> int | None:
@@ -253,7 +354,6 @@ class CheckpointStorage(LeasedFolder):
             self.publish(0)
 
     def publish(self, version: int) -> None:
-        """Publish a version: all readers use it from now on."""
         self.write_text(layout.VERSION_FILE, f"{version}\n")
         # Not every disk has links, and the copy of a run may have a folder there.
         link = self.path / layout.LATEST_LINK
@@ -264,48 +364,19 @@ class CheckpointStorage(LeasedFolder):
                 new.symlink_to(layout.version_folder(version))
                 os.replace(new, link)
 
-    def keep(self, version: int, pointer: str, note: Mapping[str, Any]) -> None:
-        """Point to a version and note why: it outlives newer ones. Replaces an older pointer of that name."""
-        self.write_json(pointer, {"version": version, "checksum": self.stored(version).checksum, **note})
-
-    def keep_all(self, manifest: Manifest) -> None:
-        """Write the pointers that a version was published with; those that are right stay as they are."""
-        checksum = self.stored(manifest.version).checksum
-        for pointer, note in manifest.kept_as.items():
-            if self.read_pointer(pointer).get("checksum") != checksum:
-                self.keep(manifest.version, pointer, note)
-
-    def read_pointer(self, pointer: str) -> dict[str, Any]:
-        """Return version, checksum and note of a pointer; empty if there is none, or it is damaged."""
-        with contextlib.suppress(OSError):
-            return parse_pointer(self.read(pointer))
-        return {}
-
-    def pointers(self) -> dict[str, dict[str, Any]]:
-        """Return what each pointer names, by its name; see :meth:`read_pointer`."""
-        return {name: self.read_pointer(name) for name in self._names() if layout.is_pointer(name)}
-
-    def drop_older(self, version: int) -> None:
-        """Remove older versions, apart from those that a pointer names."""
-        for old in outdated(self.versions(), self.pointers().values(), version, self.path):
-            self._remove(old)
-
     def drop_unpublished(self, version: int) -> None:
         """Remove what an interrupted save left: versions newer than ``version``, and unfinished files."""
-        self.check_lease()
         self.drop_temporaries()
         with self.writing():
             for newer in self.versions():
                 if newer > version:
-                    self._remove(newer)
+                    self.remove(newer)
 
     def damaged_folder(self, version: int) -> Path:
         """Make a new folder for damaged files of a version: ``damaged_v{V}``, then ``damaged_v{V}_2``."""
         name = f"{layout.DAMAGED_PREFIX}{version}"
-        folder, number = self.path / name, 1
-        while folder.exists():
-            number += 1
-            folder = self.path / f"{name}_{number}"
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        folder = next(self.path / each for each in names if not (self.path / each).exists())
         with self.writing():
             folder.mkdir()
         return folder
@@ -325,8 +396,7 @@ class CheckpointStorage(LeasedFolder):
         check_files(self.folder(version).path, entries, checksums=False)
         return manifest
 
-    def _remove(self, version: int) -> None:
-        """Remove the folder of a version; without its manifest the version is incomplete from the start."""
+    def remove(self, version: int, run_id: str = "") -> None:
         folder = self.folder(version).path
         (folder / layout.MANIFEST_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder)

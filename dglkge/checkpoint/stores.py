@@ -140,11 +140,14 @@ class FileStore(Store):
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the finished files in a folder and below it."""
-        return {
-            path.relative_to(self._folder).as_posix(): path.stat().st_size
-            for path in (self._path(folder) if folder else self._folder).rglob("*")
-            if not path.name.endswith(TEMPORARY_SUFFIX) and path.is_file()
-        }
+        found = {}
+        # Files and folders that another job removes meanwhile are passed over, the latter by os.walk.
+        for parent, _, names in os.walk(self._path(folder) if folder else self._folder):
+            for path in (Path(parent, name) for name in names if not name.endswith(TEMPORARY_SUFFIX)):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file():
+                        found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+        return found
 
     def remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""

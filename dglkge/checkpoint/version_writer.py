@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from typing import Any
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config, write_stats
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, JobVersions, Manifest, TextEntry, extended
-from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
+    VersionStore,
     check_files,
     describe_text,
-    read_receipts,
-    receipt_of,
     signs_of_life,
 )
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
@@ -29,11 +26,6 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 
-logger = logging.getLogger(__name__)
-
-POLL_SECONDS, STORE_POLL_SECONDS = 0.02, 1.0
-SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Rate that the limit of the wait for another machine's part at a store allows for."""
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 """Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
 
@@ -43,12 +35,16 @@ class NewVersion:
     """Share of one process in a version; on rank 0 the files of the others are awaited, then published.
 
     Files alone carry the protocol, so that training can use the network meanwhile: each writer leaves a
-    receipt beside each file, and rank 0 polls for all receipts in the folder, or at the run's store.
+    receipt for each file in the run's store, and rank 0 polls for all receipts there.
 
     Fields that are not described are those of :class:`dglkge.checkpoint.manager.CheckpointManager`.
 
     Attributes
     ----------
+    storage : CheckpointStorage
+        The checkpoint's folder, in which files are written.
+    store : VersionStore
+        Where they count: the folder itself, or what it is a cache of.
     limit_seconds : float
         Rank 0 fails if the files of the other writers have not changed for so long.
     job : JobVersions
@@ -64,7 +60,7 @@ class NewVersion:
     """
 
     storage: CheckpointStorage
-    mirror: Mirror | None
+    store: VersionStore
     names: Mapping[str, Vocabulary]
     limit_seconds: float
     job: JobVersions
@@ -93,8 +89,7 @@ class NewVersion:
 
     def progress(self) -> str:
         """Return a text that changes while this process's share is written or uploaded."""
-        uploaded = () if self.mirror is None else self.mirror.progress
-        return json.dumps([signs_of_life(self._folder.path), uploaded])
+        return json.dumps([signs_of_life(self._folder.path), self.store.progress])
 
     def write(self) -> None:
         """Write this process's files of the version and, where it has the relations, publish it.
@@ -102,23 +97,14 @@ class NewVersion:
         If it fails, the version before stays as it is. CheckpointError if a file may not be written; JobError
         if the disk fails, another machine's files do not come, or the store cannot be reached.
         """
-        folder, mirror, limit = self._folder, self.mirror, self.limit_seconds
-        config = bigraph_config(self.meta, self.num_parts, str(folder.path.resolve()))
+        config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
+        allowance = 0.0
         for entry in self._write_parts(bigraph_attributes(self.meta, config)):
             # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            if mirror is None:
-                folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
-            else:
-                mirror.push_part(self.version, entry)
-                slowest = mirror.commit_seconds + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND
-                limit = max(limit, self.limit_seconds + slowest)
-        if self.relations is None:
-            return
-        files = self._wait_for_parts(limit)
-        manifest = self._complete(files, config)
-        if mirror is not None:
-            mirror.push(self.version, files)
-        self._publish(manifest)
+            allowance = max(allowance, self.store.add_part(self.version, entry))
+        if self.relations is not None:
+            files = self._wait_for_parts(self.limit_seconds + allowance)
+            self.store.publish_version(self._complete(files, config), files)
 
     def _write_parts(self, attributes: Mapping[str, Any]) -> Iterator[FileEntry]:
         """Write this process's files; yield the entry of each."""
@@ -155,8 +141,8 @@ class NewVersion:
         return bool(texts)
 
     def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
-        """Wait for the receipts of all parts, in the folder or at the store; return their entries."""
-        folder, mirror, version, meta = self._folder, self.mirror, self.version, self.meta
+        """Wait for the receipts of all parts in the store; return their entries."""
+        version, meta = self.version, self.meta
         names = [
             layout.embeddings_file(name, part, version)
             for name in meta.entity_types
@@ -167,20 +153,18 @@ class NewVersion:
         signs: object = None
         last_news = time.monotonic()
         while missing := [name for name in names if name not in found]:
-            if mirror is None:
-                found |= read_receipts(missing, folder.nonce, folder.read)
-            else:
-                found |= mirror.read_receipts(version, missing)
-            news, waited = (len(found), signs_of_life(folder.path)), time.monotonic() - last_news
+            found |= self.store.read_receipts(version, missing)
+            news, waited = (len(found), signs_of_life(self._folder.path)), time.monotonic() - last_news
             if news != signs:
                 signs, last_news = news, time.monotonic()
             elif waited > limit_seconds:
                 # The failure of another machine: a restart of the job may succeed.
-                where = folder.path if mirror is None else mirror.url
                 receipt = layout.receipt_file(missing[0])
-                raise JobError(f"{receipt} is missing: no part has come to {where} for {waited:.0f} s")
+                raise JobError(
+                    f"{receipt} is missing: no part has come to {self.store.url} for {waited:.0f} s"
+                )
             if len(found) < len(names):
-                time.sleep(POLL_SECONDS if mirror is None else STORE_POLL_SECONDS)
+                time.sleep(self.store.poll_seconds)
         for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
             rows = sum(entry.num_rows for entry in found.values() if entry.table == table)
             if rows != count:
@@ -204,8 +188,9 @@ class NewVersion:
         # lists files that are all durable, and nothing in the folder changes any more.
         for path in folder.path.glob("*" + layout.RECEIPT_SUFFIX):
             path.unlink(missing_ok=True)
-        folder.write_text(layout.MANIFEST_FILE, manifest.to_json())
-        return manifest
+        content = manifest.to_json()
+        folder.write_text(layout.MANIFEST_FILE, content)
+        return dataclasses.replace(manifest, content=content.encode())
 
     def _write_texts(self, config: str) -> tuple[TextEntry, ...]:
         """Write the texts that belong to no part; those that the version before has already are linked."""
@@ -220,23 +205,6 @@ class NewVersion:
                 old = _write_text(self._folder, name, self.meta, config, self.names)
             texts.append(old)
         return tuple(texts)
-
-    def _publish(self, manifest: Manifest) -> None:
-        """Publish a complete version in the folder, and remove older versions."""
-        storage, version = self.storage, manifest.version
-        # Pointers follow the publication: at no time does one name a version that does not count. The next
-        # start writes those that are missing.
-        storage.publish(version)
-        storage.keep_all(manifest)
-        try:
-            storage.drop_older(version)
-        except OSError as error:
-            # The version is published, so the save has succeeded. The next one removes the same files.
-            logger.warning(
-                "checkpoint version %d is published, but older files in %s could not be removed: %s",
-                version, storage.path, error.strerror or error,
-            )  # fmt: skip
-        logger.info("checkpoint version %d in %s", version, storage.path)
 
 
 def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:

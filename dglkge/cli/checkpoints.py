@@ -22,7 +22,7 @@ from dglkge.cli.common import (
     print_table,
     print_text,
 )
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 from dglkge.model.functions.comparators import METRICS

@@ -30,7 +30,7 @@ from dglkge.cli.common import (
     sigterm_raises,
 )
 from dglkge.data.text_format import Columns, bare_path
-from dglkge.data.times import GRANULARITIES
+from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -312,14 +312,14 @@ with the files of each data set in a folder of its name, or a folder of this kin
 
 def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
     """Write the vectors of texts."""
-    from dglkge.data import text_vectors
+    from dglkge.data import vector_files
 
     output = Path(args.output)
     if output.exists() and not args.overwrite:
         raise InputError(f"{output} exists; --overwrite replaces it")
-    texts = text_vectors.read_texts(Path(args.texts))
-    vectors = text_vectors.text_vectors(texts, args.dimension, args.encoder)
-    text_vectors.write_vectors(output, list(texts), vectors)
+    texts = vector_files.read_texts(Path(args.texts))
+    vectors = vector_files.text_vectors(texts, args.dimension, args.encoder)
+    vector_files.write_vectors(output, list(texts), vectors)
     return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
 
 

@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dglkge.cli.common import Cells, Command, flag, option, print_table, print_text
-from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs, matching_jobs, process_owner
-from dglkge.distributed.process_memory import human_bytes, process_start
+from dglkge.distributed.jobs import (
+    JobEntry,
+    allocated_bytes,
+    human_bytes,
+    live_jobs,
+    matching_jobs,
+    process_owner,
+    process_start,
+)
 from dglkge.errors import InputError, JobError
 
 POLL_SECONDS = 0.1

@@ -19,13 +19,12 @@ from pathlib import Path
 
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
+from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.distributed.ip_config import Machine, read_ip_config
-from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.jobs import JobEntry, process_start
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.preemption import RESTART_STATUS
-from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
@@ -53,7 +52,7 @@ from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import machine_needs, most_trainers_of, partition_file, script_config
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
-from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS
+from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 
 

@@ -8,25 +8,30 @@ import functools
 import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
-from dglkge.distributed.ip_config import read_ip_config
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.addresses import read_ip_config
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
-from dglkge.planning.adaptive import adapted, describe
-from dglkge.planning.epoch_time import Rates, epoch_seconds
+from dglkge.planning.defaults import adapted, describe, most_trainers
+from dglkge.planning.epoch import (
+    MOST_RANGES,
+    RangePlan,
+    Rates,
+    epoch_seconds,
+    parse_bytes,
+    plan_ranges,
+    propose_ranges,
+    range_budget,
+)
 from dglkge.planning.host import HostMemory, host_memory
 from dglkge.planning.memory import PlannedHost, misfits, plan_memory
-from dglkge.planning.trainers import most_trainers
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
-
-if TYPE_CHECKING:
-    from dglkge.planning.ranges import RangePlan
 
 DOES_NOT_FIT_STATUS = 2
 MEASURED_SECONDS = 0.3
@@ -98,9 +103,6 @@ def plan_walks(
     args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
 ) -> list[RangePlan | None] | None:
     """Plan each machine's walk over its ranges (None: no number fits); None if no walk is needed."""
-    # Imported here: compiled loops are loaded with it, which --help does without.
-    from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget
-
     memory = there.memory_bytes if args.max_memory is None else parse_bytes(args.max_memory)
     num_ranges = config.sampling.num_ranges
     fits = all(host.needed_bytes(in_files=False) <= memory for host in hosts)

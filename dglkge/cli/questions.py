@@ -193,7 +193,7 @@ the rules of up to three links that imply it, and known links with a similar ent
 
 def attributes(args: argparse.Namespace) -> dict[str, Any]:
     """Return how well known numbers are predicted, and the entities with the greatest ones."""
-    from dglkge.data.text_vectors import read_texts, write_parquet  # here: --help does without pandas
+    from dglkge.data.vector_files import read_texts, write_parquet  # here: --help does without pandas
     from dglkge.inference.attributes import best_numbers
 
     texts = read_texts(Path(args.values))

@@ -13,7 +13,7 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.cli import common
 from dglkge.cli.common import Command, cell, flag, option, print_text, write_text
 from dglkge.data.dataset_files import SPLITS, TEST
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def report(args: argparse.Namespace) -> Any:
 
 def _target(args: argparse.Namespace) -> Path:
     """Return the path of the page, which may be written."""
-    from dglkge.report.learning_curves import records_folder  # here: it imports numpy
+    from dglkge.report.run_state import records_folder  # here: it imports numpy
 
     if args.output is None and len(args.runs) > 1:
         raise InputError(f"a page of {len(args.runs)} runs belongs to none of them: say with --output where")
@@ -71,8 +71,7 @@ def _target(args: argparse.Namespace) -> Path:
 
 def watch(args: argparse.Namespace) -> Any:
     """Look at the run, once or until it is finished."""
-    from dglkge.report.learning_curves import finite
-    from dglkge.report.run_state import FINISHED, prometheus_text, run_state
+    from dglkge.report.run_state import FINISHED, finite, prometheus_text, run_state
 
     def look() -> dict[str, Any]:
         state = run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
@@ -94,7 +93,7 @@ def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    import dglkge.report.learning_curves  # noqa: F401
+    import dglkge.report.run_state  # noqa: F401
 
     # All imports come before the first look, those of _frame too. They make classes by exec, and CPython ends
     # by the signal if Ctrl-C interrupts an exec, though the exception is caught.
@@ -119,7 +118,7 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from dglkge.report.learning_curves import duration
+    from dglkge.report.run_state import duration
 
     progress, valid = state["progress"], state["valid"]
     head = Table.grid(padding=(0, 2))

@@ -52,7 +52,7 @@ def train(args: argparse.Namespace) -> int:
     # Here: --help does without numpy, and no other command needs the launcher.
     from dglkge.cli import launch
     from dglkge.data.dataset import Dataset
-    from dglkge.planning.adaptive import adapted, describe
+    from dglkge.planning.defaults import adapted, describe
 
     if Path(config.output).is_file():
         raise InputError(f"output is {config.output}, which is a file; expected a folder")

@@ -14,8 +14,7 @@ from dglkge.cli.common import run_command
 from dglkge.config import load_config
 from dglkge.evaluation.metrics import format_table
 from dglkge.training.build import build_trainer
-from dglkge.training.epochs import remaining_epochs_until
-from dglkge.training.join import join_cluster
+from dglkge.training.script import join_cluster, remaining_epochs_until
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,11 +15,10 @@ import yaml
 from pydantic import ValidationError
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.config.component import TAG, UNKNOWN_COMPONENT
 from dglkge.config.schema import DATASET, Config, fields
 from dglkge.errors import InputError, InputErrors, unknown_name
 from dglkge.registry import import_modules, recorded_imports
-from dglkge.settings import Items, Scalar, Tree, expected
+from dglkge.settings import TAG, UNKNOWN_COMPONENT, Items, Scalar, Tree, expected
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
 SCHEMA = Path(__file__).resolve().with_name("schema.json")

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from dglkge.config.component import TAG, Component, component_of
 from dglkge.model import regularizers
 from dglkge.model.choices import (
     NEGATIVE_SAMPLING,
@@ -28,11 +27,14 @@ from dglkge.registry import registry_of
 from dglkge.settings import (
     FIXED,
     FREE,
+    TAG,
     UNTIL_FINISHED,
+    Component,
     FreeSettings,
     Settings,
     Text,
     at_least_or,
+    component_of,
     free,
     not_empty,
     section,

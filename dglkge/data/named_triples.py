@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from dglkge.data.text_format import ROLES, TIME, Columns
-from dglkge.data.times import label_at
 from dglkge.data.triples import TripleFile
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, label_at
 from dglkge.errors import InputError
 
 VocabularyOf = Callable[[str], Vocabulary]

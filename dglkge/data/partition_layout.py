@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
-from dglkge.data.times import extended
+from dglkge.data.vocabulary import extended
 from dglkge.errors import InputError
 from dglkge.typing import RELATION
 

@@ -1,21 +1,29 @@
-"""Files of named vectors: npy with a file of names, Parquet, and the text of word2vec, GloVe and fastText.
+"""Files of named vectors: npy with a file of names, Parquet, text as of word2vec; and vectors made of texts.
 
-A file is read in blocks, and the numbers of wanted rows only: memory does not grow with the file.
+A file is read in blocks, and the numbers of wanted rows only: memory does not grow with the file. Vectors of
+texts, as features of entities or their initial rows, come by TF-IDF or from a sentence encoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dglkge.data.dataset_files import replacing
 from dglkge.data.text_format import bare_path, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, import_extra, unknown_name, write_error
+from dglkge.registry import deferred
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 ROWS_AT_A_TIME = 4096
 """Vectors read at a time."""
@@ -28,9 +36,10 @@ Block = tuple[Ids, npt.NDArray[np.float64]]
 
 
 class VectorFile(Protocol):
-    """Vectors with names, by their number in the file, from 0."""
+    """Vectors with names, by their number in the file, from 0; `count` is 1 where only reading tells it."""
 
     path: Path
+    count: int
     width: int
 
     def names(self) -> Iterator[str]:
@@ -69,17 +78,21 @@ def open_vectors(
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     if kind == ".npy":
-        return _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
-    if names:
+        file: VectorFile = _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
+    elif names:
         raise InputError(f"{path}: a file of names goes with an npy file only, got {names}")
-    if kind in (".parquet", ".pq"):
-        return _Parquet(path, name_column, column)
-    if text_kind in (".vec", ".txt", ".tsv"):
-        return _Text(path, "\t" if text_kind == ".tsv" else " ")
-    raise InputError(
-        f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, and "
-        ".vec.gz, .txt.gz, .tsv.gz"
-    )
+    elif kind in (".parquet", ".pq"):
+        file = _Parquet(path, name_column, column)
+    elif text_kind in (".vec", ".txt", ".tsv"):
+        file = _Text(path, "\t" if text_kind == ".tsv" else " ")
+    else:
+        raise InputError(
+            f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, "
+            "and .vec.gz, .txt.gz, .tsv.gz"
+        )
+    if file.count < 1 or file.width < 1:
+        raise InputError(f"{path} has no vectors: {file.count} rows of {file.width} numbers")
+    return file
 
 
 def word2vec_name(name: str) -> str:
@@ -102,8 +115,7 @@ class _Npy(VectorFile):
             got = f"{matrix.dtype} of shape {matrix.shape}" if is_array else "an archive"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
         self._matrix = matrix
-        self.width = int(matrix.shape[1])
-        _check_size(path, *matrix.shape)
+        self.count, self.width = matrix.shape
 
     def names(self) -> Iterator[str]:
         count = 0
@@ -156,7 +168,7 @@ class _Parquet(VectorFile):
         first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None
         values = None if first is None else first.column(0)[0].as_py()
         self.width = 0 if values is None else len(values)
-        _check_size(path, int(self._starts[-1]), self.width)
+        self.count = int(self._starts[-1])
 
     def names(self) -> Iterator[str]:
         batches = self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._name_column])
@@ -203,25 +215,23 @@ class _Text(VectorFile):
         self.path = path
         self._separator = separator
         fields = next(numbered_lines(path))[1].rstrip().split(separator)
-        self._count: int | None = None
-        if len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields):
-            self._count, self.width = int(fields[0]), int(fields[1])
-            _check_size(path, self._count, self.width)
+        self._has_head = len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields)
+        if self._has_head:
+            self.count, self.width = int(fields[0]), int(fields[1])
         else:
             # GloVe has no head. A name may have spaces, so numbers are counted from the right.
-            self.width = 0
+            self.count, self.width = 1, 0
             while self.width < len(fields) - 1 and _is_number(fields[-1 - self.width]):
                 self.width += 1
-            _check_size(path, len(fields), self.width)
 
     def names(self) -> Iterator[str]:
         count = 0
         for number, fields in enumerate(self._fields(), start=1):
             yield fields[0]
             count = number
-        if self._count not in (None, count):
+        if self._has_head and self.count != count:
             raise InputError(
-                f"{self.path}:1: the first line says {self._count} vectors, the file has {count}: it is "
+                f"{self.path}:1: the first line says {self.count} vectors, the file has {count}: it is "
                 "cut off or damaged"
             )
 
@@ -241,7 +251,7 @@ class _Text(VectorFile):
     def _fields(self) -> Iterator[list[str]]:
         """Yield the name and the texts of the numbers of each line."""
         lines = numbered_lines(self.path)
-        if self._count is not None:
+        if self._has_head:
             next(lines)
         for number, (_, line) in enumerate(lines):
             # word2vec's own program ends each line with a space.
@@ -254,7 +264,7 @@ class _Text(VectorFile):
             yield fields
 
     def place(self, number: int) -> str:
-        return f"{self.path}:{number + 1 + (self._count is not None)}"
+        return f"{self.path}:{number + 1 + self._has_head}"
 
     def key(self, name: str) -> str:
         return word2vec_name(name) if self._separator == " " else name
@@ -272,11 +282,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_size(path: Path, num_rows: int, width: int) -> None:
-    if num_rows < 1 or width < 1:
-        raise InputError(f"{path} has no vectors: {num_rows} rows of {width} numbers")
 
 
 @dataclass(frozen=True)
@@ -340,3 +345,99 @@ def read_new_vectors(
         vectors[filled : filled + len(numbers)] = rows
         filled += len(numbers)
     return list(places), vectors
+
+
+MAX_WORDS = 1 << 18
+"""Words and pairs of words that TF-IDF counts, those of most texts."""
+
+
+def text_vectors(texts: Mapping[str, str], dimension: int = 256, encoder: str = "") -> np.ndarray:
+    """Return a vector of length 1 for each text, (n, D) float32; 0 for a text without words.
+
+    Parameters
+    ----------
+    texts : mapping of str to str
+        By the name of the entity.
+    dimension : int
+        Without an encoder: width of the vectors at most, as TF-IDF of words and pairs of words is reduced by
+        a truncated singular value decomposition (Deerwester et al. 1990).
+    encoder : str
+        A model of ``sentence-transformers``, by its name on the Hugging Face hub or its folder.
+
+    Raises
+    ------
+    InputError
+        If a package is missing, the encoder cannot be loaded, or the texts have fewer than 2 words in all.
+    """
+    if encoder:
+        encoders = import_extra("--encoder", "sentence_transformers", "text", "sentence-transformers")
+        try:
+            loaded = encoders.SentenceTransformer(encoder)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot load the encoder {encoder}: {' '.join(str(error).split())}") from None
+        return np.asarray(loaded.encode([*texts.values()], normalize_embeddings=True), np.float32)
+    import_extra("vectors of texts", "sklearn", "report", "scikit-learn")
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.preprocessing import normalize
+
+    try:
+        words = TfidfVectorizer(
+            sublinear_tf=True, ngram_range=(1, 2), max_features=MAX_WORDS, dtype=np.float32
+        )
+        counts = words.fit_transform(texts.values())
+    except ValueError:
+        raise InputError("the texts have no words") from None
+    if min(counts.shape) < 2:
+        raise InputError(
+            f"{counts.shape[0]} texts with {counts.shape[1]} words; at least 2 of each are needed"
+        )
+    width = min(dimension, min(counts.shape) - 1)
+    reduced = TruncatedSVD(width, random_state=0).fit_transform(counts)
+    return np.asarray(normalize(reduced), np.float32)
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Return the texts of a table by the name in its first column; further columns are joined.
+
+    The file is ``.tsv`` (without a header), ``.csv`` (with one) or ``.parquet``. Raises InputError if it
+    cannot be read, has fewer than two columns, or a name twice.
+    """
+    readers: dict[str, Any] = {
+        ".tsv": lambda: pd.read_csv(path, sep="\t", header=None, dtype=str, quoting=3, keep_default_na=False),
+        ".csv": lambda: pd.read_csv(path, dtype=str, keep_default_na=False),
+        ".parquet": lambda: pd.read_parquet(path),
+    }
+    if path.suffix not in readers:
+        raise InputError(f"{path}: texts are read from {', '.join(readers)}")
+    try:
+        frame = readers[path.suffix]()
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors are among them
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if frame.shape[1] < 2:
+        raise InputError(f"{path} has {frame.shape[1]} columns; the first is a name, and texts follow")
+    names, texts = frame.iloc[:, 0].astype(str), frame.iloc[:, 1:].fillna("").astype(str)
+    if (again := names[names.duplicated()]).size:
+        raise InputError(f"{path} has the name {again.iloc[0]!r} twice")
+    return dict(zip(names, texts.agg(". ".join, axis=1)))
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    """Write columns to a Parquet file, which is there when it is complete."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            pq.write_table(pa.table(dict(columns)), file)
+    except OSError as error:
+        raise write_error(f"cannot write {path}", error) from None
+
+
+def write_vectors(path: Path, names: list[str], vectors: np.ndarray) -> None:
+    """Write a Parquet file with the columns name and embedding, as ``features.files`` reads it."""
+    import pyarrow as pa
+
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    write_parquet(path, {"name": names, "embedding": column})

@@ -23,13 +23,13 @@ from typing import Any
 import dgl as dgl  # for those that import it from here
 import dgl.distributed
 
-from dglkge.distributed.dgl_import import name_segments
-from dglkge.distributed.server_ports import (
+from dglkge.distributed.addresses import (
     PortTakenError,
     hold_usable_address,
     is_own_address,
     wait_until_listening,
 )
+from dglkge.distributed.dgl_import import name_segments
 
 logger = logging.getLogger(__name__)
 

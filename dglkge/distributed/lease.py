@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.checkpoint.layout import LEASE_FILE
-from dglkge.distributed.process_memory import process_start
+from dglkge.distributed.jobs import process_start
 from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
 
 logger = logging.getLogger(__name__)
@@ -164,8 +164,13 @@ class Lease:
         """Nonce that the file must contain."""
         return self._holder.nonce
 
-    def check(self) -> None:
-        """Read the lease file again, before something is published; raises CheckpointError if it is lost."""
+    def check(self, afresh: bool = True) -> None:
+        """Read the lease file again, before something is published; raises CheckpointError if it is lost.
+
+        If not ``afresh``, it is read only where the last renewal found it lost.
+        """
+        if not (afresh or self._is_lost):
+            return
         content = self._read()
         found = None if content is None else Holder.from_bytes(content)
         if found is not None and found.nonce == self.holder_nonce:
@@ -176,11 +181,6 @@ class Lease:
             f"this job has lost its lease on {self.path.parent}: {now}; nothing more is written there "
             f"(a job that is suspended for more than {EXPIRY_SECONDS:g} s loses it)"
         )
-
-    def check_renewal(self) -> None:
-        """Check the result of the last renewal, without reading the file unless that found it lost."""
-        if self._is_lost:
-            self.check()
 
     def keep_while(self, is_busy: Callable[[], bool]) -> None:
         """Set a test for a write that still runs: while it is true, :meth:`release` does nothing."""

@@ -25,22 +25,38 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def put_in_place(temporary: Path, target: Path, lease: Lease | None = None) -> None:
+    """Give a written file its name, durably, if this job still holds the lease of the folder."""
+    # The content must be on the disk before the name: else a power cut could leave an empty file.
+    sync(temporary)
+    # Checked after the flush, which may take minutes: the time between this check and the rename is what a
+    # job that lost its lease could still misuse.
+    if lease is not None:
+        lease.check()
+    os.replace(temporary, target)
+    # The rename itself is durable only when the folder is flushed.
+    sync(target.parent)
+
+
 class LeasedFolder:
     """A folder, which need not exist, in which a job writes while it holds the run's lease.
 
     The lease's nonce is part of temporary names, and it is read again before a file gets its name: a job that
     has lost its lease publishes nothing. Methods raise CheckpointError if the folder may not be written to or
     the lease was lost, StorageError if the disk is full or fails.
+
+    Attributes
+    ----------
+    path : Path
+    lease : Lease or None
+    nonce : str
+        Name of the job among others; empty where no lease was taken.
     """
 
     def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
         self.path = Path(path)
         self.lease = lease
-
-    @property
-    def nonce(self) -> str:
-        """Name of the job among others; empty where no lease was taken."""
-        return "" if self.lease is None else self.lease.nonce
+        self.nonce = "" if lease is None else lease.nonce
 
     def make(self) -> None:
         """Make the folder."""
@@ -49,16 +65,13 @@ class LeasedFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise failures of the disk in the block as CheckpointError or StorageError, with the folder."""
+        """Check the lease; raise failures of the disk in the block as CheckpointError or StorageError."""
+        if self.lease is not None:
+            self.lease.check()
         try:
             yield
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
-
-    def check_lease(self) -> None:
-        """Check that this job may still write to the folder."""
-        if self.lease is not None:
-            self.lease.check()
 
     @contextlib.contextmanager
     def new_file(self, name: str) -> Iterator[Path]:
@@ -71,14 +84,7 @@ class LeasedFolder:
         temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
         try:
             yield temporary
-            # The content must be on the disk before the name: else a power cut could leave an empty file.
-            sync(temporary)
-            # Checked after the flush, which may take minutes: the time between this check and the rename is
-            # what a job that lost its lease could still misuse.
-            self.check_lease()
-            os.replace(temporary, target)
-            # The rename itself is durable only when the folder is flushed.
-            sync(target.parent)
+            put_in_place(temporary, target, self.lease)
         except OSError as error:
             raise write_error(f"cannot write {target}", error) from error
         finally:

@@ -19,18 +19,17 @@ import torch
 import torch.distributed as dist
 
 from dglkge.distributed import dgl_compat
-from dglkge.distributed.agreement import Result, agree
-from dglkge.distributed.ip_config import read_ip_config
-from dglkge.distributed.log_format import JSON, JsonFormatter
-from dglkge.distributed.preemption import StopRequest
-from dglkge.distributed.process_group import end_process_group, start_process_group
-from dglkge.distributed.server_ports import (
+from dglkge.distributed.addresses import (
     PORT_TAKEN_MARK,
     PORT_TAKEN_STATUS,
     PortTakenError,
     is_own_address,
+    read_ip_config,
     wait_until_listening,
 )
+from dglkge.distributed.log_format import JSON, JsonFormatter
+from dglkge.distributed.preemption import StopRequest
+from dglkge.distributed.process_group import Result, agree, end_process_group, start_process_group
 from dglkge.distributed.world import NO_VERIFY_VARIABLE, World, inherited_log_format
 from dglkge.errors import InputError, JobError, exit_status_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -82,6 +83,14 @@ class World:
         """Whether this trainer does the work that is done once on each disk of the job."""
         return self.rank == 0 or (self.has_own_disk and self.is_machine_leader)
 
+    def wants_bar(self, setting: str) -> bool:
+        """Return whether this trainer shows progress bars: rank 0 does.
+
+        ``setting`` is ``always``, ``never``, or ``auto``: on a terminal.
+        """
+        watched = self.shows_progress or sys.stderr.isatty()
+        return self.rank == 0 and (setting == "always" or (setting == "auto" and watched))
+
     @classmethod
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:
         """Read the place of this process from environment variables.
@@ -94,7 +103,14 @@ class World:
         """
         env = os.environ if environment is None else environment
         if env.get("DGL_DIST_MODE", "standalone") != "distributed":
-            _refuse_other_launchers(env)
+            if (other := _other_launcher(env)) is not None:
+                name, starter = other
+                raise InputError(
+                    f"{name} is {env[name]}: {starter} (or another launcher) started {env[name]} processes, "
+                    "and each would train alone and write to the same folder; start one "
+                    "dglkge-launch --ip_config ip_config.txt SCRIPT ARGUMENTS instead (it starts the "
+                    f"trainers of all machines), or run the script once, with {name} unset"
+                )
             return cls()
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
         local_rank, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
@@ -132,28 +148,24 @@ def inherited_log_format() -> str:
     return found
 
 
-def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
-    """Raise InputError if srun, torchrun or mpirun started this process as one of several.
+def _other_launcher(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the variable by which this process is one of several, and who sets it; None if it is alone.
 
     SLURM_NTASKS alone does not show it: sbatch sets it for the batch script too, which runs once. It counts
     if the process is a task of a step (SLURM_STEP_ID, SLURM_STEPID) or not the first task (SLURM_PROCID). If
     srun sets the number of tasks of the step (SLURM_STEP_NUM_TASKS), that number counts instead.
     """
-    found = {name: environment.get(name, "") for name in SIZE_VARIABLES}
     starters = dict(SIZE_VARIABLES)
     steps = [environment.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_STEPID")]
     is_task = any(step.isdigit() and int(step) < FIRST_SPECIAL_STEP for step in steps)
     is_later_task = environment.get("SLURM_PROCID", "0") != "0"
-    if not found["SLURM_STEP_NUM_TASKS"] and (is_task or is_later_task):
-        found["SLURM_NTASKS"], starters["SLURM_NTASKS"] = environment.get("SLURM_NTASKS", ""), "srun"
-    for name, text in found.items():
+    if not environment.get("SLURM_STEP_NUM_TASKS") and (is_task or is_later_task):
+        starters["SLURM_NTASKS"] = "srun"
+    for name, starter in starters.items():
+        text = environment.get(name, "")
         if text.isdigit() and int(text) > 1:
-            raise InputError(
-                f"{name} is {text}: {starters[name]} (or another launcher) started {text} processes, and "
-                "each would train alone and write to the same folder; start one "
-                "dglkge-launch --ip_config ip_config.txt SCRIPT ARGUMENTS instead (it starts the trainers of "
-                f"all machines), or run the script once, with {name} unset"
-            )
+            return name, starter
+    return None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
-from dglkge.data.times import label_at
+from dglkge.data.vocabulary import label_at
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, check_k

@@ -38,7 +38,7 @@ from dglkge.inference.search import Answer, LinkQuery, best_answers, most_simila
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.sampling.draws import count_degrees
+from dglkge.sampling.negatives import count_degrees
 from dglkge.typing import RELATION, Side
 
 logger = logging.getLogger(__name__)

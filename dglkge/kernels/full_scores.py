@@ -15,8 +15,8 @@ from numpy import ndarray
 
 from dglkge.kernels.dot import inner_product
 from dglkge.kernels.jit import FAST_MATH, compiled, overload, types
+from dglkge.kernels.losses import greatest_of, power
 from dglkge.kernels.rows import load_row, store_row, widen
-from dglkge.kernels.softmax import greatest_of, power
 
 LOGARITHM_EVERY = 64
 """Factors between 1 and 2 that are multiplied before a logarithm is taken: 2^64 is far from overflow."""

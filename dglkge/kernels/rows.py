@@ -1,8 +1,21 @@
-"""Compiled access to rows anywhere in memory by their addresses, with prefetching, and to rows in bfloat16.
+"""Compiled access to rows by their addresses, with prefetching, and rows of 16-bit numbers as words.
 
 Numba has no bfloat16: such rows are 16-bit words here. A bfloat16 number is the upper half of a float32
 number; narrowing rounds to nearest, ties to even, as torch does. A NaN stays NaN if a bit of its payload is
 set in the upper half, as in every NaN that arithmetic makes.
+
+Stochastic rounding takes one of the two neighbours x1 <= x < x2 of a number at random, x2 with probability
+(x - x1) / (x2 - x1). So the mean of the rounded number is x, and steps that are smaller than the distance of
+two neighbours are not lost (Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015). A
+number that has 16 bits already is its own neighbour and stays as it is.
+
+With 16 random bits r, both types are the sum of the number and r in units of a last place that has 16 more
+binary digits, cut off. Float32 has exactly 16 digits more than bfloat16. It has 13 more than float16, so the
+upper 13 bits of r count. Float16 has equal distances of 2**-24 below 2**-14; digits below 2**-40 are cut off
+there.
+
+Random bits are a function of a key, a row and a column: column j of a row takes bits 16 (j mod 4) and up of
+word j // 4 of the row (:func:`dglkge.kernels.hashing.column_bits`). Rows of words are "(N, D) uint16".
 """
 
 from __future__ import annotations
@@ -12,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from dglkge.kernels.hashing import GOLDEN_GAMMA, column_bits, mix_word, row_keys
 from dglkge.kernels.jit import FAST_MATH, carray, compiled, compiled_inline, intrinsic, ir, overload, types
 
 CACHE_LINE_BYTES = 64
@@ -163,3 +177,139 @@ def _load_row(row: Any, out: Any) -> Any:
             out[k] = row[k]
 
     return copy
+
+
+COLUMNS_A_WORD = 4
+"""Columns that share the 64 bits of one hash."""
+
+_EXPONENT, _MAGNITUDE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
+_QUIET = np.uint16(0x40)
+"""Bit of a NaN's payload that the upper half of a float32 has: without one it would be infinity."""
+
+
+@compiled_inline
+def _widen_half(word: Any) -> Any:
+    """Return a float16 number as float32, exactly."""
+    sign = np.uint32(word & np.uint16(0x8000)) << np.uint32(16)
+    magnitude = np.uint32(word & np.uint16(0x7FFF)) << np.uint32(13)
+    # The exponents differ by 112; the product is exact, also of numbers below 2**-14.
+    number = float_of(magnitude) * np.float32(2.0**112)
+    bits = bits_of(number)
+    if magnitude >= np.uint32(0x7C00 << 13):
+        bits = magnitude | _EXPONENT
+    return float_of(bits | sign)
+
+
+@compiled
+def widen_rows(words: ndarray, places: ndarray, is_half: bool, rows: ndarray) -> None:
+    """Write rows of words (N, D) at some places (n,) as float32, from float16 or bfloat16; places are not
+    checked.
+
+    The plain twin is torch's own conversion: see :func:`dglkge.optim.narrow_rows.widen_plain`.
+    """
+    for i in range(places.shape[0]):
+        if i + LOOKAHEAD < places.shape[0]:
+            prefetch_row(words, places[i + LOOKAHEAD])
+        row, out = words[places[i]], rows[i]
+        if is_half:
+            for j in range(out.shape[0]):
+                out[j] = _widen_half(row[j])
+        else:
+            for j in range(out.shape[0]):
+                out[j] = widen(row[j])
+
+
+@compiled_inline
+def _round_bfloat16(bits: Any, noise: Any) -> Any:
+    """Round the bits of a float32 number to bfloat16 by 16 random bits."""
+    word = np.uint16((bits + np.uint32(noise)) >> np.uint32(16))
+    if bits & _EXPONENT == _EXPONENT:
+        # Infinity and NaN have no neighbours.
+        word = np.uint16(bits >> np.uint32(16))
+        if bits & _MAGNITUDE > _EXPONENT:
+            word |= _QUIET
+    return word
+
+
+@compiled_inline
+def _round_half(bits: Any, noise: Any) -> Any:
+    """Round the bits of a float32 number to float16 by 16 random bits; from 65536 on it is infinite."""
+    sign = np.uint16((bits >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = bits & _MAGNITUDE
+    exponent = magnitude >> np.uint32(23)
+    if magnitude > _EXPONENT:
+        return np.uint16(sign | np.uint16(0x7E00))
+    if exponent < np.uint32(113):
+        # In units of 2**-24, with 16 digits after the point; float32's numbers below 2**-126 are 0 there.
+        mantissa = np.uint64((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000)) << np.uint64(16)
+        shift = min(np.uint64(126) - np.uint64(exponent), np.uint64(63))
+        return np.uint16(sign | np.uint16(((mantissa >> shift) + np.uint64(noise)) >> np.uint64(16)))
+    word = ((magnitude + (np.uint32(noise) >> np.uint32(3))) >> np.uint32(13)) - np.uint32(112 << 10)
+    return np.uint16(sign | np.uint16(min(word, np.uint32(0x7C00))))
+
+
+@compiled
+def round_rows(rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key: int, is_half: bool) -> None:
+    """Round rows (n, D) float32 stochastically and write them to some places of words (N, D).
+
+    The random bits depend on the key and the ids (n,). The plain twin is :func:`round_rows_plain`.
+    """
+    dim = rows.shape[1]
+    random = np.empty(-(-dim // COLUMNS_A_WORD), np.uint64)
+    noise = random.view(np.uint16)
+    for i in range(places.shape[0]):
+        if i + LOOKAHEAD < places.shape[0]:
+            prefetch_row(words, places[i + LOOKAHEAD])
+        of_row = mix_word(np.uint64(key) + np.uint64(ids[i]) * GOLDEN_GAMMA)
+        for k in range(random.shape[0]):
+            random[k] = mix_word(of_row + np.uint64(k + 1) * GOLDEN_GAMMA)
+        row, out = rows[i], words[places[i]]
+        if is_half:
+            for j in range(dim):
+                out[j] = _round_half(bits_of(row[j]), noise[j])
+        else:
+            for j in range(dim):
+                out[j] = _round_bfloat16(bits_of(row[j]), noise[j])
+
+
+def noise_of(ids: ndarray, dim: int, key: int) -> ndarray:
+    """Return the 16 random bits of each number of some rows, "(n, dim) uint16"."""
+    words = column_bits(row_keys(np.array([key], np.uint64), ids), -(-dim // COLUMNS_A_WORD))
+    # The lowest bits first, as in the memory of a little-endian machine.
+    return words.astype("<u8").view("<u2")[:, :dim]
+
+
+def round_rows_plain(
+    rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key: int, is_half: bool
+) -> None:
+    """Plain twin of :func:`round_rows`: the same bits, by whole arrays."""
+    noise = noise_of(ids, rows.shape[1], key)
+    bits = rows.view(np.uint32)
+    magnitude = bits & _MAGNITUDE
+    if not is_half:
+        found = ((bits.astype(np.uint64) + noise) >> np.uint64(16)).astype(np.uint16)
+        kept = (bits >> np.uint32(16)).astype(np.uint16)
+        found = np.where(magnitude < _EXPONENT, found, kept)
+        words[places] = np.where(magnitude > _EXPONENT, found | _QUIET, found)
+        return
+    exponent = (magnitude >> np.uint32(23)).astype(np.uint64)
+    mantissa = ((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000)).astype(np.uint64) << np.uint64(16)
+    shift = np.clip(126 - exponent.astype(np.int64), 0, 63).astype(np.uint64)
+    small = ((mantissa >> shift) + noise) >> np.uint64(16)
+    normal = (magnitude.astype(np.int64) + (noise >> 3)) >> 13
+    large = np.minimum(normal - (112 << 10), 0x7C00)
+    found = np.where(exponent < 113, small.astype(np.int64), large)
+    found = np.where(magnitude > _EXPONENT, 0x7E00, found).astype(np.uint16)
+    words[places] = found | (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
+
+
+def nearest_words(rows: ndarray, is_half: bool) -> ndarray:
+    """Round float32 numbers to the nearest of 16 bits, ties to even, as torch does: uint16 of their shape."""
+    if is_half:
+        with np.errstate(over="ignore"):  # beyond 65504 it is infinite
+            return rows.astype(np.float16).view(np.uint16)
+    bits = np.ascontiguousarray(rows).view(np.uint32)
+    upper = bits >> np.uint32(16)
+    rounded = (bits + (np.uint32(0x7FFF) + (upper & np.uint32(1)))) >> np.uint32(16)
+    is_number = bits & _MAGNITUDE <= _EXPONENT
+    return np.where(is_number, rounded, upper | np.uint32(_QUIET)).astype(np.uint16)

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from dglkge import __version__
-from dglkge.distributed.ip_config import Machine, write_ip_config
+from dglkge.distributed.addresses import Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors
@@ -74,8 +74,8 @@ def allow_open_files(num_processes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> list[str]:
-    """Return the IPv4 address of each machine; `interfaces` are this machine's own addresses.
+def machine_addresses(machines: Sequence[Machine]) -> list[str]:
+    """Return the IPv4 address of each machine.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
         with os_errors(NotReadyError, f"no IPv4 address for host {machine.address!r} of ip_config"):
             found = socket.getaddrinfo(machine.address, None, socket.AF_INET, socket.SOCK_STREAM)
             addresses.append(str(found[0][4][0]))
-    if len(machines) > 1 and all(is_local(address, interfaces) for address in addresses):
+    if len(machines) > 1 and all(map(is_own_address, addresses)):
         raise InputError(
             f"ip_config names this machine {len(machines)} times ({', '.join(addresses)}): the shared memory "
             "of two DGL machines on one host would collide; give one line and partition into one part"
@@ -103,11 +103,6 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
         if addresses.count(address) > 1:
             raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
     return addresses
-
-
-def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
-    """Whether an IPv4 address is this machine's own."""
-    return address in interfaces or ipaddress.IPv4Address(address).is_loopback
 
 
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -341,11 +336,10 @@ def check_machine(
             return None
 
     # All checks run, so that the user gets all problems of a machine at once.
-    interfaces = local_interfaces()
-    if not is_local(servers[0], interfaces):
+    if not is_own_address(servers[0]):
         # DGL (rpc_client.get_local_machine_id) would silently take this machine for machine 0.
         words = f"none of its interfaces has the address {servers[0]} that ip_config gives it "
-        problems.append((f"{words}(it has {', '.join(sorted(interfaces))})", True))
+        problems.append((f"{words}(it has {', '.join(sorted(local_interfaces()))})", True))
     if not os.path.isdir(folder):
         words = f"has no folder {folder}; give another --workspace, or --sync to have it made"
         problems.append((words, True))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from dglkge.distributed.ip_config import DEFAULT_PORT, HIGHEST_PORT
-from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
+from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT, PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report
 from dglkge.launch.job_result import JobResult

@@ -13,8 +13,8 @@ from dglkge.config import Config, load_config
 from dglkge.data import dataset_files
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
+from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS, most_trainers
 from dglkge.planning.memory import plan_memory
-from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS, most_trainers
 
 
 def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:

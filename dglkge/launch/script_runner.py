@@ -34,9 +34,9 @@ EXIT_HANDLERS_SECONDS = 3.0
 
 FORK_SERVER_VARIABLE = "DGLKGE_FORK_SERVER"
 DGL_MODULES = ("torch.distributed", "dgl.distributed")
-SERVER_MODULES = ("dglkge.training.join",)
-TRAINER_MODULES = ("dglkge.training.build", "dglkge.training.first_call")
-"""What a process imports before it is forked; the last two for scripts that use dglkge."""
+SERVER_MODULES = ("dglkge.training.script",)
+TRAINER_MODULES = ("dglkge.training.build",)
+"""What a process imports before it is forked; the last ones for scripts that use dglkge."""
 
 
 def prepare_dgl() -> None:

@@ -316,7 +316,7 @@ OBJECTIVES.register(ONE_VS_ALL)(
 OBJECTIVES.register(K_VS_ALL)(
     ObjectiveChoice(
         "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)",
-        "dglkge.step.objectives.k_vs_all:AnsweredQueries",
+        "dglkge.step.objectives.one_vs_all:AnsweredQueries",
         QuerySettings,
     )
 )

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
+from dglkge.model.device import ModulePrecision
 from dglkge.model.initializers import INITIALIZERS
-from dglkge.model.precision import ModulePrecision
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side

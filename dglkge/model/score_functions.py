@@ -33,7 +33,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     from dglkge.model import dense_modules
-    from dglkge.model.precision import ModulePrecision
+    from dglkge.model.device import ModulePrecision
 else:
     dense_modules = deferred("dglkge.model.dense_modules")
 # Not imported while this file is: it declares score functions of its own.
@@ -317,7 +317,7 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
         "dglkge.model.functions.bilinear",
         "dglkge.model.functions.projected",
         "dglkge.model.functions.dense",
-        "dglkge.model.functions.temporal",
+        "dglkge.model.functions.bilinear",
     ),
 )
 

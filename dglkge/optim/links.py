@@ -27,7 +27,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.chains import update_loop
 from dglkge.optim.rules import UpdateRule, not_negative
 
 #: Hyper-parameters of the links in a parameter group, and their defaults, which do nothing.

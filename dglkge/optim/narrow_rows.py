@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dglkge.kernels.hashing import combine, stream_key
-from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
+from dglkge.kernels.rows import nearest_words, round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, record_read
 from dglkge.optim.scratch import Scratch
 

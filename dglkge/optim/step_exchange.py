@@ -10,8 +10,13 @@ import numpy as np
 from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.lagged_exchange import LaggedExchange
-from dglkge.optim.network_exchange import GradientExchange, Route, WireFormat, ranks_by_machine
+from dglkge.optim.network_exchange import (
+    GradientExchange,
+    LaggedExchange,
+    Route,
+    WireFormat,
+    ranks_by_machine,
+)
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.shared_exchange import Address, NeighbourOutbox, Outbox, SharedExchange, num_fields, usable
 

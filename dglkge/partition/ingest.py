@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
-from dglkge.data.times import MAX_PAIRS, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
+from dglkge.data.vocabulary import MAX_PAIRS, time_spans
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import mapped
 from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
@@ -66,7 +66,7 @@ class IdTriples:
     entities, relations : sequence of str
         The names of id 0, 1, 2, ...
     splits : dict of str to (n, 3) int32
-        Head, relation at its time (see :mod:`dglkge.data.times`) and tail of each split.
+        Head, relation at its time (see :mod:`dglkge.data.vocabulary`) and tail of each split.
     weights : dict of str to (n,) float32
         The weights of each split; empty where there are none.
     times : sequence of str
@@ -183,7 +183,7 @@ def ingest(
     num_workers : int
         Number of chunks that are parsed and numbered at a time.
     granularity : str, optional
-        Of the times; see :func:`dglkge.data.times.time_spans`.
+        Of the times; see :func:`dglkge.data.vocabulary.time_spans`.
 
     Raises
     ------

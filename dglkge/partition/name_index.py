@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from dglkge.data.triples import string_buffers
 from dglkge.errors import InputError
-from dglkge.kernels.names import (
+from dglkge.kernels.hashing import (
     fill_slots,
     group_by_low_bits,
     hash_names,

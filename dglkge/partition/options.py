@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from dglkge.data.text_format import Columns
-from dglkge.data.times import GRANULARITIES
+from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.errors import InputError, unknown_name
 
 DATASET_FOLDER = "dataset"

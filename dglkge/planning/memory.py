@@ -22,7 +22,7 @@ from dglkge.data.dataset_files import (
     DatasetSize,
     PartSize,
 )
-from dglkge.distributed.process_memory import human_bytes as readable
+from dglkge.distributed.jobs import human_bytes as readable
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
 from dglkge.planning.host import SHARED_MEMORY_FOLDER, HostMemory

@@ -25,7 +25,7 @@ from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import LinkQuery
 from dglkge.inference.whole_tables import Tables
-from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
+from dglkge.report.run_state import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
 
 METHODS = ("pca", "tsne")

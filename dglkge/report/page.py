@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from dglkge import __version__
 from dglkge.data.dataset_files import SPLITS, Field
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import import_extra
 from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 from dglkge.inference.run import model_text
 from dglkge.report import plots
 from dglkge.report.figures import OUTPUT_FIELDS
-from dglkge.report.learning_curves import duration
+from dglkge.report.run_state import duration
 
 HERE = Path(__file__).resolve().parent
 

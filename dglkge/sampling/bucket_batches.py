@@ -28,8 +28,7 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase
-from dglkge.sampling.machine_batches import MachineShares
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, MachineShares, ignore_phase
 
 Ids = npt.NDArray[np.int64]
 

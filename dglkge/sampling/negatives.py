@@ -1,19 +1,128 @@
-"""Negatives of a chunk of positives: from the whole graph, from the own partition, from the batch itself."""
+"""Negatives of a chunk of positives: from the whole graph, from the own partition, from the batch itself.
+
+Entities are drawn uniformly or in proportion to a power of their degrees (Mikolov et al. 2013 take 3/4).
+Known answers among them (``negatives.mask_known``) do not count as negatives: those of the training triples
+only, as a true triple of another split is not known while a model is trained. They are found by original ids,
+so nothing depends on how the graph was partitioned.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
 from dglkge.kernels.hashing import below, combine
-from dglkge.sampling.draws import WeightedDraw, split_count
+from dglkge.kernels.losses import ignore_known
 from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.typing import RELATION, Side
+
+
+def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
+    """Split a number of negatives by shares that sum to 1, by largest remainders (Hamilton's method).
+
+    Examples
+    --------
+    >>> split_count(10, (0.25, 0.5, 0.25))
+    [3, 5, 2]
+    """
+    if min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise InputError(
+            f"the shares of negatives {tuple(shares)} are not allowed: global_share, local_share and "
+            "in_batch_share are at least 0 and sum to 1"
+        )
+    exact = [num_negatives * share for share in shares]
+    # Rounding errors: 100 * 0.29 is 28.999999999999996, which means 29.
+    counts = [math.floor(value + 1e-6) for value in exact]
+    # Largest remainder first; sorted() is stable, so ties go to the earlier kind on every process.
+    by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
+    for place in by_remainder[: num_negatives - sum(counts)]:
+        counts[place] += 1
+    return counts
+
 
 Ids = npt.NDArray[np.int64]
+
+TOTAL_BITS = 52
+"""The weights of an entity type sum to about 2**52: their sums fit into int64."""
+
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are counted at a time, or as many as there are entities."""
+
+
+def count_degrees(
+    triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_entities: Mapping[str, int]
+) -> dict[str, Ids]:
+    """Count the triples (T, 3) of each entity, as head and as tail; by original ids (n,) of each type.
+
+    ``types`` are those of the heads and tails of each relation.
+
+    Examples
+    --------
+    >>> count_degrees(np.array([[0, 0, 1], [2, 0, 1]]), [("word", "word")], {"word": 4})
+    {'word': array([1, 2, 1, 0])}
+    """
+    degrees = {name: np.zeros(num, np.int64) for name, num in num_entities.items()}
+    number = {name: i for i, name in enumerate(num_entities)}
+    type_of = np.array([[number[lhs], number[rhs]] for lhs, rhs in types], np.int64).reshape(-1, 2)
+    # Each count makes an array of all entities: blocks of fewer triples would take longer.
+    block = max(TRIPLES_A_BLOCK, *num_entities.values())
+    for start in range(0, len(triples), block):
+        heads, relations, tails = np.asarray(triples[start : start + block]).T
+        for side, entities in enumerate((heads, tails)):
+            types_here = type_of[relations, side]
+            for name, i in number.items():
+                of_type = entities if len(number) == 1 else entities[types_here == i]
+                degrees[name] += np.bincount(of_type, minlength=num_entities[name])
+    return degrees
+
+
+def degree_weights(degrees: Ids, power: float) -> Ids:
+    """Return whole numbers (n,) in proportion to degree ** power; 0 for entities without triples.
+
+    Real numbers with a mean of about 2**52 / n, rounded, at least 1. Whole numbers make sums exact, so all
+    machines draw the same.
+    """
+    powers = np.zeros(len(degrees))
+    drawn = degrees > 0
+    if not drawn.any():
+        return powers.astype(np.int64)
+    # Relative to the greatest degree: the power of a degree alone may overflow.
+    powers[drawn] = (degrees[drawn] / degrees.max()) ** power
+    # A power of two: the last bits of the sum, which machines may add in another order, do not reach weights.
+    scale = 2.0 ** math.floor(TOTAL_BITS - math.log2(powers.sum()))
+    return np.where(drawn, np.maximum(np.rint(powers * scale), 1), 0).astype(np.int64)
+
+
+class WeightedDraw:
+    """Draws numbers in proportion to weights, exactly: the inverse of their cumulative distribution.
+
+    Parameters
+    ----------
+    weights : (n,) int64
+        At least 0, with a positive sum below 2**63.
+
+    Examples
+    --------
+    >>> set(WeightedDraw(np.array([0, 3, 0, 1])).draw(7, 100).tolist())
+    {1, 3}
+    """
+
+    def __init__(self, weights: Ids) -> None:
+        self._ends = np.cumsum(weights)
+
+    def draw(self, key: int, count: int) -> Ids:
+        """Return numbers (count,) in [0, n) under a key; see :func:`dglkge.kernels.hashing.below`."""
+        places = below(key, count, int(self._ends[-1]))
+        # Number i owns the places [ends[i - 1], ends[i]); numbers of weight 0 own none.
+        return np.searchsorted(self._ends, places, side="right").astype(np.int64)
+
 
 # Domain separation: the streams of the negatives and of the order share the seed, not the key.
 _NEGATIVES_KEY, _LOCAL_KEY, _IN_BATCH_KEY = 0x4E6, 0x10CA1, 0xBA7C4
@@ -201,3 +310,71 @@ class AllNegatives(MixedNegatives):
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of all entities of a type."""
         return self.node_ids[entity_type]
+
+
+@dataclass(frozen=True)
+class KnownNegatives:
+    """Known answers to queries (B,), and negatives (N,) that they are looked up among.
+
+    Attributes
+    ----------
+    first, count : (B,) int64
+        The answers to query i are ``answers[first[i] : first[i] + count[i]]``.
+    answers, negative_ids : (A,) uint32 or int64, and (N,) int64
+        Original ids.
+    own : (B,) bool
+        Whether the query's own entity is a known answer, if it has the type of the answers.
+    """
+
+    first: Ids
+    count: Ids
+    answers: npt.NDArray[np.integer]
+    negative_ids: Ids
+    own: npt.NDArray[np.bool_]
+
+    def overwrite(
+        self, scores: npt.NDArray[Any], ignored: Any, slots: npt.NDArray[np.int32] | None = None
+    ) -> None:
+        """Write a value in place of the scores, or a mask, (B, N) of known answers.
+
+        ``slots`` (H + N,) is room as in :func:`dglkge.kernels.losses.ignore_known`.
+        """
+        num = len(self.negative_ids)
+        if slots is None:
+            slots = np.empty((2 << num.bit_length()) + num, np.int32)
+        ignore_known((self.first, self.count, self.answers), self.negative_ids, ignored, slots, scores)
+
+    def ignore(self, mask: npt.NDArray[np.bool_], plainly: bool) -> None:
+        """Set the places (B, N) of known answers to True; ``plainly`` without compiled loops."""
+        if not plainly:
+            self.overwrite(mask, True)
+            return
+        for row, (first, count) in enumerate(zip(self.first, self.count)):
+            _, columns = find_equal(self.answers[first : first + count].astype(np.int64), self.negative_ids)
+            mask[row, columns] = True
+
+
+@dataclass
+class KnownAnswers:
+    """Finds the known answers among the training triples to the queries of batches.
+
+    ``original_ids`` has that of every node id, of each entity type and of the relations.
+    """
+
+    known: KnownTriples
+    original_ids: Mapping[str, Ids]
+
+    def among(
+        self, side: Side, anchor_type: str, anchors: Ids, relations: Ids, answer_type: str, negative_ids: Ids
+    ) -> KnownNegatives:
+        """Return the known answers to queries (B,) for a missing side, to be looked up among negatives (N,).
+
+        All by node ids.
+        """
+        entities = self.original_ids[anchor_type][anchors]
+        relation_ids = self.original_ids[RELATION][relations]
+        first, count, answers = self.known.runs(side, entities, relation_ids)
+        # Entities are numbered by type: between two types an equal number is another entity, and such queries
+        # have no entity of their own to score.
+        own = self.known.contain(side, entities, relation_ids, entities)
+        return KnownNegatives(first, count, answers, self.original_ids[answer_type][negative_ids], own)

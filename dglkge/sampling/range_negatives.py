@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from dglkge.data.range_walk import ranges_of
 from dglkge.kernels.hashing import below, combine
-from dglkge.sampling.draws import split_count
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negatives import present_entities
+from dglkge.sampling.negatives import present_entities, split_count
 from dglkge.typing import Side
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.model.dense_modules import load_parameters
-from dglkge.model.precision import LossScale, is_finite
+from dglkge.model.device import LossScale, is_finite
 from dglkge.step.contracts import Parameters, RowGradients
 from dglkge.step.dense_shards import ParameterShards
 

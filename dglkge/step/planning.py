@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
-from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.negatives import KnownAnswers, KnownNegatives, NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch
 from dglkge.typing import RELATION, Side
 

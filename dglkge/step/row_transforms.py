@@ -14,8 +14,8 @@ from torch import Tensor
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.errors import CheckpointError
 from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
+from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.projections import ProjectedFeatures
 from dglkge.step.contracts import Parameters, RowGradients, RowTransform, TableTransform
 from dglkge.typing import RELATION
 

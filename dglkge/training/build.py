@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dglkge import __version__
@@ -14,18 +15,20 @@ from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.runtime import Cluster
+from dglkge.kernels.rows import widen_rows
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.components import configured_model, relation_operators
-from dglkge.training.building.run_place import open_checkpoints
 from dglkge.training.building.step import build_step
 from dglkge.training.building.tables import describe_optimizer
-from dglkge.training.epochs import JOB
 from dglkge.training.job import open_job
-from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.resume import resumable
+from dglkge.training.script import JOB, opened_dataset
+from dglkge.training.state import open_checkpoints, resumable
 from dglkge.training.trainer import Trainer
+
+# Before the first call of a loop numba looks up its own functions for .3 s: here once, before forks.
+widen_rows(np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), False, np.zeros((1, 1), np.float32))
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:

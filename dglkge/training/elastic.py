@@ -27,11 +27,10 @@ from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, unknown_name
-from dglkge.training.building.run_place import open_checkpoints
 from dglkge.training.cadence import CommitCadence
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
-from dglkge.training.epochs import JOB
-from dglkge.training.state import TrainingState
+from dglkge.training.script import JOB
+from dglkge.training.state import TrainingState, open_checkpoints
 
 logger = logging.getLogger(__name__)
 

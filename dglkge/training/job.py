@@ -18,14 +18,13 @@ from dglkge.distributed.dgl_compat import request_timeout, request_timeout_secon
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.embeddings.averages import Averages
 from dglkge.embeddings.device_tables import DeviceTables
-from dglkge.embeddings.table_set import TableSet
+from dglkge.embeddings.table_set import Averages, TableSet
+from dglkge.model.dense_modules import JoinedModules
+from dglkge.model.device import LossScale
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.precision import LossScale
-from dglkge.model.projections import JoinedModules
 from dglkge.optim.scratch import Pieces
-from dglkge.step.computation import Computation, PhaseClock
+from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
 from dglkge.training.building.components import (
@@ -35,15 +34,16 @@ from dglkge.training.building.components import (
     with_num_times,
 )
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
-from dglkge.training.building.features import RunFeatures, build_features
 from dglkge.training.building.tables import (
+    RunFeatures,
     build_device_tables,
+    build_features,
     choose_lookup,
     fill_tables,
     open_optimizer,
     open_tables,
 )
-from dglkge.training.join import opened_dataset
+from dglkge.training.script import opened_dataset
 from dglkge.typing import RELATION, TablePart
 
 

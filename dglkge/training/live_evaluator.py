@@ -1,20 +1,98 @@
-"""Ranks a split with the live tables: a machine's trainers take turns to score against all its rows."""
+"""Ranking of a split with the live tables, and its loss, to compare the curves of both splits.
+
+A machine's trainers take turns to score against all its rows. The loss is computed as that of training: the
+same objective runs over batches of the split, of the training's size, with as many negatives drawn as in
+training, or all candidates, or queries with the split's own answers. Its gradients are dropped. It has no
+regularizer and no dropout, and negatives are the same in each evaluation, of all entities where training
+takes those of ranges. Relations without training triples are left out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 from torch import Tensor
 
+from dglkge.data.dataset_files import TRAIN
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.partition_layout import EdgeTable
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult
+from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
+from dglkge.model.regularizers import REGULARIZERS
+from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.query_batches import TrainingBatches
+from dglkge.step.contracts import Objective, RowStore
+from dglkge.step.rows import Transforms
+from dglkge.training.building.batches import edge_options, query_batches
+from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
-from dglkge.training.process import open_bar
-from dglkge.training.statistics.split_loss import SplitLoss
+from dglkge.training.statistics.stats import open_bar
 from dglkge.typing import RELATION
+
+
+@dataclass
+class SplitLoss:
+    """Computes the loss of splits."""
+
+    job: Job
+    _made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = field(
+        default_factory=dict, init=False
+    )
+
+    def __post_init__(self) -> None:
+        config = self.job.config
+        transform = ROW_TRANSFORMS.get(NO_TRANSFORM).Settings(name=NO_TRANSFORM)
+        plain = config.changed(
+            regularizer=REGULARIZERS.get("none").Settings(name="none"),
+            model=config.model.changed(entity_dropout=0.0, relation_dropout=0.0, row_transform=transform),
+            sampling=config.sampling.changed(num_ranges=1),
+            training=config.training.changed(batch_statistics=False, compile=False),
+        )
+        computation = replace(self.job.computation, is_compiled=False)
+        self._job = replace(self.job, config=plain, computation=computation)
+
+    def __call__(self, split: str, triples: np.ndarray) -> float:
+        """Return the mean loss of triples (n, 3) of original ids, or of their queries; a collective."""
+        if split not in self._made:
+            self._made[split] = self._make(triples)
+        batches, objective, store, transforms = self._made[split]
+        sums = np.zeros(2)
+        for index in range(len(batches)):
+            batch = batches.batch(0, index)
+            plan = store.prepare(objective.plan(batch))
+            transforms.start_batch(plan.number)
+            sums += objective.gradients(plan, store.rows(plan))().loss, len(batch)
+        if self.job.dense is not None:
+            self.job.dense.module.zero_grad(set_to_none=True)
+        total, count = self.job.cluster.sum(sums)
+        return float(total / max(count, 1))
+
+    def _make(self, triples: np.ndarray) -> tuple[TrainingBatches, Objective, RowStore, Transforms]:
+        job, dataset = self._job, self._job.dataset
+        trained = np.unique(dataset.split(TRAIN)[:, 1])
+        triples = np.asarray(triples)[np.isin(triples[:, 1], trained)]
+        batches: TrainingBatches
+        if job.config.training.objective.by_queries:
+            batches = query_batches(job, triples, KnownTriples([triples], dataset.num_relations))
+        else:
+            nodes = np.empty(triples.shape, np.int64)
+            nodes[:, 1] = job.layout.edge_ids(RELATION)[triples[:, 1]]
+            relations = dataset.relations.relations
+            for column, types in ((0, [one.lhs for one in relations]), (2, [one.rhs for one in relations])):
+                of_triples = np.array(types)[triples[:, 1]]
+                for name in np.unique(of_triples).tolist():
+                    here = of_triples == name
+                    nodes[here, column] = job.layout.node_ids(name)[triples[here, column]]
+            # All trainers have all of them, wherever their rows are.
+            turn = (job.world.rank, job.world.world_size)
+            table = EdgeTable(np.arange(len(triples), dtype=np.int64), nodes, None)
+            batches = EdgeBatches(table, edge_options(job, len(triples), turn))
+        transforms = build_transforms(job)
+        return batches, *build_objective(job, batches, transforms), transforms
 
 
 @dataclass

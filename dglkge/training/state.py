@@ -1,8 +1,10 @@
-"""What a version holds beside rows: the state of training, and the parameters in its model file.
+"""Versions of a run: where they are, what they hold beside rows, and how a run goes on from one.
 
-The state of training is a ``torch.save`` of one dict, ``state_dict()`` by name: learning rates, early
-stopping, sums of the open epoch, and the objects that a script has registered, whose names begin with
-``object:``. All trainers compute the same state; rank 0's is written, and every trainer reads it back.
+A run has its versions in a folder, with a lease, or in a store. The state of training is a ``torch.save`` of
+one dict, ``state_dict()`` by name: learning rates, early stopping, sums of the open epoch, and the objects
+that a script has registered, whose names begin with ``object:``. All trainers compute the same state; rank
+0's is written, and every trainer reads it back. The model file holds parameters beside the relations' rows. A
+run's place in its epochs is in the manifest.
 """
 
 from __future__ import annotations
@@ -10,22 +12,150 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format
-from dglkge.checkpoint.layout import Progress
-from dglkge.checkpoint.manager import CheckpointManager
-from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
+from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.stores import open_store
+from dglkge.config import Config, refused_changes
+from dglkge.config.schema import CheckpointConfig
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
+from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
+from dglkge.launch.remote.run_store import LauncherStore
 from dglkge.planning.memory import saves_in_background
+from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.contracts import ModelStateful, Stateful
 from dglkge.training.job import Job
+from dglkge.training.script import ElasticEpochs
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
+
+ATTEMPT_SECONDS = 5.0
+"""Time that one trainer tries before all of them exchange their results: well below their timeout."""
+
+
+def hold_run(output: Path, cluster: Cluster) -> Lease:
+    """Take the lease on a run's folder, released when this trainer ends, however it ends; a collective.
+
+    Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
+    the same nonce, which they can check.
+    """
+    world = cluster.world
+    # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
+    nonce = cluster.gather_texts(new_nonce())[0]
+    taker = LeaseTaker(output, nonce, world.job) if world.is_disk_leader else None
+    lease: Lease | None = None
+
+    def attempt() -> Lease | None:
+        return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
+
+    # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
+    # of a collective.
+    while True:
+        taken = cluster.agree(attempt)
+        if taken is not None and lease is None:
+            cluster.on_exit(taken.release)
+        lease = taken
+        if not cluster.sum(np.array([taker is not None and lease is None], np.int64))[0]:
+            break
+    holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
+    return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
+
+
+def open_checkpoints(
+    output: Path,
+    settings: CheckpointConfig,
+    cluster: Cluster,
+    fits: Callable[[CheckpointMeta, str], object],
+    names: Mapping[str, Vocabulary],
+    num_parts: int,
+) -> CheckpointManager:
+    """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
+
+    A collective. Where a URL is configured, or machines share no disk, a store has the run: that of the URL
+    or the launcher's; the folder on each machine is a cache of it. ``fits`` takes the description of a
+    version in the store, and its place; it raises an error if this job may not go on from it.
+
+    Raises
+    ------
+    CheckpointError, InputError
+        On all trainers: another job holds a folder, it may not be written to or is a copy of another run, or
+        the URL cannot be opened.
+    StorageError
+        On all trainers, if a disk is full or fails, or the store cannot be reached.
+    """
+    world, lease = cluster.world, hold_run(output, cluster)
+    has_store = bool(settings.storage) or world.has_own_disk
+    mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
+    group = TrainerGroup(
+        world.rank,
+        world.is_machine_leader,
+        cluster.barrier,
+        cluster.gather_texts,
+        world.timeout_seconds,
+    )
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
+
+
+def _open_mirror(
+    output: Path,
+    settings: CheckpointConfig,
+    cluster: Cluster,
+    lease: Lease,
+    fits: Callable[[CheckpointMeta, str], object],
+) -> Mirror | None:
+    """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
+    world = cluster.world
+
+    def open_here() -> Mirror | None:
+        if not world.is_machine_leader:
+            return None
+        store = open_store(settings.storage) if settings.storage else LauncherStore(output)
+        return Mirror(store, output, lease, settings.store_seconds, settings.local)
+
+    mirror = cluster.agree(open_here)
+    # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
+    where = "" if mirror is None else mirror.url
+    is_first = world.rank == 0
+    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
+    # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
+    fills = not is_first and lease.is_holder
+    _fill(cluster, mirror if fills else None)
+    return mirror
+
+
+def _fill(
+    cluster: Cluster,
+    mirror: Mirror | None,
+    check: Callable[[CheckpointMeta], object] | None = None,
+    may_upload: bool = False,
+) -> None:
+    """Bring a disk to the store's version, on the trainers with a mirror; a collective.
+
+    With a check of the run there the job takes the store.
+    """
+
+    def find() -> Manifest | None:
+        if mirror is None:
+            return None
+        return mirror.newest() if check is None else mirror.take(check)
+
+    found = cluster.agree(find)
+    num_bytes = 0 if found is None else found.num_bytes
+    most = max(map(int, cluster.gather_texts(str(num_bytes))))
+    cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)
+
 
 OBJECT = "object:"
 """Prefix of the names of a script's objects."""
@@ -173,3 +303,143 @@ class Versions:
             *parts, relations = self._job.own_parts()
             self._checkpoints.restore(parts, relations, pointer)
         self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))
+
+
+class Position:
+    """Place of a run in its epochs.
+
+    Attributes
+    ----------
+    ended : int
+        Epochs with commit and validation done; at most those that are finished.
+    ended_after : int or None
+        Epochs after which training ended with its best version; None while it goes on.
+    committed : (int, int) or None
+        Epochs and batches of the newest version.
+    """
+
+    def __init__(self, config: Config, epochs: ElasticEpochs, batches: EpochBatches) -> None:
+        self._config, self._epochs, self._batches = config, epochs, batches
+        # An epoch, and the number of its batches that are done.
+        self._batch = (0, 0)
+        self.ended = 0
+        self.ended_after: int | None = None
+        self.committed: tuple[int, int] | None = None
+
+    @property
+    def batches_done(self) -> int:
+        """Batches done of the epoch that is open or comes next; an epoch may be left at any place."""
+        epoch, done = self._batch
+        return done if epoch == self._epochs.finished() else 0
+
+    @property
+    def now(self) -> tuple[int, int]:
+        """Finished epochs, and batches done of the next one."""
+        return self._epochs.finished(), self.batches_done
+
+    @property
+    def steps_done(self) -> int:
+        """Global batches of all epochs that are done, in batches of the present size."""
+        return self._epochs.finished() * len(self._batches) + self.batches_done
+
+    def move(self, epoch: int, batches_done: int) -> None:
+        """Note the batches of an epoch that are done."""
+        self._batch = (epoch, batches_done)
+
+    def end(self, finished: int, ended_after: int) -> None:
+        """Leave no epoch to train: the best version, that of so many finished epochs, was restored."""
+        self._epochs.end(finished)
+        self._batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
+
+    def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
+        """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
+        finished, batches_done = self.now
+        described = {
+            Progress.FINISHED_EPOCHS: finished,
+            Progress.BATCHES_DONE: batches_done,
+            Progress.GLOBAL_BATCH_SIZE: self._config.training.batch_size,
+        }
+        further = {
+            Progress.VALIDATION_PENDING: int(validates and self.ended < finished),
+            Progress.ENDED_AFTER: self.ended_after,
+            Progress.PASSES_DONE: passes_done,
+            Progress.ORDER_MARK: self._batches.order_mark if batches_done else 0,
+        }
+        return {**described, **{name: value for name, value in further.items() if value}}
+
+    def resume(self, saved: CheckpointMeta, now: Mapping[str, Any]) -> None:
+        """Go on from a version that was restored; ``now`` is the present configuration."""
+        finished = saved.progress[Progress.FINISHED_EPOCHS]
+        self._epochs.restore(finished)
+        self._batch = (finished, self._resumed_batches(saved.progress))
+        self.ended, self.committed = finished, self.now
+        if self._is_over(saved, now):
+            self.end(finished, saved.progress[Progress.ENDED_AFTER])
+
+    def _is_over(self, saved: CheckpointMeta, now: Mapping[str, Any]) -> bool:
+        """Return whether a version is the end of training: its best version, restored, and nothing to add.
+
+        More epochs, if the last ones were reached, or another patience continue from the best version.
+        """
+        ended_after = saved.progress.get(Progress.ENDED_AFTER)
+        training = self._config.training
+        if ended_after is None or training.early_stopping is None:
+            return False
+        before, now = saved.config.get("training", {}), now.get("training", {})
+        stopped_early = ended_after < before.get("num_epochs", 0)
+        is_same = before.get("early_stopping") == now.get("early_stopping")
+        return bool(ended_after >= training.num_epochs or (stopped_early and is_same))
+
+    def _resumed_batches(self, progress: Mapping[str, Any]) -> int:
+        """Return the batches done in the open epoch, in batches of this run's size."""
+        size, expected = self._config.training.batch_size, self._batches.order_mark
+        saved_size = progress[Progress.GLOBAL_BATCH_SIZE]
+        # Progress is recorded in batches of the saved size. The order of triples does not depend on the batch
+        # size, so another size may continue if it divides the position.
+        done = progress[Progress.BATCHES_DONE] * saved_size
+        if done % size:
+            raise InputError(
+                f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
+                f"allowed are {saved_size} and what else divides {done}"
+            )
+        # In an order of the machines an epoch depends on the partitions: other triples would be left.
+        mark = progress.get(Progress.ORDER_MARK, 0)
+        if done and mark != expected and not mark:
+            raise InputError(
+                f"the checkpoint stands {done} triples into an epoch in the order of the whole graph, and "
+                "here each machine has an order of its own; allowed: sampling.order global, at least until "
+                "the epoch's end"
+            )
+        if done and mark != expected:
+            raise InputError(
+                f"the checkpoint stands {done} triples into an epoch in the order of its machines, which "
+                f"other partitions and sampling.order global cannot continue (checksum {mark}, here "
+                f"{expected}): finish the epoch on the partitions that it began on, or resume from an "
+                "epoch's end (checkpoint.keep_every_epochs)"
+            )
+        return int(done // size)
+
+
+def resumable(
+    config: Config, saved: CheckpointMeta, meta: CheckpointMeta, where: Path | str
+) -> CheckpointMeta:
+    """Return what a version says of itself, if a run may go on from it.
+
+    Raises
+    ------
+    CheckpointError
+        If it is another run's, or the run has other settings now: each is named with both values.
+    """
+    check_same_run(saved, meta)
+    settings = dict(meta.config)
+    if settings.get("training", {}).get("matmul_dtype") == "auto":
+        # Chosen later, as the run has recorded it.
+        settings["training"] = {k: v for k, v in settings["training"].items() if k != "matmul_dtype"}
+    is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= config.training.num_epochs
+    changes = refused_changes(saved.config, settings, is_finished)
+    if changes:
+        raise CheckpointError(
+            f"{where} is of a run with other settings: {'; '.join(changes)}; "
+            "take another output folder, or the settings that the run was started with"
+        )
+    return saved

@@ -25,12 +25,11 @@ from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
-from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.resume import Position, resumable
-from dglkge.training.state import TrainingState, Versions
+from dglkge.training.script import ElasticEpochs
+from dglkge.training.state import Position, TrainingState, Versions, resumable
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 

@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search, see :func:`dglkge.tuning.rungs.plan_rungs`; the seed is of the subgraphs too."""
+    """Settings of a search, see :func:`dglkge.tuning.search.plan_rungs`; the seed is of the subgraphs too."""
 
     __pydantic_config__ = _KNOWN_KEYS
 

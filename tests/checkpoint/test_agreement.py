@@ -15,12 +15,11 @@ import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
-from dglkge.checkpoint import version_writer as writers
-from dglkge.checkpoint.manifest import FileEntry
+from dglkge.checkpoint.manifest import FileEntry, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
-from dglkge.distributed.agreement import agree
+from dglkge.distributed.process_group import agree
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import (
@@ -214,36 +213,38 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
     assert len(calls) == 3
 
 
-class SlowMirror:
+class SlowMirror(Mirror):
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
-    version, url, commit_seconds = 0, "", 0.0
-
-    def __init__(self, num_blocks: int, is_stuck: bool) -> None:
-        self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+    def __init__(self, output: Path, num_blocks: int, is_stuck: bool) -> None:
+        super().__init__(FileStore(f"file://{output}"), output)
+        self.num_done, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
         self._entries: dict[str, FileEntry] = {}
 
-    def manifest(self, _version: int) -> None:
-        """Return nothing: there is no version yet."""
+    @property
+    def progress(self) -> tuple[int, ...]:
+        return (self.num_done,)
 
-    def push_part(self, _version: int, entry: FileEntry) -> None:
+    def add_part(self, _version: int, entry: FileEntry) -> float:
         self._entries[entry.name] = entry
+        return 0.0
 
     def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:
         return dict(self._entries)
 
-    def push(self, version: int, parts: Sequence[object]) -> None:
+    def publish_version(self, manifest: Manifest, _parts: Sequence[FileEntry]) -> None:
         for _ in range(self._num_blocks):
             time.sleep(0.1)
-            self.progress += not self._is_stuck
+            self.num_done += not self._is_stuck
+        self._storage.publish_version(manifest)
 
 
 def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch):
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
-    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(Mirror, "poll_seconds", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
     both = [Mirror(open_store(url), tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
-    both[1]._job = both[0]._job
+    both[1].nonce = both[0].nonce
     both[0].take(lambda saved: None)
     uploads: list[tuple[bool, str]] = []
     real = FileStore.upload
@@ -292,16 +293,16 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
     """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
     monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
-    mirror = SlowMirror(15, is_stuck)
+    mirror = SlowMirror(tmp_path, 15, is_stuck)
 
     def save_slowly(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
         manager._mirror, manager._has_store = mirror, True
         return start_saving(manager)
 
-    outcomes = together([tmp_path / "run"] * 2, save_slowly)
+    outcomes = together([tmp_path / "checkpoint"] * 2, save_slowly)
     if is_stuck:
         assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
     else:
-        assert outcomes == ["1", "1"] and mirror.progress == 15
-        assert open_checkpoint(tmp_path / "run").version == 1
+        assert outcomes == ["1", "1"] and mirror.num_done == 15
+        assert open_checkpoint(tmp_path).version == 1

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
-from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.layout import BEST
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import FileStore
+from dglkge.distributed.lease import LeaseTaker, new_nonce
 from dglkge.errors import DglkgeError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_agreement import Gathering
@@ -36,7 +36,7 @@ META = toy_meta(relations=TWO_PAIRS)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(Mirror, "poll_seconds", 0.02)
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
@@ -60,37 +60,34 @@ class Cluster:
         """Start a job with the machines in an order; return what each trainer returned, or its error."""
         gathering = Gathering(len(order))
         outcomes: list[object] = [None] * len(order)
-        jobs = [""] * len(order)
+        nonce = new_nonce()
 
         def trainer(rank: int) -> None:
             run = self.runs[order[rank]]
-            mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0)
-            mirror._job = jobs[0] = jobs[0] or mirror._job
+            lease = LeaseTaker(run, nonce).take()
+            mirror = Mirror(FileStore(f"file://{self.store}"), run, lease, commit_seconds=1.0)
+            is_filled = False
             try:
-                gathering.barrier.wait()
-                mirror._job = jobs[0]
                 if rank == 0:
                     mirror.fill(mirror.take(refuse_other_runs))
                 gathering.barrier.wait()
                 if rank > 0:
                     mirror.fill(mirror.newest())
                 gathering.barrier.wait()
-            except DglkgeError as error:
-                outcomes[rank] = str(error)
-                gathering.barrier.abort()
-                return
-            except threading.BrokenBarrierError:
-                return
-            group = TrainerGroup(
-                rank, True, gathering.barrier.wait, gathering.of(rank), 2.0, has_own_disk=True
-            )
-            manager = CheckpointManager(
-                run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, has_store=True
-            )
-            try:
+                is_filled = True
+                group = TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank), 2.0)
+                manager = CheckpointManager(
+                    run / "checkpoint", group, toy_names(META), len(order), lease, mirror, has_store=True
+                )
                 outcomes[rank] = work(manager)
             except DglkgeError as error:
                 outcomes[rank] = str(error)
+                if not is_filled:
+                    gathering.barrier.abort()
+            except threading.BrokenBarrierError:
+                pass
+            finally:
+                lease.release()
 
         in_threads(len(order), trainer)
         return outcomes

@@ -118,7 +118,8 @@ def names_at(url: str) -> set[str]:
 
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, any_url):
     first = saved(tmp_path / "a")  # without a URL
-    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "best", {"score": 0.5})
+    storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
+    storage.keep(storage.stored(1), "best", {"score": 0.5})
     tables = saved(tmp_path / "a", seed=2)
     started(tmp_path / "a", any_url)
     assert same(rows_of(f"{any_url}/checkpoint/best"), first["person"].rows)

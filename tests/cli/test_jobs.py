@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.jobs import JobEntry, Registration, process_start
 from dglkge.distributed.lease import new_nonce
-from dglkge.distributed.process_memory import process_start
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import os, signal, socket, sys
 from dglkge.distributed.jobs import JobEntry, Registration
-from dglkge.distributed.process_memory import process_start
+from dglkge.distributed.jobs import process_start
 job, run, num_signals = sys.argv[1], sys.argv[2], int(sys.argv[3])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 pid = os.getpid()

@@ -15,7 +15,7 @@ from dglkge import __version__
 from dglkge.cli.common import TerminalFormatter, print_columns, run_command
 from dglkge.cli.main import ALIASES, COMMANDS, GROUPS, actions, main
 from dglkge.config import load_config
-from dglkge.distributed.process_memory import human_bytes
+from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

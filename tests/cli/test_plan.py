@@ -10,9 +10,9 @@ import pytest
 from dglkge.cli import plan
 from dglkge.config import load_config
 from dglkge.data.dataset_files import read_dataset_size
+from dglkge.planning.epoch import OF_TABLES
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
-from dglkge.planning.ranges import OF_TABLES
 from tests.toy_kg import toy_dataset
 
 GIB = 2**30

@@ -21,10 +21,10 @@ from dglkge.distributed.jobs import (
     job_prefix,
     live_jobs,
     matching_jobs,
+    process_start,
     register_lock,
     remove_stale_entries,
 )
-from dglkge.distributed.process_memory import process_start
 from dglkge.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

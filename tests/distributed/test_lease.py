@@ -19,7 +19,7 @@ from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, hold, new_n
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, NotReadyError, StorageError
-from dglkge.training.building.run_place import hold_run
+from dglkge.training.state import hold_run
 
 FORK = multiprocessing.get_context("fork")
 LIMIT_SECONDS = 60

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dglkge.distributed.addresses import SOCKET_TABLES
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.server_ports import SOCKET_TABLES
 from dglkge.distributed.world import World
 from tests.surroundings import free_ports
 from tests.toy_kg import REPOSITORY

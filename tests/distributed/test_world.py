@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dglkge.distributed.agreement import agree
+from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError, InputErrors, StorageError
 from tests.optim.test_exchanges import Threads

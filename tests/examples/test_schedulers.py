@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.remote.node_place import NodePlace, node_place
 

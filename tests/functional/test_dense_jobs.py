@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.model.precision import autocast_problem, compiler_problem
+from dglkge.model.device import autocast_problem, compiler_problem
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import import_modules
 from tests.functional import job as commands
 from tests.functional.results import assert_near, assert_same_training, datasets, metrics, parameters, stats
 from tests.functional.test_same_result_everywhere import write_features
 from tests.toy_kg import toy_dataset
-from tests.training.test_dense_shards import NEEDS_SLICES
+from tests.training.test_dense_parameters import NEEDS_SLICES
 
 OWN = Path(__file__).with_name("own") / "dense_score.py"
 SETTINGS = (

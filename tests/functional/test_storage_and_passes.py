@@ -11,7 +11,7 @@ import torch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.partition.extend import extend_dataset
-from dglkge.training.statistics.bucket_stats import USAGE
+from dglkge.training.statistics.passes import USAGE
 from tests.functional.job import dglkge, train, train_alone
 from tests.functional.results import records
 from tests.functional.simulated_hosts import train_on_hosts

@@ -35,7 +35,7 @@ def chains_of(ids, gradients):
 
 ONE_ADAGRAD_STEP = """
 from dglkge.kernels.rules import adagrad
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.chains import update_loop
 gradients = np.full((1, 2), 4, np.float32)
 _, chain = chains_of(np.zeros(1, np.int64), gradients)
 rows, total = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
@@ -50,7 +50,7 @@ print(rows[0].tolist(), len(update.stats.cache_hits))
 DIGEST_OF_ADAM_STEPS = """
 import hashlib, sys
 from dglkge.kernels import rules
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.chains import update_loop
 f = np.float32
 rng = np.random.default_rng(0)
 if "part first" in sys.argv:
@@ -134,7 +134,7 @@ def descent(row, gradient, state, numbers):
 """
 
 ONE_STEP_OF_A_USERS_RULE = """
-from dglkge.kernels.updates import update_loop
+from dglkge.kernels.chains import update_loop
 from my_rule import descent
 gradients = np.full((1, 2), 4, np.float32)
 _, chain = chains_of(np.zeros(1, np.int64), gradients)
@@ -180,7 +180,7 @@ def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
 def test_a_damaged_cache_is_no_obstacle(tmp_path, with_machine_code, kind, contents):
     """An index that was cut off, and code that was overwritten: the loop is compiled again."""
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
-    (file,) = (package / "kernels" / "__pycache__").glob(f"updates.update_adagrad*.{kind}")
+    (file,) = (package / "kernels" / "__pycache__").glob(f"chains.update_adagrad*.{kind}")
     file.write_bytes(contents)
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
 
@@ -213,7 +213,7 @@ def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
         "logging.basicConfig(level=logging.INFO)\n"
         "jit._CompileLock.limit = 0.1\n"
     )
-    names = ("updates.py", "rules.py")
+    names = ("chains.py", "rules.py")
     with contextlib.ExitStack() as stack:
         for name in names:
             file = stack.enter_context(open(package / "kernels" / name, "rb"))

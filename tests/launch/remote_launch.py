@@ -7,7 +7,7 @@ import sys
 from dglkge.cli import launch
 from dglkge.launch.remote import remote_site
 
-remote_site.is_local = lambda address, interfaces: False
+remote_site.is_own_address = lambda address: False
 
 if __name__ == "__main__":
     sys.exit(launch.main())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dglkge.cli.launch import main
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 from dglkge.launch import gpus
 from dglkge.launch.gpus import VISIBLE_VARIABLE, find_gpus, torch_has_cuda

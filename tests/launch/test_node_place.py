@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 from dglkge.launch.remote.node_place import (
     DEFAULT_PORT,

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE

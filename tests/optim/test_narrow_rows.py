@@ -12,7 +12,7 @@ import torch
 
 import dglkge.optim
 from dglkge.kernels.hashing import combine, stream_key
-from dglkge.kernels.narrow_rows import round_rows_plain
+from dglkge.kernels.rows import round_rows_plain
 from dglkge.optim import NarrowEmbedding, SparseAdagrad
 from dglkge.optim.dgl_tables import fetch, write_back
 from dglkge.optim.narrow_rows import widen

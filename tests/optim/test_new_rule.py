@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from dglkge.kernels.chains import update_loop
 from dglkge.kernels.jit import compiled_inline
-from dglkge.kernels.updates import update_loop
 from dglkge.optim import SparseOptimizer, UpdateRule
 from tests.optim.oracle import batch, start_rows
 

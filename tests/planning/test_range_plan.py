@@ -7,8 +7,8 @@ import pytest
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import PartSize
 from dglkge.errors import InputError
+from dglkge.planning.epoch import parse_bytes, plan_ranges, propose_ranges, range_budget
 from dglkge.planning.memory import PlannedHost
-from dglkge.planning.ranges import parse_bytes, plan_ranges, propose_ranges, range_budget
 from dglkge.typing import RELATION
 
 PART = PartSize({"person": 1000, "place": 100, RELATION: 5}, 10_000)

@@ -1,16 +1,31 @@
-"""Batches of edges, the index from triples to rows, and the passes of an epoch."""
+"""Batches of edges, in the order of the graph and of each machine; the index from triples to rows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import TripleIndex
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.sampling import edge_batches, triple_order
+from dglkge.sampling.edge_batches import (
+    EdgeBatch,
+    EdgeBatches,
+    EdgeOptions,
+    MachineBatches,
+    TripleIndex,
+    num_chunks,
+    partition_mark,
+    rows_of_sets,
+)
+from dglkge.sampling.negatives import MixedNegatives
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from tests.sampling.test_machine_batches import BATCH_SIZE, NUM_TRIPLES, SEED, SETS, edge_tables, trainers_of
+from dglkge.step.planning import EdgePlanner
+from dglkge.typing import RELATION, Side
 
 
 @pytest.mark.parametrize(
@@ -106,3 +121,285 @@ def test_the_order_looks_random(num: int) -> None:
     table, _, _ = np.histogram2d(ids, first, bins=20)
     expected = num / 400
     assert ((table - expected) ** 2 / expected).sum() < 361 + 5 * np.sqrt(2 * 361)
+
+
+NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 20, 11
+PAIR_OF_RELATION = np.array([0, 1, 0, 2])
+PAIRS = [("person", "person"), ("person", "place"), ("place", "place")]
+NUM_NODES = {"person": 4000, "place": 4000}
+SETS = [
+    EdgeSet("b", np.flatnonzero(np.arange(300) % 3).astype(np.int64)),
+    EdgeSet("a", range(400, 1003)),
+    EdgeSet("none", range(0)),
+]
+
+
+def edge_tables(num_parts: int, num_triples: int = NUM_TRIPLES, even: bool = False) -> list[EdgeTable]:
+    """Cut triples at random into parts of growing or equal size; head = 4 id, tail = 4 id + 1."""
+    random = np.random.default_rng(0)
+    weights = np.ones(num_parts) if even else np.arange(1.0, num_parts + 1)
+    owner = random.choice(num_parts, num_triples, p=weights / weights.sum())
+    relations = random.integers(0, len(PAIR_OF_RELATION), num_triples)
+    tables = []
+    for part in range(num_parts):
+        ids = np.flatnonzero(owner == part)
+        edges = np.stack([4 * ids, relations[ids], 4 * ids + 1], axis=1)
+        tables.append(EdgeTable(ids, edges, (ids / 7).astype(np.float32)))
+    return tables
+
+
+def trainers_of(
+    tables: Sequence[EdgeTable],
+    per_machine: int,
+    order: TripleOrder | None = None,
+    batch_size: int = BATCH_SIZE,
+    chunk_size: int = CHUNK_SIZE,
+    by_machine: bool = True,
+) -> list[list[EdgeBatches]]:
+    num_triples = sum(len(table.triple_ids) for table in tables)
+    order = TripleOrder([EdgeSet("train", range(num_triples))], SEED) if order is None else order
+    rows = [rows_of_sets(order, table.triple_ids) for table in tables]
+    counts = np.array([[len(of_set) for of_set in found] for found in rows])
+    machines: list[list[EdgeBatches]] = []
+    for part, table in enumerate(tables):
+        machines.append([])
+        for local in range(per_machine):
+            sizes = (num_triples, batch_size, chunk_size)
+            options = EdgeOptions(PAIR_OF_RELATION, *sizes, local, per_machine, SEED, order=order)
+            one = EdgeBatches(table, options)
+            if by_machine:
+                one = MachineBatches(table, rows[part], counts, part, 1, options)
+            machines[-1].append(one)
+    return machines
+
+
+def triples_of(machines: list[list[EdgeBatches]], epoch: int, index: int) -> list[list[int]]:
+    return [
+        [id_ for trainer in machine for id_ in trainer.batch(epoch, index).triple_ids.tolist()]
+        for machine in machines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "per_machine", "in_sets"),
+    [(1, 1, False), (1, 3, True), (2, 1, True), (3, 2, False), (4, 3, True)],
+)
+def test_an_epoch_has_each_triple_once_in_proportional_shares(num_parts, per_machine, in_sets):
+    order = TripleOrder(SETS if in_sets else [EdgeSet("all", range(NUM_TRIPLES))], SEED, 0.1 * in_sets)
+    tables = edge_tables(num_parts)
+    machines = trainers_of(tables, per_machine, order)
+    held = {id_ for number in range(len(order.sets)) for id_ in order.held_out(number).tolist()}
+    sets = [set(order.sets[number].at(np.arange(len(order.sets[number].triple_ids))).tolist()) - held
+            for number in range(len(order.sets))]  # fmt: skip
+    bounds = np.cumsum([0, *map(len, sets)])
+    assert len(machines[0][0]) == -(-bounds[-1] // BATCH_SIZE)
+    for epoch in (0, 3):
+        seen: list[int] = []
+        for index in range(len(machines[0][0])):
+            shares = triples_of(machines, epoch, index)
+            batch = sum(shares, [])
+            sizes = {one.batch(epoch, index).global_size for machine in machines for one in machine}
+            assert sizes == {len(batch)}
+            start, end = index * BATCH_SIZE, min((index + 1) * BATCH_SIZE, int(bounds[-1]))
+            for table, share in zip(tables, shares):
+                assert set(share) <= set(table.triple_ids.tolist())
+                expected = 0.0
+                for number, of_set in enumerate(sets):
+                    overlap = max(0, min(end, bounds[number + 1]) - max(start, bounds[number]))
+                    own = len(of_set & set(table.triple_ids.tolist()))
+                    expected += overlap * own / max(1, len(of_set))
+                    assert overlap or not of_set & set(share)
+                assert abs(len(share) - expected) < len(sets)
+            seen += batch
+        assert len(seen) == len(set(seen)) and set(seen) == set().union(*sets)
+
+
+def test_orders_differ_between_epochs_seeds_and_machines() -> None:
+    tables = edge_tables(2, even=True)
+    first, second = (
+        [triples_of(trainers_of(tables, 1), epoch, index) for index in range(11)] for epoch in (0, 1)
+    )
+    assert first != second
+    # Two machines with as many triples have them in orders of their own.
+    size = min(len(table.triple_ids) for table in tables)
+    even = [EdgeTable(table.triple_ids[:size], table.edges[:size], None) for table in tables]
+    order = TripleOrder([EdgeSet("train", range(NUM_TRIPLES))], SEED)
+    places = []
+    for part, table in enumerate(even):
+        (trainer,) = trainers_of(even, 1, order)[part]
+        ids = sum((trainer.batch(0, index).triple_ids.tolist() for index in range(11)), [])
+        places.append(np.searchsorted(table.triple_ids, ids).tolist())
+    assert places[0] != places[1] and sorted(places[0]) == sorted(places[1]) != places[0]
+
+
+def negatives(num_parts: int, part: int) -> MixedNegatives:
+    """Return the sampler of a machine: half of its negatives are of the whole graph, half its own."""
+    node_ids = {name: np.arange(num) for name, num in NUM_NODES.items()}
+    ranges = {
+        name: (num * part // num_parts, num * (part + 1) // num_parts) for name, num in NUM_NODES.items()
+    }
+    return MixedNegatives(12, (0.5, 0.5, 0), node_ids, ranges, PAIRS, SEED)
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_chunks_and_their_negatives_do_not_depend_on_the_number_of_trainers(num_parts: int) -> None:
+    def chunks(per_machine: int, index: int) -> dict:
+        found: dict = {}
+        for part, machine in enumerate(trainers_of(edge_tables(num_parts), per_machine)):
+            sampler = negatives(num_parts, part)
+            for trainer in machine:
+                batch = trainer.batch(2, index)
+                for group in batch.groups:
+                    ids = batch.triple_ids[group.start : group.end].tolist()
+                    drawn = tuple(sampler.sample(PAIRS[group.pair][1], batch, group.chunk).tolist())
+                    found.setdefault((part, group.chunk, group.pair, drawn), set()).update(ids)
+        return found
+
+    for index in range(11):
+        alone = chunks(1, index)
+        assert chunks(2, index) == alone and chunks(3, index) == alone
+        sizes: dict = {}
+        for (part, chunk, _, _), ids in alone.items():
+            sizes.setdefault(chunk, []).append((part, len(ids)))
+        # No chunk has positives of two machines, and numbers are those of the batch from 0 on.
+        assert sorted(sizes) == list(range(len(sizes)))
+        assert all(len({part for part, _ in found}) == 1 for found in sizes.values())
+        assert all(sum(num for _, num in found) <= CHUNK_SIZE * 9 / 8 + 1 for found in sizes.values())
+        # No two chunks have the same negatives, on whatever machine they are.
+        drawn = {(chunk, negative) for _, chunk, _, negative in alone}
+        assert len({negative for _, negative in drawn}) == len(drawn)
+
+
+def test_chunks_are_even_and_hardly_larger_than_configured() -> None:
+    assert num_chunks(0, 20) == 0
+    for size in (1, 19, 20, 22, 23, 44, 45, 46, 1000):
+        number = num_chunks(size, 20)
+        sizes = np.bincount(np.arange(size) * number // size, minlength=number)
+        assert len(sizes) == number and sizes.sum() == size
+        assert sizes.max() - sizes.min() <= 1 and sizes.max() <= 23
+        # As few as the limit allows.
+        assert number == next(num for num in range(1, size + 1) if size <= num * 20 * 9 / 8)
+
+
+def num_pulled(batch: EdgeBatch, num_parts: int, part: int) -> int:
+    """Return how many rows of negatives a machine needs that others own."""
+    samplers = dict.fromkeys(Side, negatives(num_parts, part))
+    groups = EdgePlanner([*NUM_NODES, RELATION], PAIRS, samplers).plan(batch).groups
+    drawn = {
+        (drawn.rows.table, id_)
+        for group in groups
+        for drawn in group.negatives.values()
+        for id_ in drawn.ids.tolist()
+    }
+    here = {
+        name: range(num * part // num_parts, num * (part + 1) // num_parts) for name, num in NUM_NODES.items()
+    }
+    return len([id_ for name, id_ in drawn if id_ not in here[name]])
+
+
+@pytest.mark.parametrize("by_machine", [True, False])
+def test_rows_of_negatives_that_a_machine_pulls_are_those_of_its_share(by_machine: bool) -> None:
+    """The batch grows with the machines; a share and what it pulls do not, but in the global order do."""
+    pulled = {}
+    for num_parts in (2, 4, 8):
+        tables = edge_tables(num_parts, 500 * num_parts, even=True)
+        machines = trainers_of(tables, 1, None, 100 * num_parts, 50, by_machine)
+        counts = [
+            num_pulled(trainer.batch(0, 1), num_parts, part) for part, (trainer,) in enumerate(machines)
+        ]
+        # A half of the negatives is of the whole graph, of which a share 1 - 1 / M is elsewhere.
+        pulled[num_parts] = np.mean(counts) / (1 - 1 / num_parts)
+    growth = pulled[8] / pulled[2]
+    assert (0.8 < growth < 1.25) if by_machine else (3 < growth < 5)
+
+
+@pytest.mark.parametrize("in_sets", [False, True], ids=["one set", "sets"])
+def test_a_trainer_computes_the_order_of_its_own_triples_only(in_sets, monkeypatch):
+    order = TripleOrder(SETS, SEED, 0.1) if in_sets else None
+    machines = trainers_of(edge_tables(4), 3, order)
+    permuted: list[int] = []
+    inverse_permute = triple_order.inverse_permute
+
+    def counted(positions: np.ndarray, *others: Any) -> np.ndarray:
+        permuted.append(len(positions))
+        return inverse_permute(positions, *others)
+
+    monkeypatch.setattr(triple_order, "inverse_permute", counted)
+    for machine in machines:
+        for trainer in machine:
+            permuted.clear()
+            batch = trainer.batch(0, 5)
+            assert sum(permuted) == len(batch)
+            assert abs(len(batch) - sum(len(one.batch(0, 5)) for one in machine) / 3) < 1
+
+
+@pytest.mark.parametrize("by_machine", [True, False])
+def test_rows_belong_to_their_triples_and_groups_to_their_pairs(by_machine: bool) -> None:
+    order = TripleOrder(SETS, SEED, 0.2) if by_machine else None
+    for trainer in sum(trainers_of(edge_tables(2), 2, order, by_machine=by_machine), []):
+        batch, ends = trainer.batch(0, 3), [0]
+        assert len(batch) and (batch.heads == 4 * batch.triple_ids).all()
+        assert (batch.tails == 4 * batch.triple_ids + 1).all()
+        assert batch.weights is not None and np.allclose(batch.weights, batch.triple_ids / 7)
+        position = triple_order.permute(batch.triple_ids, NUM_TRIPLES, SEED, 0) - 3 * BATCH_SIZE
+        for group in batch.groups:
+            run = slice(group.start, group.end)
+            assert (PAIR_OF_RELATION[batch.relations[run]] == group.pair).all()
+            # Chunks of the global order belong to positions of the batch.
+            assert by_machine or (position[run] // CHUNK_SIZE == group.chunk).all()
+            assert group.start == ends[-1] < group.end
+            ends.append(group.end)
+        assert ends[-1] == len(batch)
+        assert len({(group.pair, group.chunk) for group in batch.groups}) == len(batch.groups)
+
+
+def test_another_batch_size_and_number_of_trainers_continue_at_the_same_triple() -> None:
+    """A stop after 5 batches of 100: the rest of the epoch in batches of 50, on as many machines."""
+    tables, order = edge_tables(3), TripleOrder(SETS, SEED, 0.1)
+    large, small = trainers_of(tables, 1, order), trainers_of(tables, 2, order, batch_size=50)
+    seen = [id_ for index in range(5) for share in triples_of(large, 0, index) for id_ in share]
+    for index in range(10, len(small[0][0])):
+        seen += sum(triples_of(small, 0, index), [])
+    assert len(seen) == len(set(seen)) == order.num_positions
+
+
+@pytest.mark.parametrize("by_machine", [True, False])
+def test_a_machine_without_triples_trains_empty_batches(by_machine: bool) -> None:
+    (table,) = edge_tables(1)
+    empty = EdgeTable(np.empty(0, np.int64), np.empty((0, 3), np.int64), np.empty(0, np.float32))
+    (full,), (nothing,) = trainers_of([table, empty], 1, by_machine=by_machine)
+    seen = []
+    for index in range(11):
+        batch = nothing.batch(0, index)
+        assert len(batch) == 0 and batch.groups == ()
+        assert batch.global_size == full.batch(0, index).global_size
+        seen += full.batch(0, index).triple_ids.tolist()
+    assert sorted(seen) == list(range(NUM_TRIPLES))
+
+
+def test_trained_rows_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By brute force; a range without held-out triples takes no list."""
+    ids = edge_tables(3)[1].triple_ids
+    monkeypatch.setattr(edge_batches, "ROWS_A_BLOCK", 7)
+    for held_out in (0.0, 0.2):
+        order = TripleOrder(SETS, SEED, held_out)
+        for number, rows in enumerate(rows_of_sets(order, ids)):
+            one = order.sets[number]
+            wanted = set(one.at(np.arange(len(one.triple_ids))).tolist())
+            wanted -= set(order.held_out(number).tolist())
+            expected = [row for row, id_ in enumerate(ids.tolist()) if id_ in wanted]
+            assert list(rows) == expected
+            assert isinstance(rows, range) == (isinstance(one.triple_ids, range) and (
+                not held_out or not len(one.triple_ids)))  # fmt: skip
+
+
+def test_partitions_are_told_apart() -> None:
+    order = TripleOrder([EdgeSet("train", range(NUM_TRIPLES))], SEED)
+    marks = [
+        partition_mark(table.triple_ids, rows_of_sets(order, table.triple_ids))
+        for num_parts in (1, 2, 3)
+        for table in edge_tables(num_parts)
+    ]
+    assert len(set(marks)) == 6
+    again = edge_tables(2)[0].triple_ids
+    assert partition_mark(again, rows_of_sets(order, again)) == marks[1]

@@ -1,4 +1,4 @@
-"""Negatives: how many of each kind, from where, the same for whom; draws by degree."""
+"""Negatives: how many of each kind, from where, the same for whom; draws by degree; known answers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.sampling import draws
-from dglkge.sampling.draws import WeightedDraw, count_degrees, degree_weights
+from dglkge.sampling import negatives
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negatives import AllNegatives, MixedNegatives, UniformNegatives, find_equal, split_count
+from dglkge.sampling.negatives import (
+    AllNegatives,
+    KnownAnswers,
+    MixedNegatives,
+    UniformNegatives,
+    WeightedDraw,
+    count_degrees,
+    degree_weights,
+    find_equal,
+    split_count,
+)
+from dglkge.typing import RELATION, Side
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}
@@ -155,7 +166,7 @@ def chi_squared(counts: np.ndarray, shares: np.ndarray) -> float:
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_degrees_are_counted_by_type(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "TRIPLES_A_BLOCK", block)
+    monkeypatch.setattr(negatives, "TRIPLES_A_BLOCK", block)
     triples = a_graph(400)
     expected: Counter = Counter()
     for head, relation, tail in triples.tolist():
@@ -193,7 +204,7 @@ def test_entities_without_triples_are_never_drawn() -> None:
 def test_each_place_of_the_cumulative_sum_is_one_number(weights: list[int], key: int) -> None:
     """The draw is the lookup of a uniform place among as many copies of each number as its weight."""
     copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
-    places = draws.below(key, 50, len(copies))
+    places = negatives.below(key, 50, len(copies))
     expected = [copies[place] for place in places]
     assert WeightedDraw(np.array(weights)).draw(key, 50).tolist() == expected
 
@@ -237,3 +248,40 @@ def test_a_type_and_a_machine_without_triples_draw_uniformly() -> None:
     assert (drawn[:50] < 10).all() and len(set(drawn[50:].tolist())) > 5
     assert ((drawn[50:] >= 20) & (drawn[50:] < 30)).all()
     assert len(set(mixed.sample("place", a_batch(), 0).tolist())) == 9
+
+
+GRAPH_ENTITIES, NUM_RELATIONS = 7, 3
+ENTITY, REL = st.integers(0, GRAPH_ENTITIES - 1), st.integers(0, NUM_RELATIONS - 1)
+ORIGINAL_IDS = {
+    "entity": np.random.default_rng(1).permutation(GRAPH_ENTITIES),
+    RELATION: np.random.default_rng(2).permutation(NUM_RELATIONS),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    triples=st.lists(st.tuples(ENTITY, REL, ENTITY), max_size=60),
+    queries=st.lists(st.tuples(ENTITY, REL), max_size=12),
+    negatives=st.lists(ENTITY, min_size=1, max_size=20),
+    side=st.sampled_from(list(Side)),
+)
+def test_masks_are_those_of_looking_at_every_triple(triples, queries, negatives, side) -> None:
+    index = KnownTriples([np.array(triples, np.int64).reshape(-1, 3)], NUM_RELATIONS)
+    known = KnownAnswers(index, ORIGINAL_IDS)
+    anchors, relations = np.array(queries, np.int64).reshape(-1, 2).T
+    found = known.among(side, "entity", anchors, relations, "entity", np.array(negatives))
+
+    def is_known(anchor: int, relation: int, answer: int) -> bool:
+        a, b = (int(ORIGINAL_IDS["entity"][node]) for node in (anchor, answer))
+        r = int(ORIGINAL_IDS[RELATION][relation])
+        return ((a, r, b) if side is Side.TAIL else (b, r, a)) in triples
+
+    expected = np.array([[is_known(*query, answer) for answer in negatives] for query in queries], bool)
+    for plainly in (False, True):
+        mask = np.zeros((len(queries), len(negatives)), bool)
+        found.ignore(mask, plainly)
+        assert (mask == expected.reshape(mask.shape)).all()
+    scores = np.ones((len(queries), len(negatives)), np.float32)
+    found.overwrite(scores, np.float32(-5))
+    assert (scores == np.where(expected.reshape(scores.shape), -5, 1)).all()
+    assert found.own.tolist() == [is_known(anchor, relation, anchor) for anchor, relation in queries]

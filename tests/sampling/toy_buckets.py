@@ -7,8 +7,7 @@ import numpy as np
 from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
-from dglkge.sampling.edge_batches import EdgeOptions
-from dglkge.sampling.machine_batches import MachineShares
+from dglkge.sampling.edge_batches import EdgeOptions, MachineShares
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11

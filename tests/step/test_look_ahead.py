@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dglkge.step.computation import PhaseClock
+from dglkge.step.contracts import PhaseClock
 from dglkge.step.planning import Plan, number_of
 from dglkge.step.train_step import LookAhead
 

@@ -15,8 +15,7 @@ import dglkge
 from dglkge.data.dataset import Dataset
 from dglkge.kernels.hashing import combine
 from dglkge.model.losses import LOSSES, build_loss
-from dglkge.sampling.draws import degree_weights
-from dglkge.sampling.negatives import UniformNegatives
+from dglkge.sampling.negatives import UniformNegatives, degree_weights
 from dglkge.typing import RELATION, Side
 from tests.model.penalty_oracle import query_penalty
 from tests.training.live import Rows, asked, chunks_of

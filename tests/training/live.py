@@ -17,7 +17,7 @@ from torch.nn import functional
 import dglkge
 from dglkge.data.dataset import Dataset
 from dglkge.evaluation.metrics import Protocol
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset

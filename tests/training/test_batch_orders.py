@@ -13,8 +13,7 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.planning.memory import batch_rows, order_bytes
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.machine_batches import MachineBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches
 from dglkge.training.building.batches import build_bucket_batches, build_edge_batches, configured_order
 from tests.toy_kg import toy_dataset
 

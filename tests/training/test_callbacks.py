@@ -1,18 +1,29 @@
-"""Callbacks of users: what is called when, in one life and after a stop, and what they save."""
+"""Callbacks and trackers: what is called when, what each stores, after a stop and with failures."""
 
 from __future__ import annotations
 
 import json
 import signal
+import struct
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dglkge.config import load_config
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training.callbacks import CALLBACKS, Callback
-from tests.training.toy_trainer import ToyRun
+from dglkge.training import callbacks
+from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
+from dglkge.training.statistics.stats import open_trackers
+from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
 EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epoch_end", "on_fit_end")
 
@@ -134,3 +145,215 @@ def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:
     run = measuring(tmp_path, [{"gains": 1.0}])
     with pytest.raises(InputError, match="evaluation.metric: 'gain'; did you mean 'gains'"):
         run.train(9)
+
+
+METRICS = {"mrr": 0.25, "hits@10": 0.5}
+
+
+class Kept(Tracker):
+    help = "kept in memory"
+    lives: list[Kept] = []
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run, self.logged, self.end = run, [], None
+        self.id = run.earlier_id or f"kept{len(self.lives)}"
+        self.lives.append(self)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.logged.append((dict(values), step))
+
+    def finish(self, is_complete: bool) -> None:
+        self.end = is_complete
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
+    monkeypatch.setitem(LOGGERS._members, "kept", Kept)
+    Kept.lives = []
+    return Kept
+
+
+class TrackedLife(ToyRun):
+    """A toy run with trackers, as a whole job has them."""
+
+    def __init__(self, folder: Path, *names: str, rank: int = 0) -> None:
+        super().__init__(folder, "evaluation.valid_every_epochs=1", lrs=[0.5, 0.25])
+        config = load_config(None, ["dataset=x", f"output={folder}", f"training.loggers=[{','.join(names)}]"])
+        cluster = Cluster(World(rank), None)
+        made = open_trackers(config, cluster, self.checkpoints.records)
+        self.trainer._statistics.trackers = made
+        position = self.trainer._position
+        made.start(position.steps_done, position.committed is not None)
+        self.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
+            to_dict=dict, figures=lambda: METRICS, both=SimpleNamespace(mrr=0.25)
+        )
+        self.end = cluster.end
+
+    def whole(self, epochs: int) -> None:
+        """Train, evaluate and end."""
+        self.train(epochs)
+        self.trainer.evaluate("test")
+        self.cluster.leave()
+        self.end()
+
+
+def steps(life: Kept, name: str) -> dict[int, float]:
+    return {step: values[name] for values, step in life.logged if name in values}
+
+
+def test_a_tracker_gets_loss_rate_speed_and_metrics_with_the_step(tmp_path: Path, kept: type[Kept]) -> None:
+    TrackedLife(tmp_path, "kept").whole(2)
+    (life,) = kept.lives
+    assert steps(life, "train/loss") == {epoch * 5 + n + 1: float(n) for epoch in range(2) for n in range(5)}
+    assert steps(life, "train/epoch")[7] == pytest.approx(1.4)
+    assert set(steps(life, "train/lr").values()) == {0.5}
+    assert set(steps(life, "train/relation_lr").values()) == {0.25}
+    assert all(speed > 0 for speed in steps(life, "train/edges_per_second").values())
+    assert steps(life, "valid/mrr") == {5: 0.25, 10: 0.25}
+    assert steps(life, "test/hits_at_10") == {10: 0.5}
+    assert life.run.settings["training.loggers"] == '["kept"]' and life.run.settings["optimizer.lr"] == 0.1
+    assert (life.run.folder, life.run.first_step, life.end) == (tmp_path, 0, True)
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(
+    tmp_path: Path, kept: type[Kept]
+) -> None:
+    TrackedLife(tmp_path / "a", "kept").whole(1)
+    TrackedLife(tmp_path / "a", "kept").whole(2)
+    TrackedLife(tmp_path / "b", "kept").whole(1)
+    assert [(life.run.earlier_id, life.id) for life in kept.lives] == [
+        ("", "kept0"),
+        ("kept0", "kept0"),
+        ("", "kept2"),
+    ]
+    assert kept.lives[1].run.first_step == NUM_BATCHES and min(steps(kept.lives[1], "train/loss")) == 6
+    (tmp_path / "a" / "trackers.json").write_text("{")
+    TrackedLife(tmp_path / "a", "kept").whole(2)
+    assert kept.lives[-1].run.earlier_id == ""
+
+
+def test_rank_0_alone_tracks(tmp_path: Path, kept: type[Kept]) -> None:
+    TrackedLife(tmp_path, "kept", rank=1).whole(1)
+    assert kept.lives == [] and not (tmp_path / "trackers.json").exists()
+
+
+def test_a_failure_ends_the_tracker_with_one_warning(
+    tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Kept, values: Mapping[str, float], step: int) -> None:
+        raise OSError(28, "No space left\non device")
+
+    class Broken(Kept):
+        log = fail
+
+    monkeypatch.setitem(LOGGERS._members, "broken", Broken)
+    life = TrackedLife(tmp_path, "broken", "kept")
+    life.whole(2)
+    warnings = [record.getMessage() for record in caplog.records if record.name == callbacks.__name__]
+    assert warnings == ["broken: OSError: [Errno 28] No space left on device; training goes on without it"]
+    assert life.num_trained == 2 * 23
+    (other,) = [one for one in kept.lives if type(one) is Kept]
+    assert other.end is True
+
+
+def test_one_that_hangs_is_left_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+
+    class Hanging(Tracker):
+        def __init__(self, run: TrackedRun) -> None:
+            release.wait(60)
+
+    monkeypatch.setitem(LOGGERS._members, "hanging", Hanging)
+    monkeypatch.setattr(callbacks, "START_SECONDS", 0.1)
+    monkeypatch.setattr(callbacks, "FINISH_SECONDS", 0.1)
+    made = Trackers(["hanging"], {}, LeasedFolder(tmp_path))
+    made.start(0, False)
+    made.log({"train/loss": 1.0}, 1)
+    made.finish()
+    release.set()
+    assert "hanging has not finished in time: its last numbers may be lost" in caplog.text
+
+
+def test_an_exception_marks_the_run_as_incomplete(tmp_path: Path, kept: type[Kept]) -> None:
+    made = Trackers(["kept"], {}, LeasedFolder(tmp_path))
+    made.start(0, False)
+    with pytest.raises(SystemExit):
+        try:
+            sys.exit(143)
+        finally:
+            made.finish()
+    assert kept.lives[0].end is False
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    TrackedLife(tmp_path, "tensorboard").whole(1)
+    TrackedLife(tmp_path, "tensorboard").whole(2)
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in found.Scalars("train/loss")]
+    assert losses == [(epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)]
+    assert [(event.step, event.value) for event in found.Scalars("test/mrr")] == [(5, 0.25), (10, 0.25)]
+    assert "_hparams_/session_start_info" in found.PluginTagToContent("hparams")
+
+
+def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient
+
+    TrackedLife(tmp_path / "run", "mlflow").whole(1)
+    TrackedLife(tmp_path / "run", "mlflow").whole(2)
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("dglkge")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params["optimizer.lr"] == "0.1" and run.data.metrics["test/hits_at_10"] == 0.5
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted((one.step, one.value) for one in history) == [
+        (epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)
+    ]
+
+
+def records(path: Path) -> Iterator[Any]:
+    """Yield the records of a file of Weights & Biases: the format of LevelDB's log, after 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # a block's rest that has no room for a header
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_writes_the_same_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    TrackedLife(tmp_path / "run", "wandb").whole(1)
+    TrackedLife(tmp_path / "run", "wandb").whole(2)
+    files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    found = [record for path in files for record in records(path)]
+    runs = [record.run for record in found if record.HasField("run")]
+    assert len({run.run_id for run in runs}) == 1 and {run.project for run in runs} == {"mine"}
+    config = {item.key or ".".join(item.nested_key): item.value_json for item in runs[0].config.update}
+    assert config["optimizer.lr"] == "0.1"
+    rows = [
+        {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+        for record in found
+        if record.HasField("history")
+    ]
+    losses = [(int(row["step"]), float(row["train/loss"])) for row in rows if "train/loss" in row]
+    assert losses == [(epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)]
+    assert [int(row["step"]) for row in rows if "test/mrr" in row] == [5, 10]

@@ -12,8 +12,8 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.optim.links import UpdateResult
-from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
+from dglkge.step.objectives.scored_losses import AutogradLoss
 from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training.dense_loops import Oracle
 from tests.training.live import assert_epochs_equal, dense_rows, opened, settings, train

@@ -1,9 +1,10 @@
-"""Dense parameters of a module: several steps in float64, clipping, files, resume, ranking and refusals."""
+"""Dense parameters of a module, whole and in slices: steps in float64, clipping, files, refusals."""
 
 from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import dglkge
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.config import load_config
+from dglkge.config.schema import DenseConfig
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import InputError
@@ -23,7 +25,15 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.dense_parameters import DenseParameters
+from dglkge.training.building.components import (
+    has_slices_on_processors,
+    known_optimizers,
+    works_by_number,
+)
 from dglkge.training.trainer import Trainer
+from tests import warm
+from tests.functional.job import environment
+from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 from tests.training import live
 from tests.training.live import loss_against_all, ranking, rows_by_node, train
@@ -248,3 +258,37 @@ def test_a_checkpoint_without_a_parameter_is_refused() -> None:
         model.load_module({"core": model.module.core, "other": torch.ones(1)}, "here")
     with pytest.raises(InputError, match=r"'core' has shape \(1, 4, 4\), expected \(4, 4, 4\)"):
         model.load_module({"core": torch.ones(1, 4, 4)}, "here")
+
+
+SIZE = 3
+NEEDS_SLICES = pytest.mark.skipif(
+    not has_slices_on_processors(), reason="this torch has no FSDP2 on processors"
+)
+
+
+@NEEDS_SLICES
+def test_slices_are_summed_updated_joined_and_read(tmp_path: Path) -> None:
+    """The checks are in shard_ranks.py, on each of three processes."""
+    port = str(free_ports())
+    script = str(Path(__file__).with_name("shard_ranks.py"))
+    ranks = [
+        subprocess.Popen(
+            [*warm.python(), script, str(rank), str(SIZE), port, str(tmp_path)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(SIZE)
+    ]
+    try:
+        errors = [one.communicate(timeout=120)[1] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert [one.returncode for one in ranks] == [0] * SIZE, "\n".join(errors)
+
+
+def test_optimizers_that_need_whole_parameters_are_found() -> None:
+    found = {name for name in known_optimizers() if not works_by_number(DenseConfig(optimizer=name, lr=0.1))}
+    assert found == {"Adafactor", "Muon"} & set(known_optimizers())

@@ -12,17 +12,14 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model.device import HOST, ComputeDevice
+from dglkge.model.device import HOST, ComputeDevice, compiler_problem
 from dglkge.model.functions import autograd as distances
 from dglkge.model.losses import build_loss
-from dglkge.model.precision import compiler_problem
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.step.computation import Computation
-from dglkge.step.objectives.autograd_loss import AutogradLoss
-from dglkge.step.objectives.scored_losses import ScoredLosses
+from dglkge.step.contracts import Computation
+from dglkge.step.objectives.scored_losses import AutogradLoss, ScoredLosses
 from dglkge.step.planning import Plan, RowIds
-from dglkge.step.rows import HostStore, Transforms
-from dglkge.step.staged_rows import StagedStore, Upload
+from dglkge.step.rows import HostStore, StagedStore, Transforms, Upload
 from dglkge.training.building import computing
 from tests.model.regularizer_by_name import build_regularizer
 from tests.training import batch_rows

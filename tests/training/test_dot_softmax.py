@@ -20,9 +20,9 @@ from dglkge.model.score_functions import ComplEx
 from dglkge.optim import threads
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.step.computation import Computation
-from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.contracts import Computation
 from dglkge.step.objectives.dot_softmax import DotSoftmax, is_compiled
+from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.planning import EdgePlanner
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.typing import RELATION, Side

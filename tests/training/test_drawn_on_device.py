@@ -13,13 +13,12 @@ import torch
 
 from dglkge.errors import InputError
 from dglkge.kernels import hashing
-from dglkge.model.precision import compiler_problem
-from dglkge.sampling import device_draws, triple_order
+from dglkge.model.device import compiler_problem
+from dglkge.sampling import device_batches, triple_order
 from dglkge.sampling.device_batches import find_equal
 from dglkge.sampling.negatives import find_equal as find_equal_on_host
-from dglkge.step.objectives import device_shard, device_softmax
-from dglkge.step.objectives.device_shard import DeviceSoftmaxShard
-from dglkge.step.objectives.device_softmax import DeviceSoftmax
+from dglkge.step.objectives import device_softmax
+from dglkge.step.objectives.device_softmax import DeviceSoftmax, DeviceSoftmaxShard
 from tests.toy_kg import toy_dataset
 from tests.training.live import Run, assert_same, trained
 
@@ -76,7 +75,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("case", OVER_ALL)
 def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_shard, "MOST_COLUMNS", 7)
+    monkeypatch.setattr(device_softmax, "MOST_COLUMNS", 7)
     objective = assert_equal_runs(case, tmp_path)
     assert all(isinstance(one.shard, DeviceSoftmaxShard) for one in objective.candidates)
 
@@ -84,7 +83,7 @@ def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: py
 def test_a_shard_without_room_for_shares_computes_by_autograd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_shard, "KEPT_SHARES", 100)
+    monkeypatch.setattr(device_softmax, "KEPT_SHARES", 100)
     assert_equal_runs(OVER_ALL[0], tmp_path)
 
 
@@ -97,17 +96,17 @@ def test_other_settings_take_the_general_way(more: str, tmp_path: Path) -> None:
 def test_the_order_is_that_of_the_host(num: int) -> None:
     positions = np.unique(np.random.default_rng(1).integers(0, num, 500))
     keys = triple_order.round_keys(5, 3).tolist()
-    found = device_draws.inverse_walk(torch.from_numpy(positions), num, *triple_order.halves(num), keys)
+    found = device_batches.inverse_walk(torch.from_numpy(positions), num, *triple_order.halves(num), keys)
     assert (found.numpy() == triple_order.inverse_permute(positions, num, 5, 3)).all()
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5_000_000, 10**9, 2**40 + 3])
 def test_draws_are_those_of_the_host(limit: int) -> None:
     keys = [hashing.combine(7, chunk, 2) for chunk in range(20)]
-    there = device_draws.extended(torch.tensor(device_draws.signed(hashing.combine(7))), torch.arange(20))
-    there = device_draws.extended(there, 2)
+    there = device_batches.extended(torch.tensor(device_batches.signed(hashing.combine(7))), torch.arange(20))
+    there = device_batches.extended(there, 2)
     expected = np.stack([hashing.below(key, 100, limit) for key in keys])
-    assert (device_draws.below(there, 100, limit).numpy() == expected).all()
+    assert (device_batches.below(there, 100, limit).numpy() == expected).all()
 
 
 def test_equal_negatives_are_found_with_repetitions() -> None:

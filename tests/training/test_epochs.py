@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.training import epochs as epochs_module
+from dglkge.training import script as epochs_module
 from dglkge.training.elastic import _settings_of
-from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.script import ElasticEpochs
 
 
 def test_the_state_is_one_integer() -> None:

@@ -23,10 +23,10 @@ from dglkge.data.dataset_files import read_dataset_size
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.model.projections import ProjectedFeatures
+from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
+from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset

@@ -11,8 +11,8 @@ import torch
 from dglkge.config import Config, load_config, save_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.model import matmul_type
-from dglkge.model.matmul_type import faster_type
+from dglkge.model import device
+from dglkge.model.device import faster_type
 from dglkge.training.building.computing import with_matmul_dtype
 
 
@@ -25,7 +25,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
         measured.append(left.dtype)
         return 1.0 if left.dtype == torch.float32 else 1 / speedup
 
-    monkeypatch.setattr(matmul_type, "matmul_seconds", seconds)
+    monkeypatch.setattr(device, "matmul_seconds", seconds)
     return measured
 
 
@@ -82,5 +82,5 @@ def test_rank_0_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_real_measurement() -> None:
     ones = torch.ones(3, 4)
-    assert 0 < matmul_type.matmul_seconds(ones, ones) < 10
+    assert 0 < device.matmul_seconds(ones, ones) < 10
     assert faster_type((512, 512, 64)) in ("float32", "bfloat16")

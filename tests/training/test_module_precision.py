@@ -16,9 +16,9 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.errors import InputError
+from dglkge.model.device import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.contracts import RowGradients
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.training.building import computing

@@ -1,18 +1,28 @@
-"""Passes of an epoch and their records."""
+"""Records of passes and of buckets, against plain loops: counts, losses, ranks, I/O of the process."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import dglkge
 from dglkge.checkpoint.bigraph import read_stats
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError
 from dglkge.training.callbacks import Callback
+from dglkge.training.statistics.passes import process_usage
+from dglkge.typing import Side
+from tests.toy_kg import toy_dataset
+from tests.training.live import dense_rows, opened, settings, train
+from tests.training.test_held_out import logistic_sum, ranked_by_loops
 from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
 
 CHUNKS = "training.edge_chunks=2"
@@ -214,3 +224,158 @@ def test_unfinished_records_of_killed_jobs_are_removed(tmp_path: Path) -> None:
     assert not left.exists() and (tmp_path / "notes.tmp").exists()
     assert os.path.exists(tmp_path / LEASE_FILE)
     life.checkpoints.storage.lease.release()
+
+
+P, UNIFORM = 3, 7
+HELD_OUT = "evaluation.held_out={fraction: 0.2, batch_negatives: 1000, uniform_negatives: 7}"
+MODES = ["directed", "mixed"]
+
+
+def configured(run, mode, *more):
+    """Return the configuration of two epochs over ranges."""
+    words = [f"sampling.num_ranges={P}", f"sampling.buckets={mode}", "training.num_epochs=2", HELD_OUT]
+    words += ["checkpoint.every_epochs=1", "training.batch_size=23", "model.score_function=distmult"]
+    words += ["model.reciprocal_relations=false", "loss.name=logistic", "loss.reduction=sum"]
+    return load_config(None, settings(toy_dataset(typed=True), run, *words, *more))
+
+
+def ranges_of(trainer, triples):
+    """Return the ranges (n, 2) of heads and tails of original ids: a node's place in its type, times P."""
+    layout, relations = trainer._job.layout, trainer._job.dataset.relations.relations
+    found = []
+    for head, relation_id, tail in triples.tolist():
+        relation = relations[relation_id]
+        ends = ((relation.lhs, head), (relation.rhs, tail))
+        places = [(layout.num_nodes(name), int(layout.node_ids(name)[id_])) for name, id_ in ends]
+        bounds = [[count * turn // P for turn in range(1, P + 1)] for count, _ in places]
+        found.append([sum(node >= end for end in of) for of, (_, node) in zip(bounds, places)])
+    return np.array(found)
+
+
+def close(found, expected):
+    """Compare records, times aside, where sums were added in another order."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in ("lhs_partition", "rhs_partition", "index", "epoch_idx"):
+            assert one.get(name) == other.get(name)
+        for name in one.keys() & {"stats", "eval_stats_before", "eval_stats_after", "eval_stats_chunk_avg"}:
+            assert one[name]["count"] == other[name]["count"]
+            assert one[name]["metrics"] == pytest.approx(other[name]["metrics"], rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_counts_and_losses_are_those_of_the_batches(mode, tmp_path):
+    """A batch over several buckets counts for each by its share."""
+    sums = defaultdict(lambda: [0.0, 0.0])
+    data = Dataset.open(toy_dataset(typed=True)).split("train")
+    with opened(configured(tmp_path / "run", mode)) as trainer:
+        for epoch in dglkge.remaining_epochs_until(2):
+            for batch in trainer.batches():
+                loss = trainer.step(batch)
+                chunks = np.repeat(*zip(*((one.chunk, one.end - one.start) for one in batch.groups)))
+                own = [batch.ranges[chunk] for chunk in chunks]
+                places = ranges_of(trainer, data[batch.triple_ids])
+                for bucket, place in zip(own, places.tolist()):
+                    # A mixed bucket has both directions, and shares of what is inside of its ranges.
+                    assert set(place) <= set(bucket) if mode == "mixed" else tuple(place) == bucket
+                    sums[(epoch, *bucket)][0] += 1
+                    sums[(epoch, *bucket)][1] += loss / len(batch)
+    found = read_stats(tmp_path / "run" / "checkpoint" / "latest")
+    assert len(found) == len(sums) == 2 * (P * (P - 1) // 2 if mode == "mixed" else P * P)
+    for one in found:
+        count, loss = sums[one["epoch_idx"], one["lhs_partition"], one["rhs_partition"]]
+        assert one["stats"]["count"] == count
+        assert one["stats"]["metrics"]["loss"] == pytest.approx(loss / count, rel=1e-6)
+        moved = one["bytes_read"] + one["bytes_written"]
+        assert one["seconds"] > 0
+        assert one["mb_per_second"] == pytest.approx(moved / 1e6 / one["seconds"], rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path, monkeypatch):
+    """The last bucket closes on final rows: its numbers are those of plain loops over these."""
+    with opened(configured(tmp_path / "run", mode)) as trainer:
+        buckets = trainer._buckets._held_out
+        drawn, draw = [], buckets._uniform
+        monkeypatch.setattr(
+            buckets, "_uniform", lambda *words: drawn.append((words, draw(*words))) or drawn[-1][1]
+        )
+        held = trainer._job.dataset.split("train")[np.sort(buckets._evaluator.order.held_out(0))]
+        last = max(turn for turn, *_ in buckets._walk.batches_of(1))
+        seen = [buckets.triples(1, turn) for turn in range(buckets._walk.num_buckets)]
+        assert sorted(map(tuple, np.concatenate(seen).tolist())) == sorted(map(tuple, held.tolist()))
+        _, ranges = buckets._walk.bucket(1, last)
+        train(trainer, 2)
+        rows, relations = dense_rows(trainer), trainer._job.dataset.relations.relations
+        for (numbers, name, *_), ids in drawn:
+            layout, count = trainer._job.layout, trainer._job.layout.num_nodes(name)
+            nodes = np.asarray(layout.node_ids(name))[ids.numpy()]
+            allowed = [range(count * one // P, count * (one + 1) // P) for one in numbers]
+            assert len(ids) == UNIFORM and all(any(node in one for one in allowed) for node in nodes)
+            assert len(numbers) == (1 if mode == "directed" else 2)
+    triples = seen[last]
+    own = ranges_of(trainer, triples)
+    assert len(triples) and all(set(one) <= set(ranges) for one in own.tolist())
+    pairs = dict.fromkeys((one.lhs, one.rhs) for one in relations)
+    calls = iter(drawn[-2 * sum(any(pairs_of(relations, t) == p for t in triples) for p in pairs) :])
+    groups = []
+    for pair in pairs:
+        batch = [one for one in triples.tolist() if pairs_of(relations, one) == pair]
+        for side in (Side.TAIL, Side.HEAD) if batch else ():
+            (_, name, of_side, _), ids = next(calls)
+            assert of_side is side and name == pair[side is Side.TAIL]
+            groups.append((side, batch, ids.tolist()))
+    sums = ranked_by_loops(groups, rows, relations, logistic_sum)
+    records = read_stats(tmp_path / "run" / "checkpoint" / "latest")
+    found = [
+        one for one in records if one.get("lhs_partition") == ranges[0] and one["rhs_partition"] == ranges[1]
+    ][-1]
+    assert found["eval_stats_after"]["count"] == len(triples)
+    for name, value in sums.items():
+        assert found["eval_stats_after"]["metrics"][name] == pytest.approx(value / len(triples), rel=1e-4), (
+            name
+        )
+    # The average of a pass is that of its triples, before their buckets were trained.
+    of_epoch = [one for one in records if one["epoch_idx"] == 1]
+    average = of_epoch[-1]["eval_stats_chunk_avg"]
+    before = [one["eval_stats_before"] for one in of_epoch if "eval_stats_before" in one]
+    total = sum(one["count"] for one in before)
+    assert average["count"] == total
+    expected = sum(one["count"] * one["metrics"]["loss"] for one in before) / total
+    assert average["metrics"]["loss"] == pytest.approx(expected)
+
+
+class KilledError(Exception):
+    """What ends the job."""
+
+
+def pairs_of(relations, triple):
+    """Return the entity types of a triple's head and tail."""
+    return relations[triple[1]].lhs, relations[triple[1]].rhs
+
+
+def test_a_run_that_was_killed_inside_a_bucket_has_the_records_of_one_that_was_not(tmp_path):
+    words = ("checkpoint.every_batches=4", "checkpoint.background=false", "training.batch_size=11")
+    with opened(configured(tmp_path / "whole", "directed", *words)) as trainer:
+        train(trainer, 2)
+    with pytest.raises(KilledError), opened(configured(tmp_path / "killed", "directed", *words)) as trainer:
+        for epoch in dglkge.remaining_epochs_until(2):
+            for batch in trainer.batches():
+                if (epoch, batch.index) == (1, 6):
+                    raise KilledError
+                trainer.step(batch)
+    with opened(configured(tmp_path / "killed", "directed", *words)) as trainer:
+        assert trainer._position.now == (1, 4)
+        train(trainer, 2)
+    close(*(read_stats(tmp_path / name / "checkpoint" / "latest") for name in ("killed", "whole")))
+
+
+def test_usage_is_what_the_kernel_counts(tmp_path):
+    """Bytes that are written to a disk are written by this process; a file in memory moves none."""
+    before = process_usage()
+    with (tmp_path / "file").open("wb") as file:
+        file.write(bytes(3 << 20))
+        os.fsync(file.fileno())
+    written = (process_usage() - before)[2]
+    assert process_usage(tmp_path / "absent")[1:3].tolist() == [0, 0]
+    assert written in (0, pytest.approx(3 << 20, rel=0.1))

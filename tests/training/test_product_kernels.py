@@ -8,8 +8,8 @@ import torch
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot as dot_kernels
+from dglkge.kernels.losses import softmax
 from dglkge.kernels.rows import narrow, widen
-from dglkge.kernels.softmax import softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.losses import Softmax
 from dglkge.model.negative_terms import IGNORED_SCORE

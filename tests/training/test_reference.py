@@ -12,8 +12,8 @@ import pytest
 
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.losses import LOSSES
-from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
+from dglkge.step.objectives.scored_losses import AutogradLoss
 from tests.optim.test_new_rule import MomentumRule
 from tests.training.live import assert_same, trained
 

@@ -18,13 +18,13 @@ from dglkge.config import load_config
 from dglkge.config.refusals import MACHINES, ROWS
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
-from dglkge.model.precision import autocast_problem
-from dglkge.training import job, join
+from dglkge.model.device import autocast_problem
+from dglkge.training import job, script
 from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
-from tests.training.test_dense_shards import NEEDS_SLICES
+from tests.training.test_dense_parameters import NEEDS_SLICES
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
@@ -494,7 +494,7 @@ def test_plan_and_training_refuse_alike(
         monkeypatch.setattr(module, name, forbidden)
     sets = [f"dataset={dataset or toy_dataset()}", f"output={tmp_path / 'run'}", *settings.split()]
     printed = plan_error(tmp_path, capsys, *sets)
-    with pytest.raises(InputError) as caught, join.join_cluster(load_config(None, sets)):
+    with pytest.raises(InputError) as caught, script.join_cluster(load_config(None, sets)):
         pytest.fail("the block must not run")
     problems = getattr(caught.value, "problems", [str(caught.value)])
     assert printed == "".join(f"dglkge: error: {problem}\n" for problem in problems)

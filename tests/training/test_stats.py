@@ -15,17 +15,14 @@ import psutil
 import pytest
 
 from dglkge.config import load_config
+from dglkge.distributed.jobs import find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.step.computation import PHASES, Computation, PhaseClock, as_array
-from dglkge.step.contracts import StepResult
-from dglkge.training import process
-from dglkge.training.process import ProcessUsage, memory_bytes, wants_bar
-from dglkge.training.statistics import stats as phase_clock
-from dglkge.training.statistics.stats import Statistics
-from dglkge.training.statistics.trackers import Trackers
+from dglkge.step.contracts import PHASES, Computation, PhaseClock, StepResult, as_array
+from dglkge.training.callbacks import Trackers
+from dglkge.training.statistics import stats
+from dglkge.training.statistics.stats import ProcessUsage, Statistics, memory_bytes
 from tests.toy_kg import toy_dataset
 from tests.training.live import opened, train
 
@@ -149,8 +146,8 @@ def test_memory_grows_with_what_is_allocated() -> None:
 
 def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([5, 6])
-    monkeypatch.setattr(process, "memory_bytes", lambda: next(told))
-    assert [process.memory_bytes_in(second) for second in (-3, -3, -2)] == [5, 5, 6]
+    monkeypatch.setattr(stats, "memory_bytes", lambda: next(told))
+    assert [stats.memory_bytes_in(second) for second in (-3, -3, -2)] == [5, 5, 6]
 
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
@@ -185,9 +182,9 @@ def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.L
 def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     alone, watched = World(), World(0, 2, 0, 2, launched=True, shows_progress=True)
     other = World(1, 2, 1, 2, launched=True, shows_progress=True)
-    assert wants_bar("always", alone) and wants_bar("auto", watched)
-    assert not wants_bar("never", watched) and not wants_bar("always", other) and not wants_bar("auto", other)
-    assert not wants_bar("auto", alone)
+    assert alone.wants_bar("always") and watched.wants_bar("auto")
+    assert not watched.wants_bar("never") and not other.wants_bar("always") and not other.wants_bar("auto")
+    assert not alone.wants_bar("auto")
 
 
 def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
@@ -206,7 +203,7 @@ def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = [100.0]
-    monkeypatch.setattr(phase_clock.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(stats.time, "perf_counter", lambda: time[0])
     return time
 
 

@@ -19,10 +19,9 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import plan_passes
-from dglkge.step.computation import Computation
-from dglkge.step.contracts import BatchMeasures, StepResult
-from dglkge.training.epochs import ElasticEpochs
+from dglkge.step.contracts import BatchMeasures, Computation, StepResult
 from dglkge.training.job import Job
+from dglkge.training.script import ElasticEpochs
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side, TablePart

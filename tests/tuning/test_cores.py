@@ -12,7 +12,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from dglkge.tuning.subgraph import Cores, core_numbers, core_shares, triple_cores
+from dglkge.tuning.tune import Cores, core_numbers, core_shares, triple_cores
 from tests.partition_tools.conftest import build_here  # noqa: F401
 from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 
@@ -66,7 +66,7 @@ def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("core", [1, 2, 3])
 def test_core_of_typed_entities(core, tmp_path, monkeypatch):
-    monkeypatch.setattr("dglkge.tuning.subgraph.FEWEST_VALID", 0)
+    monkeypatch.setattr("dglkge.tuning.tune.FEWEST_VALID", 0)
     dataset = Dataset.open(toy_dataset(typed=True))
     Cores(dataset).write(core, tmp_path / "core", seed=0)
     found = Dataset.open(tmp_path / "core")

@@ -45,7 +45,6 @@ PRELOADED = (
     "dglkge.inference.exports.import_tables",
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
-    "dglkge.training.first_call",
 )
 NAMESPACES = ("net", "uts", "mnt", "pid")
 """Of the hosts of tests/cluster; the last one holds for children only."""

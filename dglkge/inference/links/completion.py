@@ -29,7 +29,7 @@ from dglkge.inference.choices import ALL, CANDIDATES, SEEN
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, LinkSearch
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.model.matmul_type import BFLOAT16, faster_type
+from dglkge.model.device import BFLOAT16, faster_type
 from dglkge.typing import RELATION, Relation, Side
 
 QUERY_NUMBERS = 1 << 23

@@ -323,10 +323,10 @@ class NodeConnection:
             del self._replies[number]
         if reply is None:
             raise NotReadyError(await self.describe_end())
-        if reply.error is not None:
+        if reply.error is not None and reply.value is not None:
             # An errno is that of a defect: tasks catch the errors that they expect.
-            words = reply.error if reply.value is None else f"{task} failed: {reply.error}"
-            raise (InputError if reply.is_input else NotReadyError)(words)
+            raise InputError(f"{task} failed: {reply.error}")
+        reply.check(InputError, NotReadyError)
         return reply.value, reply.data
 
     async def prepare(self, planned: Sequence[PlannedProcess], folder: str) -> None:

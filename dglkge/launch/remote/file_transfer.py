@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dglkge.checkpoint.layout import TEMPORARY_SUFFIX, is_temporary_of_a_job, temporary_file
 from dglkge.distributed.lease import Lease, new_nonce
-from dglkge.distributed.leased_folder import sync
+from dglkge.distributed.leased_folder import put_in_place
 from dglkge.errors import InputError, os_errors
 from dglkge.launch.background import in_thread
 from dglkge.launch.remote.connection import NodeConnection
@@ -149,12 +149,7 @@ def write_block(
         if attributes is not None:
             os.chmod(unfinished, attributes[0])
             os.utime(unfinished, ns=(attributes[1], attributes[1]))
-        # Content first, then the name, then the folder: after a power failure no name is without content.
-        sync(unfinished)
-        if lease is not None:
-            lease.check()
-        os.replace(unfinished, path)
-        sync(path.parent)
+        put_in_place(unfinished, path, lease)
 
 
 def _send_block(folder: str, name: str, start: int) -> tuple[Any, bytes]:

@@ -92,8 +92,7 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
         reply = await anext(stream.receive(), None)
         if not isinstance(reply, protocol.Reply):
             raise protocol.ProtocolError("the connection ended" if reply is None else f"no reply: {reply}")
-        if reply.error is not None:
-            raise (handshake.RefusedError if reply.is_input else NotReadyError)(reply.error)
+        reply.check(handshake.RefusedError, NotReadyError)
         stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
         return stream
     except BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 
 DEFAULT_PORT = 29450

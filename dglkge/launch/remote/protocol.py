@@ -65,6 +65,11 @@ class Reply:
     is_input: bool = True
     data: bytes = b""
 
+    def check(self, of_input: type[DglkgeError], other: type[DglkgeError]) -> None:
+        """Raise the error, of one of two kinds, if there is any."""
+        if self.error is not None:
+            raise (of_input if self.is_input else other)(self.error)
+
 
 @dataclass(frozen=True)
 class Prepare:

@@ -13,11 +13,11 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.config import Config
-from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
-from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
+from dglkge.launch.machine import machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.remote.rendezvous import Rendezvous
@@ -128,10 +128,9 @@ class RemoteSite:
         Returns the machines that replied; :meth:`check` raises the problems of the others. Raises InputError
         if a name has no address or two have the same, or a loopback address is among several.
         """
-        interfaces = local_interfaces()
-        addresses = self.addresses = machine_addresses(machines, interfaces)
+        addresses = self.addresses = machine_addresses(machines)
         can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
-        self._is_alone = can_be_alone and is_local(addresses[0], interfaces)
+        self._is_alone = can_be_alone and is_own_address(addresses[0])
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
         sessions = self._sessions.items()
@@ -255,9 +254,8 @@ class RemoteSite:
         """Start one process on its machine."""
         return wait(self._sessions[planned.address].start(planned, self._folder, events))
 
-    def clean_up(self, addresses: Collection[str]) -> list[str]:
+    def clean_up(self, addresses: Collection[str]) -> None:
         """Remove what the job's processes have left on some machines; node programs of lost ones do so."""
-        removed = []
         for address in addresses:
             session = self._sessions[address]
             # A machine that cannot be reached would cost CLEAN_UP_SECONDS.
@@ -268,8 +266,7 @@ class RemoteSite:
                 if not session.is_alive:  # it was killed: another one cleans up
                     question["table_folder"] = self._checked.get(address, {}).get("table_folder", "")
                     session = self._sessions[address] = self._reopen(address)
-                removed += wait(session.call("clean_up", CLEAN_UP_SECONDS, **question))
-        return removed
+                wait(session.call("clean_up", CLEAN_UP_SECONDS, **question))
 
     def close(self) -> None:
         """End all node programs, and with them the job's entries on the machines."""
@@ -284,7 +281,7 @@ class RemoteSite:
         if self._is_node(address) and self._nodes is not None:
             return self._nodes.connection(self.addresses.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
-        is_here = self._nodes is not None or is_local(address, local_interfaces())
+        is_here = self._nodes is not None or is_own_address(address)
         python = sys.executable if self._is_alone else self._python
         ssh = None if is_here else self._ssh
         return open_node(name, ssh, python, forwarded_environment(os.environ), forward)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.background import Report, wait
 from dglkge.launch.remote import handshake, protocol
@@ -190,8 +190,7 @@ class Rendezvous:
         reply = protocol.answer(hello, {"join": functools.partial(self._join, stream)})
         stream.send(reply)
         await stream.drain()
-        if reply.error is not None:
-            raise (handshake.RefusedError if reply.is_input else NotReadyError)(reply.error)
+        reply.check(handshake.RefusedError, NotReadyError)
 
     def _join(
         self, stream: protocol.Stream, rank: int, num_nodes: int, address: str, variables: Sequence[str]

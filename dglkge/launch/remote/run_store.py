@@ -161,11 +161,10 @@ class LauncherStore(Store):
             self._connection.sendall(protocol.encode(Call(number, task, arguments, data)))
             self._connection.settimeout(ANSWER_SECONDS)
             reply = self._receive(number)
-        if reply.error is None:
-            return reply.value, reply.data
-        if isinstance(reply.value, int):
+        if reply.error is not None and isinstance(reply.value, int):
             raise OSError(reply.value, reply.error)
-        raise (CheckpointError if reply.is_input else StorageError)(reply.error)
+        reply.check(CheckpointError, StorageError)
+        return reply.value, reply.data
 
     def _receive(self, number: int) -> Reply:
         """Return the reply to a request; one to an earlier request came too late."""

@@ -1,19 +1,39 @@
-"""Score functions that are linear in each entity, beyond DistMult and ComplEx: RESCAL, SimplE, QuatE, Keci.
+"""Score functions linear in each entity, beyond DistMult and ComplEx, and those of relations at a time.
 
-Each is h A(r) t for a matrix A(r) that depends on the relation: the query h A(r) is compared with all
-candidates by one matmul, and the adjoint is the row of the transposed matrix.
+RESCAL, SimplE, QuatE and Keci are h A(r) t each for a matrix A(r) that depends on the relation: the query
+h A(r) is compared with all candidates by one matmul, and the adjoint is the row of the transposed matrix.
+
+TComplEx, TNTComplEx (Lacroix et al. 2020) and DE-SimplE have times. The row of a relation at a time is the
+relation's, and the number of the time as the last number of each direction. What reads rows writes that
+number; in the relations' table it is 0 and has no gradient. In TComplEx and TNTComplEx times have own rows,
+which are dense parameters: they are few, and their smoothness has a gradient for all of them in a batch. In
+DE-SimplE the entities' rows depend on the time.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import LinearOperator
-from dglkge.model.functions.comparators import Dot
+from dglkge.model.functions.comparators import (
+    FLOAT32_UNIT,
+    SAFETY,
+    TINY_PER_DIM,
+    Dot,
+    complex_product,
+    unless_overflow,
+)
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
+from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    from dglkge.model import dense_modules
+else:
+    dense_modules = deferred("dglkge.model.dense_modules")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""
@@ -203,3 +223,192 @@ class Keci(Dot, ScoreFunction):
         """Return the scalars (..., m) and the parts of the basis vectors (..., p + q, m) of rows."""
         parts = rows.unflatten(-1, (1 + self.p + self.q, -1))
         return parts[..., 0, :], parts[..., 1:, :]
+
+
+class TimeSettings(ScoreSettings):
+    """Settings of score functions with times."""
+
+    num_times: int = setting(0, "number of times; 0: that of the data set", ge=0)
+
+
+class RowSettings(TimeSettings):
+    """Settings of score functions whose times have rows."""
+
+    smoothness: float = setting(
+        0.0, "factor on the differences of the rows of consecutive times (Lacroix et al. 2020)", ge=0
+    )
+    smoothness_power: float = setting(3.0, "power of the complex moduli of these differences", ge=1, le=5)
+
+
+class TimedScore(ScoreFunction):
+    """A score function with times: base class."""
+
+    has_times = True
+
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
+        drawn[..., -1] = 0  # the number of no time
+        return drawn
+
+
+class TemporalScore(Dot, TimedScore):
+    """Re sum_k h_k q_k conj(t_k), with q made of a relation's row and a time's: base class."""
+
+    complex_valued = True
+
+    Settings = RowSettings
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        settings = self.settings
+        return dense_modules.TimeRows(seed, settings.num_times, dim, settings.smoothness_power)
+
+    def module_numbers(self, dim: int) -> int:
+        return int(self.settings.num_times) * dim
+
+    def module_penalty(self) -> Tensor | None:
+        weight: float = self.settings.smoothness
+        if not weight or self.settings.num_times < 2:
+            return None
+        times: Any = self.module
+        penalty: Tensor = weight * times.roughness()
+        return penalty
+
+    def composed(self, relation: Tensor) -> Tensor:
+        """Return q: (..., Dr) -> (..., D)."""
+        return self.run_module(relation)
+
+    def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
+        real, imaginary = self.composed(relation).chunk(2, dim=-1)
+        return complex_product(entity, real, imaginary if side is Side.TAIL else -imaginary)
+
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
+        return self.query(entity, relation, Side.TAIL)
+
+    def adjoint(self, relation: Tensor) -> Tensor:
+        """Refuse: conj(q) is of no relation's row, as the time's is not conjugated; see :meth:`query`."""
+        raise NotImplementedError(f"{type(self).__name__} has no adjoint row: queries are asked for by side")
+
+
+@SCORE_FUNCTIONS.register("tcomplex")
+class TComplEx(TemporalScore):
+    """TComplEx: q = r u, the product of a relation's and a time's complex rows (Lacroix et al. 2020, eq. 3).
+
+    PyTorch-BigGraph has no equal.
+    """
+
+    help = "product of four complex vectors, one of the time (Lacroix et al. 2020)"
+
+    def relation_dim(self, dim: int) -> int:
+        return dim + 1
+
+    def penalized(self, relation: Tensor) -> Tensor:
+        """Return r u, of which the authors take the norm."""
+        return self.composed(relation)
+
+
+@SCORE_FUNCTIONS.register("tntcomplex")
+class TNTComplEx(TemporalScore):
+    """TNTComplEx: q = r u + r', with a second row of the relation for what always holds (eq. 4).
+
+    A relation's row is [r, r', time]. PyTorch-BigGraph has no equal.
+    """
+
+    help = "TComplEx, and a row of the relation that does not depend on time (Lacroix et al. 2020)"
+
+    def relation_dim(self, dim: int) -> int:
+        return 2 * dim + 1
+
+    def penalized(self, relation: Tensor) -> Tensor:
+        """Return r u and r', of both of which the authors take the norm: real parts, then imaginary ones."""
+        dim = relation.shape[-1] // 2
+        constant = relation[..., dim : 2 * dim]
+        return self._joined(self.composed(relation) - constant, constant)
+
+    def _joined(self, one: Tensor, other: Tensor) -> Tensor:
+        (real, imaginary), (more_real, more_imaginary) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
+        return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
+
+
+class DiachronicSettings(TimeSettings):
+    """Settings of DE-SimplE."""
+
+    temporal_share: float = setting(
+        0.64, "share of the numbers of an entity at a time that change with it", gt=0, le=1
+    )
+
+
+@SCORE_FUNCTIONS.register("de_simple")
+class DESimplE(TimedScore):
+    """DE-SimplE: SimplE of entities at a time (Goel et al. 2020, eq. 1; Kazemi and Poole 2018).
+
+    Half of an entity's row is the entity as head, half as tail; each half is [s, a, w, b], and at time u the
+    entity is [s, a sin(w u + b)], with as many numbers a as are :attr:`DiachronicSettings.temporal_share` of
+    these. A relation's row is [r, r', time], a query [numbers for a tail as head, as tail, time].
+    """
+
+    help = "SimplE with numbers of entities that swing with the time (Goel et al. 2020)"
+    memory_passes = 8
+    Settings = DiachronicSettings
+
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return 2, "half as head, half as tail"
+
+    def widths(self, dim: int) -> tuple[int, int]:
+        """Return the numbers s, and a, of a half of an entity's row."""
+        half = dim // 2
+        changing = int(half / (2 + 1 / self.settings.temporal_share))
+        return half - 3 * changing, changing
+
+    def relation_dim(self, dim: int) -> int:
+        return 2 * sum(self.widths(dim)) + 1
+
+    def query_dim(self, dim: int) -> int:
+        return self.relation_dim(dim)
+
+    def penalized(self, relation: Tensor) -> Tensor:
+        return relation[..., :-1]
+
+    def at_time(self, entity: Tensor, time: Tensor) -> Tensor:
+        """Return entities at times, as head and as tail: (..., D), (..., 1) -> (..., 2 v)."""
+        constant, changing = self.widths(entity.shape[-1])
+        parts = entity.unflatten(-1, (2, -1)).split([constant, changing, changing, changing], dim=-1)
+        swing = parts[1] * torch.sin(parts[2] * time.unsqueeze(-1) + parts[3])
+        return torch.cat([parts[0].expand(*swing.shape[:-1], constant), swing], dim=-1).flatten(-2)
+
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
+        """Return [h' r', h r] / 2 and the time, without gradient, to be compared with [t, t'] at it."""
+        time = relation[..., -1:].detach()
+        as_head, as_tail = self.at_time(entity, time).chunk(2, dim=-1)
+        forward, backward = relation[..., :-1].chunk(2, dim=-1)
+        products = torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
+        return torch.cat([products, time.expand(*products.shape[:-1], 1)], dim=-1)
+
+    def adjoint(self, relation: Tensor) -> Tensor:
+        """Return [r', r, time]: exchanging head and tail exchanges the two products."""
+        forward, backward = relation[..., :-1].chunk(2, dim=-1)
+        return torch.cat([backward, forward, relation[..., -1:]], dim=-1)
+
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score every pair, one matrix product for each time of the queries."""
+        blocks = autograd_functions.blocks_of_equal(query[:, -1])
+        return autograd_functions.ByBlocks.apply(self._at_one_time, blocks, query, candidates)
+
+    def _at_one_time(self, query: Tensor, candidates: Tensor) -> Tensor:
+        moved = self.at_time(candidates, query[0, -1:].detach())
+        return autograd_functions.product(query[:, :-1], moved)
+
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
+        return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
+
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
+        """Return (v + 8) u |q| C + 3 u (u + 1) |q| C^2 with C = max|c|, for 2 v numbers at time u.
+
+        A phase w u + b is off by at most 3 u (u + 1) C, and so is its sine, which a multiplies; the rest is
+        the bound of :class:`Dot`.
+        """
+        lengths, times = query[:, :-1].norm(dim=1), query[:, -1]
+        dim = query.shape[1]
+        swings = 3 * (times + 1) * max_candidate_norm
+        bound = SAFETY * FLOAT32_UNIT * lengths * max_candidate_norm * (dim + 8 + swings)
+        magnitude = torch.maximum(lengths * max_candidate_norm, swings)
+        return unless_overflow(bound + dim * TINY_PER_DIM, magnitude)

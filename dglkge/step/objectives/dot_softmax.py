@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dglkge.kernels import dot, softmax
+from dglkge.kernels import dot
+from dglkge.kernels import losses as loops
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
@@ -179,17 +180,17 @@ class DotSoftmax(SampledLoss):
             ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
             if ranges is not None:
                 of_run = (of_scores[run], numbers[0][run], numbers[1][run])
-                softmax.lower_same_range(tuple(vars(ranges).values()), np.float32(self.range_offset), *of_run)
+                loops.lower_same_range(tuple(vars(ranges).values()), np.float32(self.range_offset), *of_run)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         # Each query has one answer, the true one.
         one_each = np.arange(num_queries), np.ones(num_queries, np.int64), block.true_ids(groups)
-        softmax.ignore_known(one_each, negatives.ids, self._ignored, slots, of_scores)
+        loops.ignore_known(one_each, negatives.ids, self._ignored, slots, of_scores)
         for piece in block.pieces:
             known, run = groups[piece.group].known.get(piece.side), block.part(piece)
             if known is not None:
                 known.overwrite(of_scores[run], self._ignored, slots)
             if measures.are_counted:
-                above = softmax.count_above(of_scores[run], numbers[0][run], numbers[1][run])
+                above = loops.count_above(of_scores[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
         counted = of_scores[:num_queries]
         losses = threads.split(

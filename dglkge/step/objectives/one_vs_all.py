@@ -1,12 +1,25 @@
-"""Loss of edges against all entities of the answer's type, and relation prediction beside it.
+"""Losses against all entities of the answer's type, of edges or of queries with all their answers; and
+relations.
 
 Of each edge, (h, r, ?) is scored against every possible tail and (?, r, t) against every possible head.
+
+K-vs-all (KvsAll, Dettmers et al. 2018) has one query for all edges that share it. Where a loss compares
+answers (softmax, pairs), each of k answers has label 1 / k; else label 1. The regularizer takes the given
+entity, the relation and the mean over the answers of each query; the answers' part is computed where their
+rows are stored.
+
+Relation prediction scores (h, ?, t) against all relations of the pair, beside the loss of the entities. Chen
+et al. 2021, "Relation prediction as an auxiliary training objective for improving multi-relational graph
+representations": its loss is added, times a weight. Relations are few, so that all of them are candidates
+with every objective; their table is sharded over the trainers as entities are in ``one_vs_all``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +29,118 @@ from torch import Tensor
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
-from dglkge.step.contracts import Rows
-from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
+from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
+from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.all_candidates import (
+    CandidateLoss,
+    ModelQueries,
+    Piece,
+    QueryMaker,
+    QueryOptions,
+    TakeBack,
+)
 from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
-from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
-from dglkge.step.planning import Plan
+from dglkge.step.objectives.shard_objective import Answers
+from dglkge.step.planning import Places, Plan
 from dglkge.typing import Side
+
+RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
+"""Names of the blocks of relation prediction; '~' cannot be confused with an entity type of that name."""
+
+
+def relation_pieces(
+    model: KgeModel,
+    keys: npt.NDArray[np.int64],
+    heads: Tensor,
+    tails: Tensor,
+    factors: npt.NDArray[np.float32],
+) -> list[Piece]:
+    """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
+
+    ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one.
+    """
+    forwards = model.score_function.relation_query(heads, tails)
+    # Without reciprocal rows both directions have the same scores: one query with twice the factor.
+    if not model.reciprocal:
+        return [Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, 2 * factors)]
+    backwards = model.score_function.relation_query(tails, heads)
+    return [
+        Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, factors),
+        Piece(RELATION_BLOCKS[Side.HEAD], backwards, keys, factors),
+    ]
+
+
+class RelationQueries(QueryMaker):
+    """Queries (h, ?, t) of groups of edges, and their gradients; weight 0: no queries.
+
+    Gradients are added to those that the rows have already. Rows are copied in any case, unless they are on a
+    device.
+    """
+
+    reads_in_place = True
+    shares_relations = False
+
+    def __init__(self, model: KgeModel, weight: float, is_staged: bool = False) -> None:
+        self._model = model
+        self._weight = np.float32(weight)
+        self._is_staged = is_staged
+
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        leaves: list[tuple[Places, Tensor]] = []
+        pieces: list[Piece] = []
+        for group in plan.groups if self._weight else ():
+            heads, tails = (self._leaf(places, rows) for places in (group.heads, group.tails))
+            factors = self._weight * group.factors(plan.divisor)
+            pieces += relation_pieces(self._model, group.relation_ids, heads, tails, factors)
+            leaves += [(group.heads, heads), (group.tails, tails)]
+        queries = [piece.queries for piece in pieces]
+
+        def take_back(gradients: Sequence[Tensor]) -> float:
+            if queries:
+                outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
+                torch.autograd.backward(queries, outer)
+            for places, leaf in leaves if not self._is_staged else ():
+                if leaf.grad is not None:
+                    rows.gradients(places).add_(leaf.grad)
+            return 0.0
+
+        return pieces, take_back
+
+    def _leaf(self, places: Places, rows: Rows) -> Tensor:
+        """Return rows as a leaf; on a device its gradient is added to those of the rows."""
+        return rows.leaf(places) if self._is_staged else rows.found(places).copied().requires_grad_()
+
+
+@dataclass
+class WithRelations(Objective):
+    """An objective of batches of edges, and relation prediction beside it, whose gradients are added; a
+    collective.
+    """
+
+    objective: Objective
+    relations: CandidateLoss
+
+    def __post_init__(self) -> None:
+        self.reads_in_place = self.objective.reads_in_place
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.objective.sent_bytes + self.relations.sent_bytes
+
+    def plan(self, batch: Any) -> Plan:
+        return self.objective.plan(batch)
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        # In this order: compiled loops write the gradients of the rows, to which the relations' are added.
+        # Without triples of its own a trainer still scores its relations for the others.
+        waiting = self.objective.gradients(plan, rows), self.relations.gradients(plan, rows)
+
+        def finish() -> Gradients:
+            own, others = (wait() for wait in waiting)
+            return Gradients(own.loss + others.loss, [*own.candidates, *others.candidates], own.measures)
+
+        return finish
+
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -128,3 +247,49 @@ class LoopQueries(QueryMaker):
             return penalty + relations_back(gradients[len(pieces) :])
 
         return pieces + relation_queries, take_back
+
+
+class AnsweredQueries(ModelQueries):
+    """Queries with all their answers."""
+
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        model = self._model
+        pieces: list[Piece] = []
+        total = torch.zeros(())
+        for group in plan.groups:
+            anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
+            # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
+            factors = np.full(len(group.query_ids), 1 / plan.divisor, np.float32)
+            arrays = (group.relation_places, group.relation_ids)
+            places, ids = (places_on(array, anchors.device) for array in arrays)
+            query = model.query(anchors, relations, group.side, ids, places)
+            pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
+            if self._regularizer is not None:
+                rows_of_query = (anchors, relations, None, group.side, query, places)
+                penalty = self._regularizer.penalties(model, *rows_of_query)
+                total = total + penalty.sum() / plan.divisor
+        for pairs in plan.pairs:
+            share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)
+            heads, tails = rows.leaf(pairs.heads), rows.leaf(pairs.tails)
+            pieces += relation_pieces(model, pairs.pair_ids, heads, tails, share)
+        return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
+
+
+def all_answers(
+    index: AnswerIndex, of_shard: ShardAnswers, splits_labels: bool, penalizes: bool
+) -> Callable[[Ids], Answers]:
+    """Return the answers of queries, by number, among the rows of a shard.
+
+    ``splits_labels``: each of a query's k answers has label 1 / k, else 1. ``penalizes``: they are
+    regularized.
+    """
+    # The count of all answers, not of the shard's: labels sum to 1 over all shards.
+    parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
+
+    def answers_of(query_ids: Ids) -> Answers:
+        starts, places = of_shard.of(query_ids)
+        equal_parts = np.repeat(parts[query_ids], np.diff(starts))
+        shares = equal_parts if splits_labels else np.ones(len(places), np.float32)
+        return Answers(starts, places, shares, equal_parts if penalizes else None)
+
+    return answers_of

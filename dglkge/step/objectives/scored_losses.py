@@ -1,8 +1,14 @@
-"""Losses of queries from the rows that they are compared with: plain torch, or compiled by it."""
+"""Losses of queries from the rows that they are compared with: by torch, compiled by it, or by our own loops.
+
+:class:`AutogradLoss` is the objective of groups of edges for every score function and loss, differentiated by
+torch. A loop of ours computes a loss and its gradients in one pass over the scores, instead of ten of
+autograd.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +17,75 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from dglkge.model.compiled_losses import with_loops
+from dglkge.model.functions.autograd import may_use_loops
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
+from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import find_equal
-from dglkge.step.computation import Computation
-from dglkge.step.contracts import Objective
-from dglkge.step.planning import EdgePlanner, Group, Upload
+from dglkge.step.contracts import BatchMeasures, Computation, Gradients, Objective, Rows
+from dglkge.step.planning import EdgePlanner, Group, Plan, Upload
 from dglkge.typing import Side
+
+LossFunction = Callable[..., Tensor]
+"""Takes what a :class:`Loss` takes, and returns the same."""
+
+
+def with_loops(loss: Loss) -> LossFunction:
+    """Return a function that computes a loss by its compiled loop where it has one, else the loss itself.
+
+    Scores that are not float32 on a CPU go to the loss.
+    """
+    if not loss.compiled:
+        return loss
+    loop = loss.loop()
+
+    def compute(
+        positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each query."""
+        if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
+            return _ByLoop.apply(positive, negative, ignored, labels, loop)
+        call: Any = loss
+        plain: Tensor = call(positive, negative, ignored, *([] if labels is None else [labels]))
+        return plain
+
+    return compute
+
+
+class _ByLoop(torch.autograd.Function):
+    """Loss of each query; the forward pass computes the gradients too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positive: Tensor,
+        negative: Tensor,
+        ignored: Tensor | None,
+        labels: Tensor | None,
+        loop: Callable[..., float],
+    ) -> Tensor:
+        gradients = negative.detach().clone(memory_format=torch.contiguous_format)
+        if ignored is not None:
+            gradients.masked_fill_(ignored, IGNORED_SCORE)
+        num = len(negative)
+        queries = torch.ones(7, num)
+        queries[0], queries[1] = positive.detach(), IGNORED_SCORE
+        if labels is not None:
+            queries[5] = labels
+        loop(gradients.numpy(), tuple(queries.numpy()))
+        ctx.save_for_backward(gradients, queries[3].clone())
+        return queries[6].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        gradients, missing = ctx.saved_tensors
+        return missing * grads[0], gradients * grads[0].unsqueeze(1), None, None, None
+
 
 RangeTensors = tuple[Tensor, Tensor, Tensor]
 """Those of :class:`dglkge.step.planning.AnswerRanges`: (B,), (B,) and (N,) bool."""
@@ -296,3 +361,92 @@ class ScoredLosses:
 def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 1 in the first column (n, 2) of what is in the first range, and in the second of the others."""
     return torch.stack([is_first, ~is_first], dim=1).to(dtype)
+
+
+@dataclass
+class AutogradLoss(SampledLoss):
+    """Losses against sampled negatives and their gradients, by autograd.
+
+    With ``computation.is_reference`` negatives are scored by their definition
+    (:meth:`KgeModel.compare_plainly`), and known answers are found in numpy.
+    """
+
+    reads_in_place = False
+
+    def __post_init__(self) -> None:
+        scored = (self.model, self.loss, self.computation, self.has_measures, self.range_offset)
+        self.scored = ScoredLosses(*scored)
+
+    def plan(self, batch: EdgeBatch) -> Plan:
+        is_reference = self.computation.is_reference
+        shares_relations = self.model.score_function.shares_relations and not is_reference
+        inputs_of = functools.partial(HostInputs, own_entity=self.own_entity, plainly=is_reference)
+        return self.planner.plan(batch, shares_relations, inputs_of)
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        if not self.computation.device.is_staged:
+            return lambda: self._queued(plan, rows)()
+        return self._queued(plan, rows)
+
+    def _queued(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        """Queue a batch on the device; the function that is returned waits for its loss."""
+        clock = self.computation.clock
+        measures = BatchMeasures(self.has_measures)
+        loss = torch.zeros(())
+        clock.enter("score")
+        if plan.groups:
+            with self.computation.device.computing():
+                loss = torch.stack([self._group_loss(group, rows, measures) for group in plan.groups]).sum()
+                clock.enter("backward")
+                (loss / plan.divisor).backward()
+
+        def finish() -> Gradients:
+            clock.enter("backward")
+            return Gradients(loss.item(), measures=measures.sums)
+
+        return finish
+
+    def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> Tensor:
+        """Return the summed loss of a group, a scalar."""
+        inputs: GroupInputs = group.inputs()
+        # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
+        heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
+        entities = {Side.TAIL: (heads, relations, tails), Side.HEAD: (tails, relations, heads)}
+        side_losses = [
+            # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds
+            # to them in place.
+            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side].rows), measures)
+            for side, triples in entities.items()
+            if side in group.negatives
+        ]
+        losses = sum(side_losses[1:], side_losses[0])
+        return (losses if inputs.weights is None else losses * inputs.weights).sum()
+
+    def _side_losses(
+        self,
+        group: Group,
+        inputs: GroupInputs,
+        side: Side,
+        triples: tuple[Tensor, Tensor, Tensor],
+        candidates: Tensor,
+        measures: BatchMeasures,
+    ) -> Tensor:
+        """Return the loss (B,) of the queries for one side; triples are anchors, relations and truths."""
+        anchors, relations, truths = triples
+        places = inputs.relation_places
+        query = self.model.query(anchors, relations, side, inputs.relation_ids, places)
+        # With two entity types the anchor is no candidate of the answer's type.
+        own = anchors if self.own_entity and group.lhs == group.rhs else None
+        losses, above = self.scored(
+            query, candidates, own, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
+        )
+        if above is not None:
+            measures.add_violators(side, int(above))
+        if self.regularizer is None:
+            return losses
+        penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query, places)
+        if self.has_measures:
+            weights = inputs.weights
+            weighted = penalty.detach() if weights is None else penalty.detach() * weights
+            measures.add_penalty(weighted.sum().item())
+        return losses + penalty

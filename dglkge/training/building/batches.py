@@ -18,17 +18,22 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.machine_batches import MachineBatches, MachineShares, partition_mark, rows_of_sets
+from dglkge.sampling.edge_batches import (
+    EdgeBatches,
+    EdgeOptions,
+    MachineBatches,
+    MachineShares,
+    partition_mark,
+    rows_of_sets,
+)
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
 from dglkge.training.building.components import relation_weights
-from dglkge.training.building.on_device import build_device_batches, draws_on_device
+from dglkge.training.building.negatives import build_device_batches, draws_on_device
 from dglkge.training.job import Job
-from dglkge.training.statistics.bucket_stats import BucketStatistics
 from dglkge.training.statistics.held_out import HeldOutBuckets, HeldOutEvaluator
-from dglkge.training.statistics.passes import Passes
+from dglkge.training.statistics.passes import BucketStatistics, Passes
 from dglkge.typing import RELATION
 
 TRIPLES_A_BLOCK = 1 << 20

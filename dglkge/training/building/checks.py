@@ -22,11 +22,10 @@ from dglkge.data.dataset_files import VALID
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors, unknown_name
 from dglkge.evaluation.metrics import FOLLOWED
-from dglkge.model.device import open_device, problem_of
-from dglkge.model.precision import NARROW_TYPES, autocast_problem, compiler_problem
+from dglkge.model.device import NARROW_TYPES, autocast_problem, compiler_problem, open_device, problem_of
 from dglkge.planning.host import host_memory
 from dglkge.planning.memory import describe_hosts, misfits, plan_memory
-from dglkge.sampling.draws import split_count
+from dglkge.sampling.negatives import split_count
 from dglkge.training.building.components import (
     configured_model,
     configured_regularizer,
@@ -35,9 +34,8 @@ from dglkge.training.building.components import (
     relation_weights,
     with_num_times,
 )
-from dglkge.training.callbacks import CALLBACKS
+from dglkge.training.callbacks import CALLBACKS, LOGGERS
 from dglkge.training.learning_rates import try_schedule
-from dglkge.training.statistics.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)

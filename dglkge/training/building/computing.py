@@ -19,10 +19,21 @@ from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
-from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
+from dglkge.model.device import (
+    BFLOAT16,
+    DEVICE_MAX_ROWS,
+    FLOAT32,
+    HOST,
+    LEAST_COMPILED,
+    NARROW_TYPES,
+    ComputeDevice,
+    LossScale,
+    ModulePrecision,
+    faster_type,
+    open_device,
+    problem_of,
+)
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.matmul_type import BFLOAT16, DEVICE_MAX_ROWS, FLOAT32, faster_type
-from dglkge.model.precision import LEAST_COMPILED, NARROW_TYPES, LossScale, ModulePrecision
 from dglkge.training.building.checks import autocast_problems
 from dglkge.training.building.components import REFERENCE
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side

@@ -28,7 +28,6 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.initializers import normal_rows
-from dglkge.training.process import wants_bar
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ def fill_from_vectors(
     chosen, world = config.model.init_from, cluster.world
     if chosen is None:
         return
-    path, has_bar = Path(chosen.path), wants_bar(config.training.progress, world)
+    path, has_bar = Path(chosen.path), world.wants_bar(config.training.progress)
     turn = world.local_rank, world.trainers_per_machine
     shards = {name: tables[name].shard(*turn) for name in tables.entity_types}
     ids = {name: shard.original_ids.numpy() for name, shard in shards.items()}

@@ -1,21 +1,32 @@
-"""Builders of the negative samplers of the sides that are trained, and of the answers that are masked."""
+"""Builders of negatives: samplers of the sides, answers that are masked, and draws on a device."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import numpy as np
+import torch
 
 from dglkge.config.schema import MIXED
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.range_walk import range_bounds
 from dglkge.kernels.hashing import combine
-from dglkge.model.choices import NEGATIVE_SAMPLERS, MixedSettings
-from dglkge.model.losses import Loss
-from dglkge.sampling.draws import count_degrees, degree_weights
-from dglkge.sampling.known_answers import KnownAnswers
-from dglkge.sampling.negatives import NegativeSampler
+from dglkge.model.choices import NEGATIVE_SAMPLERS, NO_TRANSFORM, MixedSettings
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import Loss, Softmax
+from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatches
+from dglkge.sampling.edge_batches import EdgeOptions
+from dglkge.sampling.negatives import (
+    KnownAnswers,
+    MixedNegatives,
+    NegativeSampler,
+    UniformNegatives,
+    count_degrees,
+    degree_weights,
+)
 from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives, range_offset
+from dglkge.step.objectives.device_softmax import DeviceSoftmax
+from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
@@ -90,3 +101,65 @@ def build_known(job: Job) -> KnownAnswers | None:
     names = [*job.dataset.entity_types, RELATION]
     original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
     return KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
+
+
+def draws_on_device(job: Job) -> bool:
+    """Return whether the batches of a job are drawn and computed by :class:`DeviceSoftmax`."""
+    config, function = job.config, job.computing.score_function
+    chosen, model, objective = config.negatives, config.model, config.training.objective
+    return (
+        job.device_tables is not None
+        and job.world.world_size == 1
+        and not job.computation.is_reference
+        and not (objective.over_all or config.training.relation_prediction)
+        # One edge type that joins one entity type, in one order.
+        and len(job.dataset.entity_types) == len(job.pairs) == 1
+        and not (config.training.edge_sets or config.evaluation.held_out or config.training.batch_statistics)
+        and type(job.computing) is KgeModel
+        and function.is_product
+        and not (function.has_module or function.shares_relations)
+        and type(configured_loss(config)) is Softmax
+        and not config.loss.has_adversarial_weights
+        and not (chosen.mask_known or model.entity_dropout or model.relation_dropout)
+        and model.row_transform.name == NO_TRANSFORM
+        and all(_uniform(job).values())
+    )
+
+
+def _uniform(job: Job) -> dict[Side, UniformNegatives | None]:
+    """Return the sampler of each side, None where its negatives are not all uniform."""
+    return {
+        side: sampler.all_uniform if type(sampler) is MixedNegatives else None
+        for side, sampler in build_negatives(job).items()
+    }
+
+
+def build_device_batches(job: Job, options: EdgeOptions) -> DeviceBatches:
+    """Make the batches of a job that draws on its device."""
+    edges = job.layout.edge_table(job.world.machine)
+    return DeviceBatches(edges, options, job.computation.device.device)
+
+
+def build_device_softmax(job: Job) -> DeviceSoftmax:
+    """Make the objective of a job that draws on its device."""
+    config, (entity_type,) = job.config, job.dataset.entity_types
+    device = job.computation.device.device
+    uniform = _uniform(job)
+    # Sides with one sampler share their negatives.
+    there = {id(one): ChunkNegatives(one, entity_type, device) for one in uniform.values() if one is not None}
+    samplers = {side: there[id(one)] for side, one in uniform.items()}
+    return DeviceSoftmax(
+        entity_type,
+        samplers,
+        config.negatives.chunk_size,
+        job.computing,
+        configured_regularizer(config, job.computing),
+        config.negatives.scores_own,
+        config.loss.batch_reduction == "sum",
+        job.computation,
+    )
+
+
+def try_compiler(device: torch.device) -> None:
+    """Compile something small: what the first batch compiles takes long, and its error would come late."""
+    torch.compile(lambda numbers: 2 * numbers)(torch.ones(2, device=device))

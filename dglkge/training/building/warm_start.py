@@ -69,7 +69,13 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         _take_dense_state(job, dense, checkpoint)
     check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
-    _check_operators(checkpoint, meta, types)
+    relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
+    for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
+        if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
+            raise CheckpointError(
+                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
+                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
+            )
     if job.global_vectors is not None:
         with checkpoint.open_model() as file:
             job.global_vectors.take_sums(file, types)
@@ -78,7 +84,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     if cluster.world.is_machine_leader:
         for place, part in enumerate(job.own_parts()):
             if part.table == RELATION:
-                saved, saved_ids = RELATION, conversion.saved_relation_ids(checkpoint, meta, types)
+                saved, saved_ids = RELATION, relation_ids
             else:
                 saved = types[part.table]
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
@@ -104,17 +110,6 @@ def _take_dense_state(job: Job, dense: DenseParameters, checkpoint: Checkpoint) 
     elif job.world.rank == 0:
         reason = f"dense.optimizer is {now}, and {saved} in {checkpoint.path}"
         logger.info("warm start: the state of dense parameters starts anew: %s", reason)
-
-
-def _check_operators(checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]) -> None:
-    """Refuse relations that have another operator in the checkpoint."""
-    saved_ids = conversion.saved_relation_ids(checkpoint, meta, types)
-    for relation, operator, id_ in zip(meta.relations, meta.operators, saved_ids.tolist()):
-        if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
-            raise CheckpointError(
-                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
-                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
-            )
 
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:

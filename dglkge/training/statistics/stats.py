@@ -1,13 +1,18 @@
-"""Statistics of a run: sums over the open epoch, and where they go: a bar, JSON lines, and trackers."""
+"""Statistics of a run: sums over the open epoch, and where they go: a bar, JSON lines, and trackers.
+
+Each report has the memory and the traffic of every process of the job.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +29,97 @@ from dglkge.checkpoint.layout import (
 )
 from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
+from dglkge.distributed.jobs import PROC, find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import Cluster, log_folder, num_servers
+from dglkge.distributed.world import World
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
-from dglkge.step.computation import PHASES, as_array
-from dglkge.step.contracts import MEASURES, StepResult
+from dglkge.step.contracts import MEASURES, PHASES, StepResult, as_array
 from dglkge.training.cadence import is_lagged, reports_apart
+from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
-from dglkge.training.process import ProcessUsage, memory_bytes_in, open_bar, wants_bar
-from dglkge.training.resume import Position
-from dglkge.training.statistics.trackers import Trackers
+from dglkge.training.state import Position
 
 logger = logging.getLogger(__name__)
+
+COLUMNS = ("memory_bytes", "shared_bytes", "bytes_sent")
+"""Resident memory, the part of it that other processes may share, bytes sent to other machines."""
+
+
+@dataclass
+class ProcessUsage:
+    """Measures this process and, on the first trainer of a machine, the machine's servers.
+
+    Each trainer fills its rows of one array for all processes. Reports sum over the trainers anyway, and that
+    sum is the exchange.
+
+    Attributes
+    ----------
+    num_servers : int
+        Servers of each machine.
+    proc : Path
+        Folder of the processes; for tests.
+    """
+
+    world: World
+    num_servers: int
+    proc: Path = PROC
+
+    def __post_init__(self) -> None:
+        # Looked up once: a server that ends is not replaced within a job.
+        has_servers = self.num_servers and self.world.is_machine_leader
+        self._servers = find_servers(self.world.job, self.proc) if has_servers else {}
+
+    def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
+        """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
+        world = self.world
+        found = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
+        found[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
+        for number, pid in self._servers.items():
+            row = world.world_size + number
+            if row < len(found):
+                found[row, :2] = memory_of(pid, self.proc)
+        return found
+
+    def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
+        """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
+        world = self.world
+        described: dict[str, dict[str, Any]] = {}
+        for row, values in enumerate(total.tolist()):
+            server = row - world.world_size
+            is_trainer = server < 0
+            name = f"trainer {row}" if is_trainer else f"server {server}"
+            machine = row // world.trainers_per_machine if is_trainer else server // self.num_servers
+            # Servers answer inside of DGL, which does not count bytes.
+            numbers = zip(COLUMNS if is_trainer else COLUMNS[:2], map(int, values))
+            described[name] = {"machine": machine, **dict(numbers)}
+        return described
+
+
+def memory_bytes() -> int:
+    """Return this process's share of its memory: pages shared by n processes count 1/n; 0 if unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0  # a kernel before 4.14, or a container that hides it
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+@functools.lru_cache(maxsize=1)
+def memory_bytes_in(second: int) -> int:
+    """Return :func:`memory_bytes` once for many short epochs of a second: the kernel walks all pages."""
+    return memory_bytes()
+
+
+def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
+    """Return a progress bar on stderr; one that is not shown if stderr's terminal has been closed."""
+    try:
+        return tqdm(disable=not is_shown, **options)
+    except OSError:
+        return tqdm(disable=True, **options)
+
 
 Sums = npt.NDArray[np.float64]
 """Over triples: their loss and number, the bytes sent, the number of those with batch statistics, and the
@@ -65,7 +147,7 @@ class Statistics:
         self._path = job.output / RUN_STATS_FILE
         self._is_leader = job.world.rank == 0
         self._is_lagged = is_lagged(job.config, job.world.num_machines)
-        self.has_bar = wants_bar(job.config.training.progress, job.world)
+        self.has_bar = job.world.wants_bar(job.config.training.progress)
         self._usage = ProcessUsage(job.world, num_servers() if job.world.launched else 0)
         self._epoch = 0
         # Of all trainers up to the last report, and of this trainer since then.
@@ -219,7 +301,8 @@ class Statistics:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Append a line. A failure does not stop training: a later commit may find space."""
-        self._records.check_lease()
+        if self._records.lease is not None:
+            self._records.lease.check()
         try:
             with self._path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.serving.explorer import Explorer
-from dglkge.serving.indexes import NameIndex, Neighbours
+from dglkge.serving.explorer import Explorer, NameIndex, Neighbours
 from tests.checkpoint.toy_checkpoint import ToyTable, save_toy, toy_meta, toy_tables
 
 NAMES = "Straße|strasse 2|Ada|adamant|ADA|a|ä|Madam|🦊 fox|x\ty|日本|本|".split("|")

@@ -1,4 +1,4 @@
-"""Settings that follow the size of the data: which, and where something else is said."""
+"""Defaults that follow the size of the data: trainers and settings, and where something else is said."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from dglkge.config import load_config
-from dglkge.planning import adaptive
-from dglkge.planning.adaptive import adapted, num_epochs
+from dglkge.data.dataset_files import DatasetSize, PartSize
+from dglkge.planning import defaults
+from dglkge.planning.defaults import adapted, most_trainers, num_epochs
 from tests.toy_kg import toy_dataset
 
 
 @pytest.fixture
 def dataset(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(adaptive, "read_description", lambda _: {"splits": {"train": 4_000_000}})
+    monkeypatch.setattr(defaults, "read_description", lambda _: {"splits": {"train": 4_000_000}})
     return toy_dataset()
 
 
@@ -55,7 +56,7 @@ def test_nothing_is_chosen_where_the_rule_was_not_tried(dataset: Path, other: st
 
 
 def test_large_graphs_have_the_defaults(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive, "read_description", lambda _: {"splits": {"train": 10**7 + 1}})
+    monkeypatch.setattr(defaults, "read_description", lambda _: {"splits": {"train": 10**7 + 1}})
     assert chosen(dataset) == {}
 
 
@@ -66,3 +67,30 @@ def test_nothing_is_chosen_beside_a_file_or_without_the_data(dataset: Path, tmp_
 
 def test_epochs_fall_with_the_fourth_root_of_the_triples() -> None:
     assert [num_epochs(count) for count in (1600, 16 * 1600, 10**6, 10**7)] == [87, 43, 17, 10]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["training.batch_size=1000"], 2),
+        (["training.batch_size=100"], 2),
+        (["training.batch_size=1500", "negatives.chunk_size=1500"], 3),
+        (["training.batch_size=1000", "negatives.chunk_size=150"], 7),
+        (["training.batch_size=10000", "negatives.chunk_size=50"], 8),
+        (["training.batch_size=1000", "model.score_function=transe_l1"], 8),
+        (["training.batch_size=1000", "training.kernels=reference"], 8),
+        (["training.batch_size=1000", "training.objective=one_vs_all"], 8),
+    ],
+    ids=str,
+)
+def test_trainers_of_a_batch(settings: list[str], expected: int) -> None:
+    config = load_config(None, ["dataset=x", "negatives.chunk_size=1000", *settings])
+    one = PartSize({"entity": 50, "relation": 2}, 500)
+    assert most_trainers(config, DatasetSize((one,), 2, {"train": 1000})) == expected
+
+
+def test_a_batch_is_shared_by_the_machines_and_typed_graphs_have_a_trainer_a_core() -> None:
+    config = load_config(None, ["dataset=x", "training.batch_size=6000", "negatives.chunk_size=1000"])
+    one, typed = PartSize({"a": 50, "relation": 2}, 500), PartSize({"a": 5, "b": 5, "relation": 2}, 500)
+    numbers = [most_trainers(config, DatasetSize((part,) * 2, 2, {"train": 1})) for part in (one, typed)]
+    assert numbers == [6, 8]

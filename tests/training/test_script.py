@@ -13,7 +13,7 @@ from dglkge.errors import InputError
 from dglkge.launch import table_storage
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
-from dglkge.training import join
+from dglkge.training import script
 from dglkge.training.building import checks
 from dglkge.training.building.checks import check_dataset
 from tests.toy_kg import toy_dataset
@@ -64,11 +64,11 @@ def test_files_of_a_process_alone_need_no_memory_but_room(monkeypatch, tmp_path)
     check_dataset(in_files, Dataset.open(toy_dataset()), World())
     monkeypatch.setattr(table_storage, "free_bytes", lambda folder: planned.file_bytes)
     with pytest.raises(InputError, match=f"files take 0.00 GB, and none of {tmp_path} has that room"):
-        with join.join_cluster(in_files):
+        with script.join_cluster(in_files):
             pass
 
 
 def test_joining_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "host_memory", lambda output, job: HostMemory(2**20, 2**40, 2**40))
-    with pytest.raises(InputError, match="of memory are needed"), join.join_cluster(config()):
+    with pytest.raises(InputError, match="of memory are needed"), script.join_cluster(config()):
         pass

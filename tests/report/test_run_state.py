@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.report import plots
-from dglkge.report.learning_curves import MOST_POINTS, learning_curves, read_lines, thinned
+from dglkge.report.run_state import MOST_POINTS, learning_curves, read_lines, thinned
 from tests.report.toy_report import stats_lines
 
 

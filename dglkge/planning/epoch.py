@@ -1,6 +1,6 @@
-"""Ranges of rows for tables larger than memory: how many, and the bytes that an epoch reads and writes.
+"""Cost of an epoch: its estimated time, and the bytes that it reads and writes if tables are files on a disk.
 
-The figures are for tables that are files on a disk; arithmetic only, nothing is started.
+Arithmetic on measured rates, to tell minutes from days; nothing is started.
 """
 
 from __future__ import annotations
@@ -8,16 +8,60 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dglkge.config import Config
 from dglkge.config.schema import MIXED
-from dglkge.data.dataset_files import PartSize
-from dglkge.data.range_walk import count_loads, range_bounds, unordered, walk_pairs
+from dglkge.data.dataset_files import TRAIN, DatasetSize, PartSize
 from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
-from dglkge.planning.memory import PlannedHost
+from dglkge.planning.memory import PlannedHost, batch_rows, is_sampled, negatives_per_side
+from dglkge.planning.shared_memory import FLOAT_BYTES, configured_score_function, row_width
+from dglkge.typing import RELATION
+
+MATMULS = 6
+"""Matmuls of a training step: one forward and two backward, on each of two sides. A positive with K negatives
+thus costs 12 K D floating-point operations: 2 for each number of a score in each matmul."""
+
+DENSE_PASSES = 10
+"""Passes of all rows through memory in a batch, if the candidates are all entities."""
+
+ROW_PASSES = 25
+"""Passes of the rows of a batch through memory: gather, score, gradient, merge, update and so on."""
+
+
+class Rates(NamedTuple):
+    """Rates of all cores: of matmuls in training's type, and of a copy, reads and writes counted."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: Rates) -> float:
+    """Return the time of an epoch: matmuls plus passes over rows, with so many trainers on each machine."""
+    num_machines, num_triples = len(size.parts), size.splits[TRAIN]
+    # Candidates of the largest type for every triple: an upper bound where types differ in size.
+    largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)
+    # MATMULS counts both sides.
+    num_candidates = sum(negatives_per_side(config, size)) / 2 if is_sampled(config) else largest_type
+    num_numbers = num_triples * num_candidates * config.model.dimension
+    score_function, dim = configured_score_function(config), config.model.dimension
+    # Matmuls are bound by flops, distances (memory_passes > 0) by bandwidth. The score function declares both
+    # costs; in each of ours one of them is 0.
+    seconds = MATMULS * score_function.operations(dim) * num_numbers / rates.flops_per_second
+    seconds += score_function.memory_passes * FLOAT_BYTES * num_numbers / rates.bytes_per_second
+    num_batches = -(-num_triples // config.training.batch_size)
+    num_entities, num_relations = batch_rows(config, num_trainers * num_machines, size)
+    # In rows as wide as an entity's; two for a relation at least, one for each direction.
+    relation_rows = max(2.0, row_width(RELATION, config) / dim)
+    rows = num_trainers * num_machines * (num_entities + relation_rows * num_relations)
+    # Objectives over all candidates also read and update every row of every table in each batch.
+    passes = ROW_PASSES * rows + (0 if is_sampled(config) else DENSE_PASSES * sum(size.num_rows.values()))
+    row_bytes = num_batches * passes * config.model.dimension * FLOAT_BYTES
+    return (seconds + row_bytes / rates.bytes_per_second) / num_machines
+
 
 MOST_RANGES = 256
 """Ranges that a plan proposes at most: an epoch has their square of buckets."""
@@ -76,6 +120,9 @@ def plan_ranges(
 
     The page cache is taken to drop the least recently used range first.
     """
+    # Here: the time of an epoch is planned without numba.
+    from dglkge.data.range_walk import count_loads, range_bounds, unordered, walk_pairs
+
     order = config.sampling.bucket_order
     sizes, names = {}, _names(types)
     for name in names:

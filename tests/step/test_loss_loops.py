@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from dglkge.model.compiled_losses import with_loops
 from dglkge.model.losses import LOSSES as REGISTERED
 from dglkge.model.losses import ConfidenceSettings, Softmax, build_loss
 from dglkge.model.negative_terms import Adversarial, Mean, Sum
+from dglkge.step.objectives.scored_losses import with_loops
 
 
 def reduced(name, reduction):

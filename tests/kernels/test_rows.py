@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.kernels.narrow_rows import nearest_words, noise_of, round_rows, round_rows_plain, widen_rows
+from dglkge.kernels.rows import nearest_words, noise_of, round_rows, round_rows_plain, widen_rows
 
 DTYPES = [torch.bfloat16, torch.float16]
 EVERY_WORD = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)

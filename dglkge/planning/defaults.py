@@ -1,8 +1,9 @@
-"""Settings that follow the size of the data, where neither a file nor the user says otherwise.
+"""Defaults that follow the size of the data: trainers of a machine, and settings that nobody has given.
 
-One rule for the default objective, found on the valid splits of six graphs (docs/quality.md): smaller
-batches, a higher learning rate, whose noise averages of the rows take out, and a stronger penalty, for as
-many epochs as the data takes. Nothing in it must know the end: a run may go on with more epochs.
+The settings are one rule for the default objective, found on the valid splits of six graphs
+(docs/quality.md): smaller batches, a higher learning rate, whose noise averages of the rows take out, and a
+stronger penalty, for as many epochs as the data takes. Nothing in it must know the end: a run may go on with
+more epochs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,39 @@ from typing import Any
 from dglkge.config import Config
 from dglkge.config.load import load_config, read_tree
 from dglkge.config.refusals import refuse
-from dglkge.data.dataset_files import DESCRIPTION, TRAIN, Field, read_description
+from dglkge.data.dataset_files import DESCRIPTION, TRAIN, DatasetSize, Field, read_description
 from dglkge.errors import InputError
 from dglkge.model.regularizers import AUTO, chosen_regularizer
+from dglkge.planning.memory import is_compiled, is_sampled
 from dglkge.settings import Tree
+from dglkge.typing import RELATION, STAGED_CPU_DEVICE
+
+MOST_DEFAULT_TRAINERS = 8
+"""Most trainers on one machine without the user's choice: each needs a few hundred megabytes."""
+
+POSITIVES_A_TRAINER = 500
+"""Positives of a trainer, of a larger chunk, at least.
+
+Each trainer reads all negatives of its chunk and sends their gradients to the owners of their rows, which
+takes as long as to score some 230 queries. A positive has two queries.
+"""
+
+
+def most_trainers(config: Config, size: DatasetSize) -> int:
+    """Return how many trainers a machine has at most without the user's choice.
+
+    Where loops and matmuls have threads of their own, as many as share out a batch in whole chunks, or in
+    parts that are worth it; two at least, as what is not in loops has one thread. A graph of several entity
+    types has small matmuls, which have no threads.
+    """
+    num_types = len(size.num_rows.keys() - {RELATION})
+    has_threads = is_sampled(config) and is_compiled(config) and config.training.device != STAGED_CPU_DEVICE
+    if num_types > 1 or not has_threads:
+        return MOST_DEFAULT_TRAINERS
+    share = config.training.batch_size // len(size.parts)
+    parts = max(-(-share // config.negatives.chunk_size), share // POSITIVES_A_TRAINER, 2)
+    return min(MOST_DEFAULT_TRAINERS, parts)
+
 
 EPOCHS_OF_ONE = 550
 """Epochs fall with the fourth root of the number of triples."""
