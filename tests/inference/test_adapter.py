@@ -15,6 +15,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
 from dglkge.inference import adapter
 from dglkge.inference.adapter import Examples, QuestionMaker, fit_adapter
+from dglkge.inference.truth import calibrate
 from dglkge.typing import Side
 from tests.checkpoint.toy_checkpoint import calibrated
 
@@ -108,7 +109,7 @@ def test_curves_lower_the_loss_and_depend_on_the_relation(run, folder, monkeypat
         monkeypatch.setattr(QuestionMaker, "draw", lambda self: None)
         fit_adapter(run, CURVE, 1)
     with pytest.raises(InputError, match="falls with the score"):
-        fit_adapter(run, Platt(-1.0, 0.0), 1)
+        calibrate(run, run.known_triples(), "platt", num_questions=1)  # of random rows
 
 
 def test_ask_takes_the_adapter_of_the_run(run, folder):
