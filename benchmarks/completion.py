@@ -62,16 +62,16 @@ def grown(num_entities: int, is_narrow: bool) -> dict[str, Any]:
     }
 
 
-def found(path: str, min_probability: float, k: int | None, threads: int) -> dict[str, Any]:
+def found(path: str, threads: int, **limits: Any) -> dict[str, Any]:
     """Complete a run with its test split held out."""
     run = dglkge.open_run(path)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         start, begin = time.perf_counter(), time.process_time()
-        question = completion.plan_completion(run, min_probability=min_probability, k=k, held_out="test")
+        question = completion.plan_completion(run, **limits, held_out="test")
         summary = completion.write_completion(question, Path(folder) / "missing.parquet", threads)
     return {
-        "k": k,
+        **limits,
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - begin,
         **{name: value for name, value in summary.items() if name != "path"},
@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--growth", default="", help="numbers of entities, separated by commas")
     parser.add_argument("--min-probability", type=float, default=0.5)
     parser.add_argument("-k", type=int, help="most tails of each pair of head and relation")
+    parser.add_argument("--relation", action="append", help="only this one; may be repeated")
+    parser.add_argument("--candidates", default="all", help="faiss: by an index")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
@@ -101,7 +103,8 @@ def main() -> None:
                     report["growth"].append(grown(size, is_narrow))
                     print(json.dumps(report["growth"][-1]), flush=True)
     if args.run:
-        report["found"] = found(args.run, args.min_probability, args.k, args.threads)
+        limits = {"min_probability": args.min_probability, "k": args.k, "candidates": args.candidates}
+        report["found"] = found(args.run, args.threads, relations=args.relation, **limits)
         print(json.dumps(report["found"]))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))

@@ -24,7 +24,7 @@ import torch
 
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.calibration import Platt
+from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question
 from dglkge.inference.questions import BEAM, Asked, Hop, Node
 from dglkge.inference.trained_model import TrainedModel
@@ -73,7 +73,7 @@ class Graph:
     def __init__(self, triples: list[tuple[str, str, str]]) -> None:
         self.into: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.tails: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self.all = set(triples)
+        self.all = list(dict.fromkeys(triples))  # a set has another order in each process
         for head, relation, tail in triples:
             self.into[tail].append((head, relation))
             self.tails[head, relation].add(tail)
@@ -108,7 +108,9 @@ class Graph:
         return chosen if len(set(chosen)) == len(chosen) else None
 
 
-def ranks_of(path: str, kinds: list[str], number: int, beam: int, seed: int) -> list[dict[str, Any]]:
+def ranks_of(
+    path: str, kinds: list[str], number: int, beam: int, seed: int, adapter: bool
+) -> list[dict[str, Any]]:
     """Rank the new answers of drawn questions, and return a row for each type."""
     run = dglkge.open_run(path)
     (type_,) = run.tables.entity_types
@@ -129,7 +131,7 @@ def ranks_of(path: str, kinds: list[str], number: int, beam: int, seed: int) -> 
             links = whole.draw(kind, draws, names)
             if links is None:
                 continue
-            planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"))
+            planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"), adapter)
             true = whole.answers(planned._root, everything)
             wanted = true - old.answers(planned._root, everything)
             if not wanted or len(true) > 100:
@@ -186,7 +188,8 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
     scores = run.model.score(
         rows["entity"][:1000], rows[RELATION][:1].expand(1000, -1), rows["entity"][-1000:]
     )
-    run.__dict__["calibration"] = SimpleNamespace(curve=Platt(1.0, -3.1 * float(scores.std()) - 13.8))
+    curve = Platt(1.0, -3.1 * float(scores.std()) - 13.8)
+    run.__dict__["calibration"] = Calibration("platt", curve, 0.5, 1, 0, 1, 1, "", 0)
     walls, cpu = [], time.process_time()
     for number in range(times + 1):
         begin = time.perf_counter()
@@ -198,6 +201,7 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
     return {
         "entities": num_entities,
         "beam": beam,
+        "bfloat16": run.likely_candidates.is_narrow,
         "median_ms": 1000 * float(np.median(walls[1:])),
         "least_ms": 1000 * min(walls[1:]),
         "cpu_ms": 1000 * (time.process_time() - cpu) / times,
@@ -214,6 +218,7 @@ def main() -> None:
     parser.add_argument("--types", default=",".join(PATTERNS), help="separated by commas")
     parser.add_argument("--questions", type=int, default=100, help="of each type")
     parser.add_argument("--beam", type=int, default=BEAM)
+    parser.add_argument("--no-adapter", action="store_true", help="without dglkge calibrate --questions")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -224,7 +229,9 @@ def main() -> None:
         report["two_hops"] = two_hops(args.entities, args.beam)
         print(json.dumps(report["two_hops"]), flush=True)
     if args.run:
-        report["types"] = ranks_of(args.run, args.types.split(","), args.questions, args.beam, args.seed)
+        report["types"] = ranks_of(
+            args.run, args.types.split(","), args.questions, args.beam, args.seed, not args.no_adapter
+        )
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))
 

@@ -123,6 +123,7 @@ case " $FAIL " in *" $1 "*) exit 2;; esac
         ("", 0, "summary of test-nohup"),
         ("test", 2, "summary of test-nohup"),
         ("test-user", 1, "FAILED: make test-user"),
+        ("docs", 1, "FAILED: make docs"),
         ("test-user test-nohup test", 2, "FAILED: make test-user test-nohup"),
     ],
 )
@@ -139,8 +140,11 @@ def test_ci_runs_every_target_and_ends_with_the_summary_of_all_tests(tmp_path, f
         [".ci/run"], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == status, done.stderr
-    assert (tmp_path / "calls").read_text().split() == ["docs", "test-user", "test-nohup", "test"]
-    assert done.stdout.splitlines()[-2:] == [before, "summary of test"]
+    first, *beside, last = (tmp_path / "calls").read_text().split()
+    assert (first, last) == (".venv/installed", "test")
+    assert sorted(beside) == ["docs", "lint", "test-nohup", "test-user"]
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "summary of test" and before in lines
 
 
 def test_as_user_runs_a_command_as_nobody():

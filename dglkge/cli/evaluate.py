@@ -12,7 +12,7 @@ from dglkge.cli import common
 from dglkge.cli.common import Command, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
+from dglkge.evaluation.calibration import CORRUPTIONS_EACH, CURVES, METHODS
 from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
@@ -148,12 +148,14 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     model = common.open_model(args)
     _require_valid("dglkge calibrate", model)
     known = model.known_triples()
-    fitted = truth.calibrate(model, known, args.method, args.positive_rate, args.corruptions, args.seed)
+    options = (args.method, args.positive_rate, args.corruptions, args.seed, args.by_relation, args.questions)
+    fitted = truth.calibrate(model, known, *options)
     quality = truth.calibration_quality(model, fitted, model.dataset.split(TEST), known)
     path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
     common.write_json(path, fitted.to_dict())
-    fields = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
-    return {"path": str(path), **fields, **quality}
+    left_out = ("curve", "run_id", *CURVES)
+    fields = {name: value for name, value in fitted.to_dict().items() if name not in left_out}
+    return {"path": str(path), **fields, "curves_by_relation": len(fitted.by_relation), **quality}
 
 
 def _require_valid(what: str, model: Run) -> None:
@@ -175,6 +177,11 @@ def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> Non
         f"calibration: {report['method']}, {100 * report['positive_rate']:g} % true triples assumed, "
         f"fitted on {report['num_true']} true and {report['num_false']} false scores of the valid split"
     )
+    if report["prior_scores"] is not None:
+        print_text(
+            f"{report['curves_by_relation']} curves of a relation and a side, to each of which the common "
+            f"curve counts as {report['prior_scores']} scores"
+        )
     _print_figures(QUALITY, {"": report})
     print_text(f"probabilities written to {report['path']}")
 
@@ -287,6 +294,7 @@ CALIBRATE = Command(
 They are written beside the checkpoint, and their quality on the test split is shown.""",
     examples="""examples:
   dglkge calibrate runs/demo
+  dglkge calibrate runs/demo --by-relation --questions 1000
   dglkge calibrate runs/demo --method platt --positive-rate 0.01""",
     options=[
         *common.MODEL,
@@ -296,6 +304,13 @@ They are written beside the checkpoint, and their quality on the test split is s
             "--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH
         ),
         option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
+        option(
+            "--questions N",
+            "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
+            least=0,
+            default=0,
+        ),
+        flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
         common.SEED,
     ],
     run=calibrate,

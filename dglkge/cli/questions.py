@@ -12,6 +12,7 @@ from dglkge.cli.common import Command, flag, is_number, option, print_table, pri
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
+from dglkge.inference.choices import ALL, SEARCHES
 
 SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
@@ -47,6 +48,12 @@ def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
         points = [point for point in summary["curve"] if point["rank"] in SHOWN_RANKS]
         points += summary["curve"][-1:] if summary["curve"][-1:] != points[-1:] else []
         print_table({"best": "{rank:,}", "precision": "{precision:.4f}", "recall": "{recall:.4f}"}, points)
+    if (recall := summary.get("recall")) is not None:
+        share = "none" if recall["recall"] is None else f"{recall['recall']:.4f}"
+        print_text(
+            f"recall of the index: {share}, of {recall['links']:,} links that exact search finds for "
+            f"{recall['queries']:,} of the pairs"
+        )
     print_text(f"written to {summary['path']}")
 
 
@@ -60,6 +67,7 @@ command goes on.""",
   dglkge complete runs/demo -o missing.parquet                        probability of .5 or more
   dglkge complete runs/demo -o missing.parquet --min-probability 0.9 --relation likes
   dglkge complete runs/demo -o best.parquet -k 3 --candidates seen    the best 3 tails of each pair
+  dglkge complete runs/demo -o best.parquet -k 3 --candidates faiss   approximately, by an index
   dglkge complete runs/demo -o found.parquet --held-out test          how many test triples are found?""",
     options=[
         *common.MODEL,
@@ -74,7 +82,13 @@ command goes on.""",
             type=float,
         ),
         option("-k --k", "most tails of each pair of head and relation", type=int),
-        common.SEEN,
+        option(
+            "--candidates",
+            "all entities of the types; heads and tails seen on that side of the relation; or tails that an "
+            "approximate index of faiss finds, with the recall on a sample",
+            choices=SEARCHES,
+            default=ALL,
+        ),
         option(
             "--held-out",
             "a split that counts as missing; the precision of finding it is shown, and in dglkge report",
@@ -94,7 +108,8 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 
     question = logic.parse(args.question)  # before the run is read
     splits = () if args.no_known else args.known_split or SPLITS
-    type_, answers = questions.ask(common.open_model(args), question, args.k, args.beam, splits)
+    options = (args.k, args.beam, splits, not args.no_adapter)
+    type_, answers = questions.ask(common.open_model(args), question, *options)
     ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
     return {"question": args.question, "type": type_, "answers": ranked}
 
@@ -128,6 +143,7 @@ dglkge calibrate has fitted. Each answer has the links that led to it.""",
         option("--beam", "entities of every other variable that go on", least=1, default=16),
         option("--known-split", "whose triples have probability 1 (all)", is_repeated=True, choices=SPLITS),
         flag("--no-known", "no triple is taken as known: probabilities only"),
+        flag("--no-adapter", "without the curves of dglkge calibrate --questions"),
     ],
     run=ask,
     show=_print_answers,

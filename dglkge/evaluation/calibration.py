@@ -1,16 +1,22 @@
-"""Probabilities of scores: Platt's scaling and isotonic regression, weighted, in float64; and their file."""
+"""Probabilities of scores: Platt's scaling and isotonic regression, weighted, in float64; and their file.
+
+Equal scores of two relations, or of two sides, are not equally probable. Curves by relation are sigmoids:
+few triples determine two numbers and no more. They are shrunk to the common curve, which counts as a number
+of scores beside those of the relation; the number is chosen by cross-validation.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dglkge.errors import InputError
+from dglkge.typing import Side
 
 MAX_NEWTON_STEPS = 100
 SMALLEST_STEP = 1e-10
@@ -20,6 +26,13 @@ diagonal."""
 
 CORRUPTIONS_EACH = 10
 """Default number of false triples drawn for each side of a true one to fit probabilities."""
+
+PRIOR_SCORES = (10, 30, 100, 300, 1000)
+"""Numbers of scores that the common curve may count as in a relation's own."""
+
+FOLDS = 3
+MOST_VALIDATED = 200
+"""Curves that the number is chosen on."""
 
 NUM_BINS = 10
 """Bins of the expected calibration error."""
@@ -47,10 +60,36 @@ class Platt:
         """
         num_true, num_false = weights[labels].sum(), weights[~labels].sum()
         targets = np.where(labels, (num_true + 1) / (num_true + 2), 1 / (num_false + 2))
+        return cls._nearest(scores, targets, weights, np.log((num_true + 1) / (num_false + 1)))
+
+    @classmethod
+    def shrunk(cls, scores: np.ndarray, labels: np.ndarray, prior: np.ndarray, prior_scores: float) -> Platt:
+        """Fit to scores of which half of the weight is true, and to a prior; the slope is not negative.
+
+        Parameters
+        ----------
+        prior : (n,) array
+            Probability of each score before its label is seen.
+        prior_scores : float
+            Number of scores that the prior counts as.
+        """
+        own, added = balanced_weights(labels, 0.5), prior_scores / len(scores)
+        weights = own + added
+        targets = (own * labels + added * prior) / weights
+        found = cls._nearest(scores, targets, weights, 0.0)
+        return found if found.slope >= 0 else cls._nearest(np.zeros_like(scores), targets, weights, 0.0)
+
+    def at_rate(self, positive_rate: float) -> Platt:
+        """Return the curve for another share of true triples than one half (Bayes' theorem)."""
+        return Platt(self.slope, self.offset + float(np.log(positive_rate / (1 - positive_rate))))
+
+    @classmethod
+    def _nearest(cls, scores: np.ndarray, targets: np.ndarray, weights: np.ndarray, offset: float) -> Platt:
+        """Minimize the cross entropy to targets in [0, 1], from a constant curve."""
         # With mean 0 and deviation 1 the two parameters hardly depend on each other.
         center, scale = scores.mean(), scores.std() or 1.0
         x = (scores - center) / scale
-        parameters = np.array([0.0, np.log((num_true + 1) / (num_false + 1))])
+        parameters = np.array([0.0, offset])
         loss = _cross_entropy(parameters, x, targets, weights)
         for _ in range(MAX_NEWTON_STEPS):
             p = _sigmoid(parameters[0] * x + parameters[1])
@@ -152,6 +191,60 @@ def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
     return np.where(labels, of_true, of_false)
 
 
+def fit_by_relation(
+    scores: np.ndarray, labels: np.ndarray, asked: np.ndarray, common: Curve
+) -> tuple[int, dict[tuple[int, Side], Platt]]:
+    """Fit a curve for each relation and side that has true and false scores, shrunk to the common one.
+
+    Parameters
+    ----------
+    asked : (n, 3) int64 array
+        Entity given, relation and side (its place in :class:`Side`) of the query of each score. A query's
+        scores are in one fold.
+    common : Curve
+        For as many true triples as false ones, as the result.
+
+    Returns
+    -------
+    prior_scores : int
+        Of :meth:`Platt.shrunk`: the one with the least mean log loss of relations in folds left out.
+    curves : dict
+        By relation id and side.
+    """
+    order = np.lexsort((asked[:, 2], asked[:, 1]))
+    group = asked[order, 1] * len(Side) + asked[order, 2]
+    parts = [part for part in np.split(order, np.flatnonzero(np.diff(group)) + 1) if _has_both(labels[part])]
+    prior, (_, query) = common(scores), np.unique(asked, axis=0, return_inverse=True)
+    draws = np.random.default_rng(0)
+    fold_of = draws.permutation(int(query.max()) + 1)[query.reshape(-1)] % FOLDS
+
+    def loss(prior_scores: int) -> float:
+        total = 0.0
+        for part in validated:
+            for fold in range(FOLDS):
+                rest, own = part[fold_of[part] != fold], part[fold_of[part] == fold]
+                if _has_both(labels[rest]) and _has_both(labels[own]):
+                    curve = Platt.shrunk(scores[rest], labels[rest], prior[rest], prior_scores)
+                    weights = balanced_weights(labels[own], 0.5)
+                    quality = calibration_metrics(curve(scores[own]), labels[own], weights)
+                    total += len(own) * quality["log_loss"]
+        return total
+
+    validated = [parts[place] for place in draws.permutation(len(parts))[:MOST_VALIDATED]]
+    prior_scores = min(PRIOR_SCORES, key=loss)
+    sides = list(Side)
+    return prior_scores, {
+        (int(asked[part[0], 1]), sides[asked[part[0], 2]]): Platt.shrunk(
+            scores[part], labels[part], prior[part], prior_scores
+        )
+        for part in parts
+    }
+
+
+def _has_both(labels: np.ndarray) -> bool:
+    return 0 < labels.sum() < len(labels)
+
+
 def calibration_metrics(
     probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray
 ) -> dict[str, float]:
@@ -171,6 +264,10 @@ def calibration_metrics(
         "log_loss": float(log_loss),
         "expected_calibration_error": float(np.abs(excess).sum() / total),
     }
+
+
+CURVES = ("by_relation", "for_questions")
+"""Attributes of :class:`Calibration` that have curves by relation and side."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +290,12 @@ class Calibration:
         Scores that it was fitted on.
     run_id, version
         The checkpoint whose scores these are.
+    prior_scores : int, optional
+        Scores that the common curve counts as in a curve of :attr:`by_relation`, see :func:`fit_by_relation`.
+    by_relation : mapping
+        Curves of relations, by id and side; of all others :attr:`curve` counts.
+    for_questions : mapping
+        The same for links of questions of several hops, see :mod:`dglkge.inference.adapter`.
     """
 
     method: str
@@ -204,21 +307,51 @@ class Calibration:
     num_false: int
     run_id: str
     version: int
+    prior_scores: int | None = None
+    by_relation: Mapping[tuple[int, Side], Platt] = field(default_factory=dict)
+    for_questions: Mapping[tuple[int, Side], Platt] = field(default_factory=dict)
+
+    def adapted(self) -> Calibration:
+        """Return the probabilities of links of questions."""
+        return replace(self, by_relation={**self.by_relation, **self.for_questions})
+
+    def curve_of(self, relation_id: int, side: Side) -> Curve:
+        """Return the curve of the answers to a relation's queries of one side."""
+        return self.by_relation.get((relation_id, side), self.curve)
+
+    def probabilities(self, scores: np.ndarray, relation_ids: np.ndarray, side: Side) -> np.ndarray:
+        """Return the probability (n,) of each score as an answer of one side, float64."""
+        probabilities = self.curve(scores)
+        for id_ in np.unique(relation_ids).tolist():
+            if (id_, side) in self.by_relation:
+                places = relation_ids == id_
+                probabilities[places] = self.by_relation[id_, side](scores[places])
+        return probabilities
+
+    def of_triples(self, scores: Mapping[Side, np.ndarray], triples: np.ndarray) -> np.ndarray:
+        """Return the probability of each triple (n, 3): the mean of those of its score (n,) on each side."""
+        # Curves are fitted on the scores of single queries, so each side has a probability of its own.
+        head, tail = (self.probabilities(scores[side], triples[:, 1], side) for side in Side)
+        return (head + tail) / 2
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         curve = {name: np.asarray(numbers).tolist() for name, numbers in vars(self.curve).items()}
-        return {**vars(self), "curve": curve}
+        rows = {name: _as_rows(getattr(self, name)) for name in CURVES}
+        return {**vars(self), "curve": curve, **rows}
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
         """Read a file with the JSON of :meth:`to_dict`."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            fields = {name: content[name] for name in cls.__dataclass_fields__}
+            # Older files have no curves by relation.
+            fields = {"prior_scores": None, **dict.fromkeys(CURVES, []), **content}
+            fields = {name: fields[name] for name in cls.__dataclass_fields__}
             curve: dict[str, Any] = {
                 name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()
             }
+            fields |= {name: _from_rows(fields[name]) for name in CURVES}
             return cls(**{**fields, "curve": METHODS[fields["method"]](**curve)})
         except FileNotFoundError:
             raise InputError(
@@ -230,3 +363,12 @@ class Calibration:
             raise InputError(
                 f"{path} is damaged ({error!r}); fit probabilities again, with dglkge calibrate"
             ) from None
+
+
+def _as_rows(curves: Mapping[tuple[int, Side], Platt]) -> list[list[Any]]:
+    """Return relation id, side, slope and offset of each curve."""
+    return [[id_, side.value, curve.slope, curve.offset] for (id_, side), curve in curves.items()]
+
+
+def _from_rows(rows: list[list[Any]]) -> dict[tuple[int, Side], Platt]:
+    return {(id_, Side(side)): Platt(slope, offset) for id_, side, slope, offset in rows}

@@ -10,6 +10,10 @@ MISSING = "?"
 CANDIDATES = ALL, SEEN = "all", "seen"
 """Candidates of a prediction: all entities of the type, or those seen on that side of the relation."""
 
+FAISS = "faiss"
+SEARCHES = (*CANDIDATES, FAISS)
+"""Candidates of a completion: also those that an approximate index finds."""
+
 EXPORT_FORMATS = (
     *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "qdrant"),
     *("safetensors", "tsv", "word2vec"),

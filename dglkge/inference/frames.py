@@ -13,6 +13,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.data.vocabulary import label_at
 from dglkge.errors import InputError
+from dglkge.evaluation.calibration import Calibration
 from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -181,11 +182,23 @@ class Questions(TrainedModel):
             columns=[name for name in ANSWER_COLUMNS if name != "probability"],
         ).astype({"score": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
-        if (curve := self.probability_curve) is not None:
-            frame["probability"] = curve(frame["score"].to_numpy())
+        if (calibration := self.calibration_if_any) is not None:
+            frame["probability"] = self._probabilities(frame, calibration)
         for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
         return frame.filter(list(ANSWER_COLUMNS))
+
+    def _probabilities(self, answers: pd.DataFrame, calibration: Calibration) -> pd.Series:
+        """Return the probability of each answer to a query; NaN for a query with a problem."""
+        answered = answers[answers["problem"].isna()]
+        labels = self.tables.relations.labels
+        ids = np.array([labels.id(label) for label in answered[RELATION_COLUMN]], np.int64)
+        scores, missing = answered["score"].to_numpy(), answered["missing"].to_numpy()
+        of_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
+        # The score of a relation is the mean of both sides.
+        mean = (of_side[HEAD] + of_side[TAIL]) / 2
+        values = np.where(missing == HEAD, of_side[HEAD], np.where(missing == TAIL, of_side[TAIL], mean))
+        return pd.Series(values, answered.index, dtype=np.float64).reindex(answers.index)
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Score given triples.
@@ -225,13 +238,13 @@ class Questions(TrainedModel):
             first = min(problems)
             raise InputError(f"row {triples.index[first]}: {problems[first]}")
         good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
-        curve = self.probability_curve
-        # Fitted on the scores of single queries, so each side has a probability of its own.
-        measures = {"score": np.asarray, **({} if curve is None else {"probability": curve})}
         by_side = self.scores(ids[good])
+        measures = {"score": (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2}
+        if (calibration := self.calibration_if_any) is not None:
+            measures["probability"] = calibration.of_triples(by_side, ids[good])
         for name, measure in measures.items():
             frame[name] = np.nan
-            frame.iloc[good, -1] = (measure(by_side[Side.HEAD]) + measure(by_side[Side.TAIL])) / 2
+            frame.iloc[good, -1] = measure
         known_from = np.full(len(parts), None, dtype=object)
         if len(good):
             known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])

@@ -20,9 +20,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.links.completion import least_score
-from dglkge.inference.links.missing_links import at_least
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
-from dglkge.inference.search import candidate_blocks
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
 
@@ -80,14 +78,22 @@ class Asked:
     ----------
     known_splits : sequence of str
         Splits whose triples have probability 1.
+    adapter : bool
+        Whether to use the curves that were fitted for questions, if there are some.
     """
 
-    def __init__(self, run: TrainedModel, question: Question, beam: int, known_splits: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: TrainedModel,
+        question: Question,
+        beam: int,
+        known_splits: Sequence[str],
+        adapter: bool = True,
+    ) -> None:
         if beam < 1:
             raise InputError(f"the beam must be at least 1, got {beam}")
         self._run, self._beam = run, beam
-        self._curve = run.calibration.curve
-        self._least = least_score(self._curve, LEAST_PROBABILITY)
+        self._calibration = run.calibration.adapted() if adapter else run.calibration
         for split in known_splits:
             if split not in SPLITS:
                 raise unknown_name("split", split, SPLITS)
@@ -220,19 +226,16 @@ class Asked:
         hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
-        low = torch.full((len(hop.ids),), self._least)
-        for shard in self._run.tables.shards(type_):
-            for start, stop in candidate_blocks(len(hop.ids), shard):
-                scores = self._run.model.compare(hop.query, shard.rows[start:stop].float())
-                row, column = at_least(scores, low)
-                probability = self._curve(scores[row, column].numpy()) * hop.values[row.numpy()]
-                ids = shard.original_ids[start:stop].numpy()
-                counts = np.bincount(row.numpy(), minlength=len(scores))
-                for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
-                    # The pairs of a query are a slice, and each of its candidates is there once.
-                    pairs = slice(end - count, end)
-                    places = ids[column[pairs].numpy()]
-                    found[places] = np.maximum(found[places], probability[pairs])
+        curve = self._calibration.curve_of(hop.relation_id, hop.side)
+        low = least_score(curve, LEAST_PROBABILITY)
+        for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
+            probability = curve(scores) * hop.values[row]
+            counts = np.bincount(row, minlength=len(hop.ids))
+            for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
+                # The pairs of a query are a slice, and each of its candidates is there once.
+                pairs = slice(end - count, end)
+                places = ids[pairs]
+                found[places] = np.maximum(found[places], probability[pairs])
         index, answers = hop.known
         np.maximum.at(found, answers, hop.values[index])
         return found
@@ -245,7 +248,8 @@ class Asked:
         index, answers = hop.known
         known = np.zeros(len(hop.ids), bool)
         known[index[answers == id_]] = True
-        return np.where(known, 1.0, self._curve(scores)), known
+        curve = self._calibration.curve_of(hop.relation_id, hop.side)
+        return np.where(known, 1.0, curve(scores)), known
 
     def _path(self, node: Hop | Node, id_: int) -> list[dict[str, Any]]:
         """Return the links that gave an entity its value, those nearest to given entities first."""
@@ -285,10 +289,12 @@ def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
     """Return the product, the probabilistic sum, or the contrary of the only one."""
     if operation == "not":
         return 1 - values[0]
-    combined = np.ones_like(values[0])
-    for one in values:
-        combined = combined * (one if operation == "and" else 1 - one)
-    return combined if operation == "and" else 1 - combined
+    if operation == "or":
+        return 1 - _combine("and", [1 - one for one in values])
+    combined = values[0]
+    for one in values[1:]:
+        combined = combined * one
+    return combined
 
 
 def _best(values: np.ndarray, k: int) -> np.ndarray:
@@ -311,7 +317,9 @@ def ask(
     k: int = 10,
     beam: int = BEAM,
     known_splits: Sequence[str] = SPLITS,
+    adapter: bool = True,
 ) -> tuple[str, list[dict[str, Any]]]:
     """Return the type of the answers, and the best answers; see :meth:`dglkge.inference.run.Run.ask`."""
-    planned = Asked(run, parse(question) if isinstance(question, str) else question, beam, known_splits)
+    tree = parse(question) if isinstance(question, str) else question
+    planned = Asked(run, tree, beam, known_splits, adapter)
     return planned.answer_type, planned.answer(k)

@@ -64,14 +64,14 @@ class Explainer:
         """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
         link = self._link(head, relation, tail)
-        curve = self._run.probability_curve
+        calibration = self._run.calibration_if_any
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
         scores = self._run.scores(ids)
         both = np.concatenate([scores[side] for side in Side])
         return {
             **dict(zip(ROLES, self._named(*ids[0].tolist()))),
             "score": float(both.mean()),
-            "probability": None if curve is None else float(curve(both).mean()),
+            "probability": None if calibration is None else float(calibration.of_triples(scores, ids).mean()),
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),

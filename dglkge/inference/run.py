@@ -25,7 +25,7 @@ from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
 from dglkge.inference.attributes import predict_numbers
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.choices import ALL
+from dglkge.inference.choices import ALL, FAISS
 from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
@@ -224,8 +224,8 @@ class Run(Questions):
     ) -> pd.DataFrame:
         """Return likely triples that the data set does not have; see also :meth:`complete_to`.
 
-        Every (head, relation, ?) that the entity types allow is asked. Nothing is approximate: the answers
-        are those of comparing every triple.
+        Every (head, relation, ?) that the entity types allow is asked. The answers are those of comparing
+        every triple, unless an index is asked for.
 
         Parameters
         ----------
@@ -240,8 +240,8 @@ class Run(Questions):
         k : int, optional
             Most tails of each (head, relation).
         candidates : str
-            ``"all"`` entities of the types, or ``"seen"``: heads and tails that a triple of the data set has
-            on that side of the relation.
+            ``"all"`` entities of the types; ``"seen"``: heads and tails that a triple of the data set has on
+            that side of the relation; or ``"faiss"``: tails that an approximate index finds.
         held_out : str, optional
             A split whose triples count as missing; a column says which are from it.
         limit : int, optional
@@ -251,7 +251,8 @@ class Run(Questions):
         -------
         DataFrame
             head, relation, tail, score, probability (a column only if fitted for this version) and held_out
-            (only if asked for); by descending score.
+            (only if asked for); by descending probability, or score where there are none. With ``"faiss"``
+            ``frame.attrs["recall"]`` has the recall on a sample of the queries.
 
         Raises
         ------
@@ -271,7 +272,10 @@ class Run(Questions):
         )
         if limit is not None:
             check_k(limit)
-        return find_links(completion, torch.get_num_threads(), limit).to_pandas()
+        frame: pd.DataFrame = find_links(completion, torch.get_num_threads(), limit).to_pandas()
+        if candidates == FAISS:
+            frame.attrs["recall"] = completion.recall
+        return frame
 
     def complete_to(
         self,
@@ -288,7 +292,7 @@ class Run(Questions):
         Parameters
         ----------
         path : path
-            The file, with the columns of :meth:`complete`, sorted by descending score.
+            The file, with the columns and the order of :meth:`complete`.
         overwrite : bool
             Replace the file if it exists.
         progress : callable, optional
@@ -300,8 +304,8 @@ class Run(Questions):
         -------
         dict
             path, triples, queries (pairs of head and relation), pairs (of a query and a candidate) and
-            least_score; with ``held_out`` also the number of its triples, and the precision and the recall of
-            the best triples (``curve``).
+            least_score (of all relations); with ``held_out`` also the number of its triples, and the
+            precision and the recall of the best triples (``curve``).
 
         Raises
         ------
@@ -317,6 +321,7 @@ class Run(Questions):
         k: int = 10,
         beam: int = questions.BEAM,
         known_splits: Sequence[str] = SPLITS,
+        adapter: bool = True,
     ) -> pd.DataFrame:
         """Answer a question of several hops by the probabilities of its links.
 
@@ -332,6 +337,8 @@ class Run(Questions):
             answers are exact.
         known_splits : sequence of str
             Splits whose triples have probability 1; () for none.
+        adapter : bool
+            Whether to use the curves of ``dglkge calibrate --questions``, if it has fitted some.
 
         Returns
         -------
@@ -353,7 +360,7 @@ class Run(Questions):
             run.ask("?x : (Alice, knows, ?y), (?y, likes, ?x)")
         """
         check_k(k)
-        _, answers = questions.ask(self, question, k, beam, known_splits)
+        _, answers = questions.ask(self, question, k, beam, known_splits, adapter)
         frame = pd.DataFrame(answers, columns=["entity", "probability", "path"])
         frame.insert(0, "rank", range(1, len(frame) + 1))
         return frame

@@ -20,7 +20,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.calibration import Calibration, Curve
+from dglkge.evaluation.calibration import Calibration
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import (
     Protocol,
@@ -34,6 +34,7 @@ from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
 from dglkge.inference.exports.hub import HubTables
+from dglkge.inference.narrow_rows import LikelyCandidates
 from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
@@ -227,6 +228,11 @@ class TrainedModel:
             self._max_norms[entity_type] = max((RankedShard(shard).max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
 
+    @cached_property
+    def likely_candidates(self) -> LikelyCandidates:
+        """Search for the candidates above a limit."""
+        return LikelyCandidates(self.model, self.tables, self.max_norm)
+
     def link_query(self, side: Side, entity: str, relation: str) -> LinkQuery:
         """Look up the names of a query with one side missing.
 
@@ -293,10 +299,10 @@ class TrainedModel:
         return calibration
 
     @property
-    def probability_curve(self) -> Curve | None:
-        """The curve from scores to probabilities; None if none was fitted for this version."""
+    def calibration_if_any(self) -> Calibration | None:
+        """The same; None if none was fitted for this version."""
         try:
-            return self.calibration.curve
+            return self.calibration
         except InputError:
             return None
 

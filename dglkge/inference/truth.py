@@ -13,8 +13,10 @@ from dglkge.evaluation.calibration import (
     CORRUPTIONS_EACH,
     METHODS,
     Calibration,
+    Platt,
     balanced_weights,
     calibration_metrics,
+    fit_by_relation,
 )
 from dglkge.evaluation.classification import (
     ClassificationResult,
@@ -23,6 +25,7 @@ from dglkge.evaluation.classification import (
     fit_thresholds,
     seen_entities,
 )
+from dglkge.inference.adapter import fit_adapter
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 
@@ -86,6 +89,8 @@ def calibrate(
     positive_rate: float = 0.5,
     corruptions: int = CORRUPTIONS_EACH,
     seed: int = 0,
+    by_relation: bool = False,
+    num_questions: int = 0,
 ) -> Calibration:
     """Fit probabilities of scores on the valid split and corruptions of it (Tabacof and Costabello 2020).
 
@@ -102,17 +107,30 @@ def calibrate(
         Share of true triples among those that will be judged.
     corruptions : int
         Drawn for each side of a triple, uniformly among the entities of the type.
+    by_relation : bool
+        Fit a curve for each relation and side, too (:func:`dglkge.evaluation.calibration.fit_by_relation`).
+        The share of true triples is the same in each.
+    num_questions : int
+        Questions of several hops that curves for their links are fitted on; 0 for none.
     """
     if corruptions < 1:
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
     if not 0 < positive_rate < 1:
         raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
     checkpoint = run.checkpoint
-    scores, labels = labelled_scores(run, run.dataset.split(VALID), known, corruptions, (seed, "valid"))
-    weights = balanced_weights(labels, positive_rate)
+    valid = run.dataset.split(VALID)
+    scores, labels, asked = labelled_scores(run, valid, known, corruptions, (seed, "valid"))
+    prior_scores, curves = None, dict[tuple[int, Side], Platt]()
+    adapted = {}
+    if num_questions:
+        sigmoid = Platt.fit(scores, labels, balanced_weights(labels, 0.5)).at_rate(positive_rate)
+        adapted = fit_adapter(run, sigmoid, num_questions, seed)
+    if by_relation:
+        even = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.5))
+        prior_scores, curves = fit_by_relation(scores, labels, asked, even)
     return Calibration(
         method=method,
-        curve=METHODS[method].fit(scores, labels, weights),
+        curve=METHODS[method].fit(scores, labels, balanced_weights(labels, positive_rate)),
         positive_rate=positive_rate,
         corruptions=corruptions,
         seed=seed,
@@ -120,6 +138,9 @@ def calibrate(
         num_false=int((~labels).sum()),
         run_id=checkpoint.manifest.run_id,
         version=checkpoint.version,
+        prior_scores=prior_scores,
+        by_relation={key: curve.at_rate(positive_rate) for key, curve in curves.items()},
+        for_questions=adapted,
     )
 
 
@@ -131,14 +152,17 @@ def calibration_quality(
     The corruptions are drawn, and the kinds weighted, as for the fit.
     """
     stream = (calibration.seed, "tested")
-    scores, labels = labelled_scores(run, triples, known, calibration.corruptions, stream)
-    weights = balanced_weights(labels, calibration.positive_rate)
-    return calibration_metrics(calibration.curve(scores), labels, weights)
+    scores, labels, asked = labelled_scores(run, triples, known, calibration.corruptions, stream)
+    probabilities = np.empty(len(scores))
+    for place, side in enumerate(Side):
+        own = asked[:, 2] == place
+        probabilities[own] = calibration.probabilities(scores[own], asked[own, 1], side)
+    return calibration_metrics(probabilities, labels, balanced_weights(labels, calibration.positive_rate))
 
 
 def labelled_scores(
     run: Run, triples: np.ndarray, known: KnownTriples, num_each: int, stream: Sequence[int | str]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Score both sides of true triples and of corruptions of that side.
 
     Returns
@@ -146,14 +170,17 @@ def labelled_scores(
     scores : (m,) float64 array
     labels : (m,) bool array
         Which scores are those of true triples.
+    asked : (m, 3) int64 array
+        Entity given, relation and side (its place in ``Side``) of each query.
     """
-    scores, labels = [], []
-    for side in Side:
+    scores, labels, asked = [], [], []
+    for place, side in enumerate(Side):
         false = draw_corruptions(triples, side, num_each, run.dataset, known, stream)
         both, are_true = _together(triples, false)
         scores.append(run.scores(both)[side])
         labels.append(are_true)
-    return np.concatenate(scores), np.concatenate(labels)
+        asked.append(np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)]))
+    return np.concatenate(scores), np.concatenate(labels), np.concatenate(asked)
 
 
 def _together(true: np.ndarray, false: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,11 +22,11 @@ from typing import IO, Any
 
 # "as": the names that other modules import from here.
 import numba
-from numba import carray as carray  # type: ignore[attr-defined]
+from numba import carray as carray
 from numba import extending
 from numba import types as types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.cgutils import ir as ir  # type: ignore[attr-defined]
+from numba.core.cgutils import ir as ir
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 

@@ -15,25 +15,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch.nn.functional import normalize
-from tqdm import tqdm
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
-from dglkge.errors import InputError, import_extra
+from dglkge.errors import InputError
 from dglkge.inference import questions
 from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import by_query
 from dglkge.inference.links.completion import find_links, plan_completion
+from dglkge.inference.row_index import SPARE, RowIndex
 from dglkge.inference.run import Run
-from dglkge.inference.search import candidate_blocks, most_similar
+from dglkge.inference.search import most_similar
 from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import Side
-
-RECALL_WANTED = 0.95
-"""The number of searched lists is doubled until a sample has this recall."""
 
 SAMPLE = 100
 """Entities that the recall is measured on."""
@@ -41,52 +37,31 @@ SAMPLE = 100
 RECALL_AT = 10
 """Neighbours of each that are compared."""
 
-ROWS_PER_LIST = 50
-"""Rows that the centre of each list is trained on; faiss warns below 39."""
 
-SPARE = 4
-"""Candidates that are scored exactly, for each answer: 8-bit rows confuse the order of close neighbours."""
-
-
-class Neighbours:
-    """Approximate nearest entities of one type by cosine.
-
-    Rows are quantized to 8 bits and sorted into lists (inverted file). A search scans the nearest lists; the
-    exact cosines of its best candidates come from the mapped rows.
+class Neighbours(RowIndex):
+    """Approximate nearest entities of one type by cosine; the cosines of the best candidates are exact.
 
     Attributes
     ----------
     recall : float
         Share of the exact 10 nearest that a search found, over a sample of entities.
-    num_lists, num_searched : int
-        Lists of the index, and those that a search scans.
     """
 
     def __init__(
         self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False
     ) -> None:
-        self._faiss = faiss = import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
-        self._tables, self._type, self._threads = tables, entity_type, threads
-        faiss.omp_set_num_threads(threads)
-        num_rows, width = tables[entity_type].shape
-        draws = np.random.default_rng(0)  # of the rows to train on, and the entities to measure the recall on
-        self.num_lists = max(1, min(num_rows // ROWS_PER_LIST, 2 * math.isqrt(num_rows)))
-        # Owned by Python: the index only points to it.
-        self._quantizer = faiss.IndexFlatIP(width)
-        self._index = faiss.IndexIVFScalarQuantizer(
-            self._quantizer, width, self.num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
-        )
-        training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
-        self._index.train(self._normalized(np.sort(training)))
-        bar = tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True)
-        with bar:
-            for shard in tables.shards(entity_type):
-                for start, stop in candidate_blocks(1, shard):
-                    rows = normalize(shard.rows[start:stop]).numpy()
-                    self._index.add_with_ids(rows, shard.original_ids[start:stop].numpy())
-                    bar.update(stop - start)
-        sample = draws.choice(num_rows, min(num_rows, SAMPLE), replace=False)
-        self.num_searched, self.recall = self._tune(sample)
+        super().__init__("--faiss", tables, entity_type, threads, show_progress, is_normalized=True)
+        num_rows = len(tables[entity_type])
+        sample = np.random.default_rng(1).choice(num_rows, min(num_rows, SAMPLE), replace=False)
+        exact = most_similar(tables, entity_type, torch.from_numpy(sample), RECALL_AT)
+        nearest = [{id_ for id_, _ in answers} for answers in exact]
+
+        def recall() -> float:
+            found = ({id_ for id_, _ in self.search(int(entity), RECALL_AT)} for entity in sample)
+            hits = sum(len(right & own) for right, own in zip(nearest, found))
+            return hits / max(1, sum(map(len, nearest)))
+
+        self.recall = self.tune(recall)
 
     def describe(self) -> dict[str, Any]:
         """Return the recall, and how many lists there are and are searched."""
@@ -95,35 +70,13 @@ class Neighbours:
 
     def search(self, entity_id: int, k: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
-        # A setting of the calling thread, which is not the one that built the index.
-        self._faiss.omp_set_num_threads(self._threads)
-        query = self._normalized(np.array([entity_id]))
-        _, (candidates,) = self._index.search(query, SPARE * k + 1)
-        # -1 stands for candidates that the searched lists did not have.
+        query = self.rows(np.array([entity_id]))
+        (candidates,) = self.nearest(query, SPARE * k + 1)
         ids = np.sort(candidates[(candidates >= 0) & (candidates != entity_id)])
-        cosines = self._normalized(ids) @ query[0]
+        cosines = self.rows(ids) @ query[0]
         # Equal cosines in the order of ids, as in exact search.
         best = np.argsort(-cosines, kind="stable")[:k]
         return list(zip(ids[best].tolist(), cosines[best].tolist()))
-
-    def _normalized(self, ids: np.ndarray) -> np.ndarray:
-        return normalize(self._tables.gather(self._type, torch.from_numpy(ids))).numpy()
-
-    def _tune(self, sample: np.ndarray) -> tuple[int, float]:
-        """Find the number of lists to search; return it and its recall on a sample of entities."""
-        exact = most_similar(self._tables, self._type, torch.from_numpy(sample), RECALL_AT)
-        nearest = [{id_ for id_, _ in answers} for answers in exact]
-        searched = 1
-        while True:
-            self._index.nprobe = searched
-            hits = sum(
-                len(right & {id_ for id_, _ in self.search(int(entity), RECALL_AT)})
-                for entity, right in zip(sample, nearest)
-            )
-            recall = hits / max(1, sum(map(len, nearest)))
-            if recall >= RECALL_WANTED or searched == self.num_lists:
-                return searched, recall
-            searched = min(2 * searched, self.num_lists)
 
 
 END = b"\n"
@@ -213,7 +166,7 @@ class Explorer:
             tables.shards(type_)  # opens the files and compares checksums
             if approximate_from is not None and len(vocabulary) >= approximate_from:
                 self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
-        self.has_probabilities = run.probability_curve is not None
+        self.has_probabilities = run.calibration_if_any is not None
         self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
         self._frequent: dict[str, np.ndarray] = {}

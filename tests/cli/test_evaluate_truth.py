@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE
-from dglkge.evaluation.calibration import METHODS, Calibration, balanced_weights
+from dglkge.evaluation.calibration import METHODS, PRIOR_SCORES, Calibration, balanced_weights
 from dglkge.evaluation.classification import ClassificationMetrics, fit_thresholds
 from dglkge.inference.run import open_run
 from dglkge.inference.truth import calibrate, labelled_scores
@@ -79,7 +80,9 @@ def test_probabilities_of_predictions(shown, report, refusal, run, dataset, meth
     assert quality["path"] == str(run / RUN_CALIBRATION_FILE) and quality["num_true"] == 28
     assert 0 <= quality["brier_score"] <= 1 and quality["log_loss"] > 0
     opened = open_run(run)
-    scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
+    scores, labels, _ = labelled_scores(
+        opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid")
+    )
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
     answers = report(*asked, "--probability")["answers"]
     assert len(answers) == 10
@@ -95,7 +98,7 @@ def test_true_scores_are_those_of_each_side(run, dataset):
     """Reciprocal relations have a score for each side; each is fitted as predictions have it."""
     opened = open_run(run)
     triples = dataset.split("valid")[:4]
-    scores, labels = labelled_scores(opened, triples, opened.known_triples(), 2, (0, "valid"))
+    scores, labels, _ = labelled_scores(opened, triples, opened.known_triples(), 2, (0, "valid"))
     expected = []
     for side in Side:
         for head, relation_id, tail in triples.tolist():
@@ -104,6 +107,29 @@ def test_true_scores_are_those_of_each_side(run, dataset):
             row = opened.tables[RELATION][[relation_id]]
             expected.append(float(opened.model.score(rows[0].double(), row.double(), rows[1].double(), side)))
     assert scores[labels].tolist() == pytest.approx(expected)
+
+
+def test_probabilities_by_relation(report, shown, run):
+    """Each side of a relation has a curve of its own, in every command that shows probabilities."""
+    words = ["calibrate", run, "--by-relation", "--positive-rate", "0.2"]
+    assert report(*words)["prior_scores"] in PRIOR_SCORES
+    assert "curves of a relation and a side" in shown(*words)
+    opened = open_run(run)
+    fitted, id_ = opened.calibration, opened.tables.relations.labels.id("knows")
+    queries = pd.DataFrame({"head": ["person1", None], "relation": "knows", "tail": [None, "person1"]})
+    answers = opened.predict(queries, k=3)
+    for side in Side:
+        of_side = answers[answers["missing"] == side.value]
+        curve = fitted.by_relation[id_, side]
+        assert of_side["probability"].tolist() == pytest.approx(curve(of_side["score"].to_numpy()).tolist())
+    (whole,) = opened.score(answers.head(1)).to_dict("records")
+    names = opened.tables.vocabulary("person")
+    scores = opened.scores(np.array([[names.id("person1"), id_, names.id(whole["tail"])]]))
+    by_side = [float(fitted.by_relation[id_, side](scores[side])[0]) for side in Side]
+    assert whole["probability"] == pytest.approx(np.mean(by_side))
+    (best, *_) = opened.predict_relations("person1", whole["tail"])["probability"]
+    assert 0 <= best <= 1
+    assert opened.predict(queries.assign(relation="knew"))["probability"].isna().all()
 
 
 def test_probabilities_of_another_version_are_refused(shown, refusal, run):

@@ -22,6 +22,23 @@ def test_writes_the_best_of_each_query(report, refusal, run, tmp_path):
     assert f"{path} exists" in refusal(*words)
 
 
+def test_says_the_recall_of_an_index(report, shown, run, tmp_path):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    words = [
+        "complete",
+        run,
+        "-o",
+        tmp_path / "best.parquet",
+        "-k",
+        "2",
+        "--candidates",
+        "faiss",
+        "--overwrite",
+    ]
+    assert report(*words)["recall"]["recall"] == 1  # one list has all
+    assert "recall of the index: 1.0000, of " in shown(*words)
+
+
 def test_answers_a_question(report, shown, refusal, run):
     calibrated(run, 1.0, 0.0)
     words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import (
     METHODS,
+    PRIOR_SCORES,
     Calibration,
     Isotonic,
     Platt,
     balanced_weights,
     calibration_metrics,
+    fit_by_relation,
 )
+from dglkge.typing import Side
 
 cases = st.lists(
     st.tuples(st.integers(-6, 6), st.booleans(), st.integers(1, 4)), min_size=1, max_size=25
@@ -127,11 +130,71 @@ def test_weights_are_repetitions_and_json_keeps_all(method, tmp_path):
     )
     at = np.linspace(-20, 20, 101)
     np.testing.assert_allclose(weighted(at), repeated(at), atol=1e-7)
-    fitted = Calibration(method, weighted, 0.5, 10, 0, 100, 200, "run", 1)
+    curves = {(3, Side.HEAD): Platt(0.5, -1.0)}
+    fitted = Calibration(method, weighted, 0.5, 10, 0, 100, 200, "run", 1, 30, curves)
     (tmp_path / "calibration.json").write_text(json.dumps(fitted.to_dict()))
     again = Calibration.load(tmp_path / "calibration.json")
     assert np.array_equal(again.curve(at), weighted(at))
     assert replace(again, curve=weighted) == fitted
+
+
+def test_curves_by_relation_come_near_the_true_probabilities():
+    """Scores whose true probabilities are known: relations differ, and some have few triples."""
+    random = np.random.default_rng(5)
+    slopes, offsets = np.exp(random.normal(0, 0.5, 40)), random.normal(0, 2, 40)
+    sizes = random.permutation(np.repeat([6, 60, 600, 3000], 10))
+    relation = np.repeat(np.arange(40), sizes)
+    scores = random.normal(0, 2, len(relation))
+    truth = 1 / (1 + np.exp(-(slopes[relation] * scores + offsets[relation])))
+    labels = random.random(len(truth)) < truth
+    asked = np.stack([np.arange(len(truth)) // 6, relation, np.zeros_like(relation)], axis=1)
+    # As the curves assume it, half of a relation's triples are true: the odds change by its own share.
+    share = (np.bincount(relation, labels) / sizes)[relation]
+    even = truth * (1 - share) / (truth * (1 - share) + (1 - truth) * share)
+    common = Platt.fit(scores, labels, balanced_weights(labels, 0.5))
+    prior_scores, curves = fit_by_relation(scores, labels, asked, common)
+    assert prior_scores in PRIOR_SCORES[:3]  # they differ much
+    fitted = Calibration("platt", common, 0.5, 1, 0, 1, 1, "run", 1, prior_scores, curves)
+    found = fitted.probabilities(scores, relation, Side.HEAD)
+    assert np.array_equal(fitted.probabilities(scores, relation, Side.TAIL), common(scores))
+    for size, most in ((6, 1.0), (60, 0.8), (600, 0.5), (3000, 0.3)):
+        own = (sizes[relation] == size) & (share > 0) & (share < 1)
+        error, before = (np.square(p - even)[own].mean() for p in (found, common(scores)))
+        assert error < most * before
+
+
+def test_relations_that_do_not_differ_keep_the_common_curve():
+    scores, labels = drawn(4000, 0.5, 0.0)
+    asked = np.stack([np.arange(4000), np.arange(4000) % 100, np.ones(4000, int)], axis=1)
+    common = Platt.fit(scores, labels, balanced_weights(labels, 0.5))
+    prior_scores, curves = fit_by_relation(scores, labels, asked, common)
+    assert prior_scores == PRIOR_SCORES[-1] and len(curves) == 100
+    at = np.linspace(-10, 10, 21)
+    assert max(np.abs(curve(at) - common(at)).max() for curve in curves.values()) < 0.05
+
+
+def test_a_shrunk_curve_is_the_minimum_and_never_falls():
+    """By torch's descent on the two terms apart: the relation's own scores, and the prior's."""
+    scores, labels = drawn(60, 0.8, -1.0)
+    prior, own = 1 / (1 + np.exp(-0.3 * scores)), balanced_weights(labels, 0.5)
+    found = Platt.shrunk(scores, labels, prior, 30)
+    parameters = torch.tensor([0.1, 0.1], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([parameters], max_iter=200, tolerance_grad=1e-12)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
+
+    def closure():
+        optimizer.zero_grad()
+        logits = parameters[0] * torch.from_numpy(scores) + parameters[1]
+        value = entropy(logits, torch.from_numpy(labels * 1.0), torch.from_numpy(own), reduction="sum")
+        value = value + 30 * entropy(logits, torch.from_numpy(prior))
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    assert [found.slope, found.offset] == pytest.approx(parameters.tolist(), rel=1e-5)
+    even = found(scores)
+    assert found.at_rate(0.2)(scores) == pytest.approx(0.2 * even / (0.2 * even + 0.8 * (1 - even)))
+    assert Platt.shrunk(scores, ~labels, prior, 0.1).slope == 0
 
 
 def test_weights_give_the_share():

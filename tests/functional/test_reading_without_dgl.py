@@ -1,6 +1,7 @@
 """All commands that read a run work in an environment from which DGL is removed.
 
-They run in plain Python here; partition, extend and train do so in test_wheel.py, tune in test_tune.py.
+Each begins with nothing of dglkge imported. Partition, extend and train run in plain Python in test_wheel.py,
+tune in test_tune.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run, and triples."""
     folder = tmp_path_factory.mktemp("reading")
     settings = ["training.num_epochs=2", "model.dimension=16", "evaluation.valid_every_epochs=1"]
+    (folder / "dataset").symlink_to(toy_dataset(typed=True))
     train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
     (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
@@ -58,6 +61,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_command([str(python), *words], None, folder, DGLKGE_DATA=str(folder / "named"))
+
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+COPIES = """
+import json, os, runpy, sys
+import torch
+for line in sys.stdin:
+    words = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        for number, name in enumerate((os.devnull, "stdout", "stderr")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["dglkge", *words]
+        runpy.run_module("dglkge", run_name="__main__", alter_sys=True)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+"""Runs ``dglkge`` with the words of each line in a copy of itself; torch takes longest to import."""
+
+
+@pytest.fixture(scope="module")
+def command(python: Path, folder: Path) -> Iterator[Command]:
+    """Run ``dglkge`` without DGL."""
+    copies = subprocess.Popen(
+        [str(python), "-c", COPIES], cwd=folder, env={**environment(), "DGLKGE_DATA": str(folder / "named")},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert copies.stdin is not None and copies.stdout is not None
+
+    def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+        copies.stdin.write(json.dumps(words) + "\n")
+        copies.stdin.flush()
+        status = int(copies.stdout.readline())
+        out, err = ((folder / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, status, out, err)
+
+    yield run_command
+    copies.stdin.close()
+    assert copies.wait(timeout=60) == 0
 
 
 def test_dgl_is_not_there(python: Path, folder: Path) -> None:
@@ -81,7 +124,7 @@ READING = {
     "data vectors": ["values.tsv", "--output", "vectors.parquet"],
     "similar": ["run", "person0"],
     "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
-    "data check": [toy_dataset(typed=True)],
+    "data check": ["dataset"],
     "job watch": ["run", "--once"],
     "report": ["run", "--output", "report.html"],
     "checkpoint inspect": ["run"],
@@ -98,14 +141,14 @@ def test_every_command_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", READING)
-def test_reading(python: Path, folder: Path, name: str) -> None:
-    done = run(python, folder, "-m", "dglkge", *name.split(), *READING[name])
+def test_reading(command: Command, name: str) -> None:
+    done = command(*name.split(), *READING[name])
     assert done.returncode == 0, done.stderr
     assert done.stdout and "Traceback" not in done.stderr
 
 
-def test_stop_finds_no_job(python: Path, folder: Path) -> None:
-    done = run(python, folder, "-m", "dglkge", "stop", "run")
+def test_stop_finds_no_job(command: Command) -> None:
+    done = command("stop", "run")
     assert done.returncode == 2 and "no job" in done.stderr
 
 
@@ -142,17 +185,15 @@ def test_python(python: Path, folder: Path) -> None:
 
 WORDS = {
     "data build": ["--input", "triples", "--output", "made"],
-    "data extend": [
-        *("--dataset", toy_dataset(typed=True), "--input", "triples", "--output", "made", "--name", "x")
-    ],
+    "data extend": ["--dataset", "dataset", "--input", "triples", "--output", "made", "--name", "x"],
     "train": ["run.yaml"],
     "tune": ["run.yaml", "--output", "made"],
 }
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_training_names_the_extra(python: Path, folder: Path, name: str) -> None:
-    done = run(python, folder, "-m", "dglkge", *name.split(), *WORDS[name])
+def test_training_names_the_extra(command: Command, folder: Path, name: str) -> None:
+    done = command(*name.split(), *WORDS[name])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"dglkge: error: {message(f'dglkge {name}')}\n"
     assert not (folder / "made").exists() and not (folder / "new").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
+from dglkge.inference import narrow_rows, questions
 from dglkge.inference.logic import And, Fact, Not, Or, Question, facts, parse, variables
+from dglkge.inference.whole_tables import WholeTables
+from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import calibrated
 
@@ -141,6 +146,39 @@ def test_all_types_of_questions(run, kind, splits):
             assert {link["relation"] for link in row.path} == {
                 fact.relation for fact in facts(question.formula)
             }
+
+
+@pytest.mark.parametrize("screened", [1, 10**9])
+def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
+    """Whether few candidates remain, which are scored again, or too many."""
+    monkeypatch.setattr(narrow_rows, "SCREENED", screened)
+    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
+    monkeypatch.setattr(questions, "LEAST_PROBABILITY", 0.3)
+    plain = [run.ask(QUESTIONS[kind], k=60, known_splits=()) for kind in ("2p", "up", "inp")]
+    run.likely_candidates.is_narrow = True
+    for kind, expected in zip(("2p", "up", "inp"), plain):
+        found = run.ask(QUESTIONS[kind], k=60, known_splits=())
+        assert found["entity"].tolist() == expected["entity"].tolist() and len(found) > 1
+        np.testing.assert_allclose(found["probability"], expected["probability"], atol=1e-6)
+
+
+def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
+    draws = torch.Generator().manual_seed(1)
+    rows = torch.randn(1003, 40, generator=draws) * torch.logspace(0, -2, 40)
+    query = torch.randn(5, 40, generator=draws)
+    meta = SimpleNamespace(dim=40, entity_types={"entity": 1003}, relations=[])
+    tables = WholeTables(Path(), meta, {"entity": rows, RELATION: rows[:0]})
+    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
+    search = narrow_rows.LikelyCandidates(
+        build_model("distmult", 40, reciprocal=True), tables, lambda _type: float(rows.norm(dim=1).max())
+    )
+    search.is_narrow = True
+    for low in (-0.5, 0.0, 4.0, 1e9):
+        monkeypatch.setattr(narrow_rows, "SCREENED", 1)
+        found = list(search.search("entity", query, low))
+        exact = query.double() @ rows.double().T
+        pairs = {pair for row, ids, _ in found for pair in zip(row.tolist(), ids.tolist())}
+        assert pairs == {tuple(pair) for pair in torch.nonzero(exact >= low).tolist()}
 
 
 def test_a_narrow_beam_takes_the_best(run):

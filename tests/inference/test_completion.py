@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,8 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
+from dglkge.inference import row_index
+from dglkge.inference.links import approximate
 from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
@@ -77,6 +81,26 @@ def test_above_a_probability(run):
     np.testing.assert_allclose(found["probability"], CURVE(found["score"].to_numpy()))
 
 
+def test_curves_of_relations_are_limits_and_order(run, folder):
+    curves = {(id_, Side.TAIL): Platt(1.0 + id_, 0.5 - id_) for id_ in (0, 2)}
+    fitted = replace(run.calibration, by_relation=curves)
+    (folder / "calibration.json").write_text(json.dumps(fitted.to_dict()))
+    found_by, expected = dglkge.open_run(folder), all_missing(run)
+    expected["probability"] = [
+        float(curves.get((id_, Side.TAIL), CURVE)(score))
+        for id_, score in zip(expected["r"], expected["score"])
+    ]
+    least = float(expected["probability"].quantile(0.6))
+    found = found_by.complete(min_probability=least)
+    assert found["probability"].is_monotonic_decreasing and not found["score"].is_monotonic_decreasing
+    names = ["head", "relation", "tail"]
+    expected = expected[expected["probability"] >= least]
+    pd.testing.assert_frame_equal(
+        found[[*names, "probability"]].sort_values(names, ignore_index=True),
+        expected[[*names, "probability"]].sort_values(names, ignore_index=True),
+    )
+
+
 def test_best_k_of_each_query(run):
     expected = all_missing(run)
     same(run.complete(k=3), expected.groupby(["h", "r"]).head(3))
@@ -97,6 +121,28 @@ def test_seen_candidates_and_a_held_out_split(run, tmp_path):
     ]
     found = run.complete(k=4, candidates="seen", held_out="test")
     same(found, seen.groupby(["h", "r"]).head(4))
+
+
+@pytest.mark.parametrize("question", [{"k": 3}, {"min_probability": 0.4}, {"k": 4, "min_probability": 0.6}])
+def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, monkeypatch, question):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    monkeypatch.setattr(row_index, "ROWS_PER_LIST", 8)
+    monkeypatch.setattr(row_index, "RECALL_WANTED", 0.4)
+    monkeypatch.setattr(approximate, "FIRST_CANDIDATES", 2)
+    names, asked = ["head", "relation", "tail", "score"], {"relations": ["knows"], **question}
+    exact, found = run.complete(**asked), run.complete(**asked, candidates="faiss")
+    both = found[names].merge(exact[names], on=names[:3])
+    np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-12)
+    if "k" not in question:  # else the fourth best takes the place of one that was missed
+        assert len(both) == len(found)
+    # All queries are the sample: the recall is that of the whole.
+    recall = found.attrs["recall"]
+    assert recall["links"] == len(exact) > 10 and recall["recall"] == pytest.approx(len(both) / len(exact))
+    index = recall["indexes"]["person"]
+    assert 0.2 < recall["recall"] < 1 and index["lists_searched"] < index["lists"]
+    summary = run.complete_to(tmp_path / "all.parquet", **asked, candidates="faiss")
+    assert summary["recall"] == recall
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), found)
 
 
 def test_precision_and_recall_of_held_out_triples(run, tmp_path):
@@ -145,6 +191,7 @@ def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
     random, runs = np.random.default_rng(0), []
     for number in range(60):
         links = np.zeros(5000 if number < 2 else 3, completion_module.LINK)
+        links["probability"] = random.integers(0, 3, len(links)) / 2
         links["score"], links["head"] = random.integers(0, 9, len(links)), random.integers(0, 99, len(links))
         runs.append(completion_module._sorted(links))
         runs[-1].tofile(tmp_path / f"{number:02d}.links")
@@ -154,8 +201,10 @@ def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
         found = list(completion_module._merged(sorted(tmp_path.iterdir())))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    scores, every = np.concatenate(found)["score"], np.concatenate(runs)
-    assert len(found) > 3 and (np.diff(scores) <= 0).all()
+    merged, every = np.concatenate(found), np.concatenate(runs)
+    assert len(found) > 3 and (np.diff(completion_module._order(merged)).real >= 0).all()
+    assert np.array_equal(*(np.sort(completion_module._order(one)) for one in (merged, every)))
+    assert np.array_equal(np.sort(completion_module._order(merged)), completion_module._order(merged))
     assert np.array_equal(np.sort(np.concatenate(found)), np.sort(every))
 
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ import torch
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name, write_error
-from dglkge.evaluation.calibration import Curve
+from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
-from dglkge.inference.choices import ALL, CANDIDATES, SEEN
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, LinkSearch
+from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
+from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
+from dglkge.inference.narrow_rows import has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.model.device import BFLOAT16, faster_type
 from dglkge.typing import RELATION, Relation, Side
 
 QUERY_NUMBERS = 1 << 23
@@ -43,8 +44,10 @@ RUN_ROWS = 1 << 21
 
 WORK_SUFFIX, PLAN_FILE = ".parts", "plan.json"
 
-LINK = np.dtype([("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")])
-"""A link in original ids, as the files of a unit have it."""
+LINK = np.dtype(
+    [("probability", "<f8"), ("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")]
+)
+"""A link in original ids, as the files of a unit have it; without calibration its probability is 0."""
 
 MERGED_ROWS = 1 << 21
 """Rows of all files that are in memory during a merge."""
@@ -72,7 +75,8 @@ class Completion:
     k : int, optional
         Most tails of each (head, relation).
     candidates : str
-        ``"all"``, or ``"seen"``: heads and tails that a known triple has on that side of the relation.
+        ``"all"``; ``"seen"``: heads and tails that a known triple has on that side of the relation; or
+        ``"faiss"``: tails that an index finds.
     held_out : str, optional
         A split that counts as unknown.
     """
@@ -91,7 +95,7 @@ class Completion:
         digest = hashlib.sha256()
         for name, ids in sorted((self.heads or {}).items()):
             digest.update(name.encode() + b"\0" + ids.tobytes())
-        names = ("relation_ids", "min_probability", "least_score", "k", "candidates", "held_out")
+        names = ("relation_ids", "min_probability", "least_scores", "k", "candidates", "held_out")
         return {
             "run_id": checkpoint.manifest.run_id,
             "version": checkpoint.version,
@@ -105,16 +109,21 @@ class Completion:
         return self.run.known_triples(splits=tuple(split for split in SPLITS if split != self.held_out))
 
     @cached_property
-    def curve(self) -> Curve | None:
+    def calibration(self) -> Calibration | None:
         """Probabilities of scores; None if there are none and none are needed."""
-        return self.run.probability_curve if self.min_probability is None else self.run.calibration.curve
+        return self.run.calibration_if_any if self.min_probability is None else self.run.calibration
 
     @cached_property
-    def least_score(self) -> float:
-        """Least score with the least probability; -inf without one."""
-        if self.curve is None or self.min_probability is None:
-            return -np.inf
-        return least_score(self.curve, self.min_probability)
+    def least_scores(self) -> list[float]:
+        """Least score with the least probability, by place of the relation; -inf without one."""
+        if self.calibration is None or self.min_probability is None:
+            return [-np.inf] * len(self.relation_ids)
+        curves = [self.calibration.curve_of(id_, Side.TAIL) for id_ in self.relation_ids]
+        common = least_score(self.calibration.curve, self.min_probability)
+        return [
+            common if curve is self.calibration.curve else least_score(curve, self.min_probability)
+            for curve in curves
+        ]
 
     def relation(self, relation_id: int) -> Relation:
         """Return a relation with its entity types."""
@@ -156,13 +165,17 @@ class Completion:
         """Number of pairs (head, relation)."""
         return sum(len(self.head_ids(id_)) for id_ in self.relation_ids)
 
-    @torch.no_grad()
     def search(self, task: Task) -> Iterator[np.ndarray]:
         """Yield the missing links of a task, in no order."""
+        yield from self.links(task.relation_id, self.head_ids(task.relation_id)[task.start : task.stop])
+
+    @torch.no_grad()
+    def links(self, relation_id: int, head_ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the missing links of a relation and some heads (n,), in no order."""
         tables, model = self.run.tables, self.run.model
-        relation = self.relation(task.relation_id)
-        heads = torch.from_numpy(self.head_ids(task.relation_id)[task.start : task.stop])
-        relation_ids = torch.full_like(heads, task.relation_id)
+        relation = self.relation(relation_id)
+        heads = torch.from_numpy(head_ids)
+        relation_ids = torch.full_like(heads, relation_id)
         query = model.query(
             tables.gather(relation.lhs, heads).double(),
             tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1),
@@ -170,36 +183,66 @@ class Completion:
             relation_ids,
         )
         known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
-        search = LinkSearch(
-            model,
-            query,
-            self.run.max_norm(relation.rhs),
-            (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
-            self.least_score,
-            self.k,
-            self.is_narrow,
-        )
+        least = self.least_scores[self.relation_ids.index(relation_id)]
 
-        def taken(is_last: bool) -> np.ndarray:
-            links = search.take(is_last)
+        def named(links: np.ndarray) -> np.ndarray:
             table = np.empty(len(links), LINK)
-            table["head"], table["tail"] = heads.numpy()[links["query"]], links["candidate"]
-            table["score"], table["relation"] = links["score"], task.relation_id
+            table["head"], table["tail"] = head_ids[links["query"]], links["candidate"]
+            table["score"], table["relation"], table["probability"] = links["score"], relation_id, 0
+            if self.calibration is not None:
+                table["probability"] = self.calibration.curve_of(relation_id, Side.TAIL)(links["score"])
             return table
 
-        for ids, rows in self._panels(task.relation_id):
+        if self.candidates == FAISS:
+            yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
+            return
+        places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
+        norm = self.run.max_norm(relation.rhs)
+        search = LinkSearch(model, query, norm, places, least, self.k, self.is_narrow)
+        for ids, rows in self._panels(relation_id):
             search.add(ids, rows)
             if search.num_found() > RUN_ROWS:
-                yield taken(is_last=False)
-        yield taken(is_last=True)
+                yield named(search.take(is_last=False))
+        yield named(search.take())
+
+    @cached_property
+    def indexed(self) -> IndexedTails:
+        """Indexes of the types of tails, which find the best tails of a sample of queries."""
+        indexed = IndexedTails(self.run.model, self.run.tables)
+        best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
+        for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
+            ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
+            indexed.build(type_)
+            tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
+            tuned.__dict__["indexed"] = indexed
+            sample = tuned._sample(seed=0)
+
+            def recall(sample: Any = sample, tuned: Completion = tuned) -> float:
+                hits, total = recall_of(sample, best.links, tuned.links)
+                return hits / max(1, total)
+
+            indexed.indexes[type_].tune(recall)
+        return indexed
+
+    def _sample(self, seed: int) -> list[tuple[int, np.ndarray]]:
+        return draw_queries({id_: len(self.head_ids(id_)) for id_ in self.relation_ids}, self.head_ids, seed)
+
+    @cached_property
+    def recall(self) -> dict[str, Any]:
+        """Share of the links of all candidates that the index finds, over a sample of this one's queries.
+
+        It is not the sample that the number of searched lists was chosen on. None if the sample has no link.
+        """
+        sample = self._sample(seed=1)
+        hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
+        queries = sum(len(heads) for _, heads in sample)
+        measured = {"recall": hits / total if total else None, "links": total, "queries": queries}
+        return {**measured, "indexes": self.indexed.describe()}
 
     @cached_property
     def is_narrow(self) -> bool:
         """Whether panels are compared in bfloat16 first: if that is faster and a least score skips most."""
-        model = self.run.model
-        if not model.score_function.is_product or self.k is not None or self.min_probability is None:
-            return False
-        return faster_type((QUERY_TILE, CANDIDATE_PANEL, model.query_dim)) == BFLOAT16
+        return self.k is None and self.min_probability is not None and has_fast_bfloat16(self.run.model)
 
     def _panels(self, relation_id: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the ids, ascending, and rows of the candidates of a relation, panel by panel."""
@@ -255,8 +298,11 @@ def plan_completion(
     if run.bonus is not None:
         raise InputError("missing triples are searched by the scores of the model alone: ask without rules")
     tables = run.tables
-    if candidates not in CANDIDATES:
-        raise unknown_name("choice of candidates", candidates, CANDIDATES)
+    if candidates not in SEARCHES:
+        raise unknown_name("choice of candidates", candidates, SEARCHES)
+    if candidates == FAISS and not run.model.score_function.is_product:
+        name = tables.meta.score_function
+        raise InputError(f"an index finds the greatest inner products, and scores of {name} are none")
     if held_out is not None and held_out not in SPLITS:
         raise unknown_name("split", held_out, SPLITS)
     if k is not None:
@@ -283,9 +329,9 @@ def plan_completion(
         candidates,
         held_out,
     )
-    completion.is_narrow  # noqa: B018  measured here, before threads take the cores
+    completion.is_narrow, candidates == FAISS and completion.indexed  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
-    completion.least_score  # noqa: B018  or if no probabilities were fitted
+    completion.least_scores  # noqa: B018  or if no probabilities were fitted
     return completion
 
 
@@ -366,12 +412,20 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
 
 
 def _sorted(links: np.ndarray) -> np.ndarray:
-    """Return links by descending score, and by relation, head and tail among equal scores."""
-    return links[np.lexsort((links["tail"], links["head"], links["relation"], -links["score"]))]
+    """Return links by descending probability and score, and by relation, head and tail among equal ones."""
+    ids = links["tail"], links["head"], links["relation"]
+    return links[np.lexsort((*ids, -links["score"], -links["probability"]))]
+
+
+def _order(links: np.ndarray) -> np.ndarray:
+    """Return ascending numbers (n,) for sorted links: complex ones are compared by both parts in turn."""
+    order = np.empty(len(links), complex)
+    order.real, order.imag = -links["probability"], -links["score"]
+    return order
 
 
 def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
-    """Yield the links of sorted files in one descending order of scores, in blocks."""
+    """Yield the links of sorted files in one order, in blocks."""
     # Read piece by piece and not mapped: a mapped file stays open, and there may be thousands.
     chunk = max(1024, MERGED_ROWS // max(1, len(paths)))
     num_rows = {path: path.stat().st_size // LINK.itemsize for path in paths}
@@ -382,8 +436,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
             places[path] += len(left[path])
         # What a file still has is not above its last row in memory.
         unread = {path for path in left if places[path] < num_rows[path]}
-        least = max((left[path]["score"][-1] for path in unread), default=-np.inf)
-        ends = {path: np.searchsorted(-rows["score"], -least, side="right") for path, rows in left.items()}
+        last = np.concatenate([_order(left[path][-1:]) for path in unread] or [np.array([complex(np.inf)])])
+        ends = {path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in left.items()}
         yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in left.items()]))
         left = {path: rows[ends[path] :] for path, rows in left.items()}
         left = {path: rows for path, rows in left.items() if len(rows) or path in unread}
@@ -414,8 +468,8 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
         "tail": _names(completion, links, "tail"),
         "score": links["score"],
     }
-    if completion.curve is not None:
-        columns["probability"] = completion.curve(links["score"])
+    if completion.calibration is not None:
+        columns["probability"] = links["probability"]
     if completion.held_out is not None:
         known = completion.run.known_triples(splits=(completion.held_out,))
         columns["held_out"] = known.contain(Side.TAIL, links["head"], links["relation"], links["tail"])
@@ -443,7 +497,7 @@ def write_completion(
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
-    """Write the missing triples to a Parquet file, by descending score, and return a summary.
+    """Write the missing triples to a Parquet file, the most probable first, and return a summary.
 
     An interrupted call leaves ``PATH.parts``, and the same call goes on from there.
     """
@@ -472,8 +526,10 @@ def write_completion(
         "pairs": sum(
             len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
         ),
-        "least_score": completion.least_score if np.isfinite(completion.least_score) else None,
+        "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
     }
+    if completion.candidates == FAISS:
+        summary["recall"] = completion.recall
     if completion.held_out is not None:
         summary |= {"held_out": completion.held_out, "held_out_triples": num_held_out}
         summary |= {"curve": _curve(np.concatenate(hits), num_links, num_held_out)}
@@ -481,7 +537,7 @@ def write_completion(
 
 
 def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
-    """Return the missing triples, or the best ones of them, by descending score; see :func:`as_table`."""
+    """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
         blocks, left = [np.empty(0, LINK)], limit
         for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
