@@ -36,6 +36,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
 from dglkge.errors import CheckpointError, InputError, unknown_name, write_error
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TablePart
 
 
@@ -103,6 +104,33 @@ def saved_relation_ids(
     }
     wanted = [(one.name, types.get(one.lhs), types.get(one.rhs)) for one in meta.relations]
     return np.array([ids.get(relation, -1) for relation in wanted], dtype=np.int64)  # type: ignore[arg-type]
+
+
+def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | None:
+    """Return the number (T,) that each time of a run has in a checkpoint, -1 for a new one.
+
+    None if the numbers are equal, or the score function has no times. A CheckpointError if entities at a time
+    depend on its number, and this is another one.
+    """
+    function, times = SCORE_FUNCTIONS.get(meta.score_function), checkpoint.meta.times
+    if not function.has_times or tuple(times) == tuple(meta.times):
+        return None
+    number = {time: place for place, time in enumerate(times)}
+    found = np.array([number.get(time, -1) for time in meta.times], dtype=np.int64)
+    moved = np.flatnonzero((found >= 0) & (found != np.arange(len(found))))
+    if len(moved) and not function().has_module:
+        raise CheckpointError(
+            f"{checkpoint.path} has the time {meta.times[moved[0]]!r} as number {found[moved[0]]}, this run "
+            f"as {moved[0]}, and {meta.score_function} computes with it; expected new times behind old ones"
+        )
+    return found
+
+
+def at_times(saved: np.ndarray, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return rows of all times of a run: those of :func:`saved_times` from ``values``, new ones as others."""
+    rows, is_saved = others.detach().clone(), torch.from_numpy(saved >= 0)
+    rows[is_saved] = values[torch.from_numpy(saved)[is_saved]]
+    return rows
 
 
 def take_over(
@@ -194,7 +222,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     Raises
     ------
     CheckpointError
-        If the checkpoint lacks an entity or relation of the dataset.
+        If the checkpoint lacks an entity or relation of the dataset, or has times and others.
     InputError
         If the entity types do not fit each other.
     """
@@ -214,6 +242,11 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     # Progress within an epoch counts positions in the order of the triples, which another data set lacks.
     progress = {**source.meta.progress, Progress.BATCHES_DONE: 0}
     meta = dataclasses.replace(source.meta, config={}, progress=progress, **dataset_fields(dataset))
+    if saved_times(source, meta) is not None:
+        raise CheckpointError(
+            f"{source.path} has other times than {dataset.path}; to start a run with what it has, set "
+            "checkpoint.init_path"
+        )
     parts = {}
     for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
         saved = RELATION if table == RELATION else str(types[table])

@@ -393,8 +393,6 @@ class Checkpoint(TablesByName):
                     names = Vocabulary(list(map(str, range(count))), "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
-            if entity_type in self._new:
-                names = Vocabulary([*names.names, *self._new[entity_type][0]], "entity")
             self._vocabularies[entity_type] = names
         return self._vocabularies[entity_type]
 
@@ -512,7 +510,8 @@ class Checkpoint(TablesByName):
         # The files are closed with the checkpoint that opened them.
         other._opened_by = self
         other.meta = replace(self.meta, entity_types=counts)
-        other._new, other._tables, other._vocabularies = rows, {}, {}
+        more = {name: self.vocabulary(name).extended(names) for name, (names, _) in new.items()}
+        other._new, other._tables, other._vocabularies = rows, {}, {**self._vocabularies, **more}
         return other
 
     def _check_new(

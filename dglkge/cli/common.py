@@ -269,6 +269,12 @@ FEATURES = option(
     "whose rows are computed from them; TYPE=FILE where several entity types have features",
     is_repeated=True,
 )
+ABOUT = option(
+    "--about NAME=TEXT",
+    "an entity that the run does not know, whose row is computed from a text about it, as those of the file "
+    "of dglkge data vectors that the run was trained with",
+    is_repeated=True,
+)
 RULES = flag(
     "--rules", "add the confidence of rules to scores; mined once, and kept as rules.json in the run's folder"
 )
@@ -301,9 +307,14 @@ def open_model(args: argparse.Namespace) -> Run:
     """Open the run that the options of a command name."""
     from dglkge.inference.run import open_run  # here: --help does without torch
 
-    given = {"dataset": None, "no_verify": False, "features": [], "rules": False, **vars(args)}
+    given = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
     model = open_run(args.run, given["dataset"], verify=not given["no_verify"])
     model = model.with_features(given["features"]) if given["features"] else model
+    if given["about"]:
+        texts = dict(text.partition("=")[::2] for text in given["about"])
+        if not all(texts.values()):
+            raise InputError(f"--about {given['about'][0]!r} is not of the form NAME=TEXT")
+        model = model.with_new_texts(texts)
     return model.with_rules() if given["rules"] else model
 
 

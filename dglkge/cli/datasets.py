@@ -117,9 +117,10 @@ def extend(args: argparse.Namespace) -> dict[str, Any]:
 
 def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
     added = figures["added"]
+    times = f", {added['times']:,} new times" if added["times"] else ""
     print_text(
         f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
-        f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
+        f"entities, {added['relations']:,} new relations{times}\nthe data set lies in {args.output}"
     )
 
 
@@ -318,8 +319,13 @@ def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
     if output.exists() and not args.overwrite:
         raise InputError(f"{output} exists; --overwrite replaces it")
     texts = vector_files.read_texts(Path(args.texts))
-    vectors = vector_files.text_vectors(texts, args.dimension, args.encoder)
-    vector_files.write_vectors(output, list(texts), vectors)
+    if args.like:
+        vectors = vector_files.open_encoder(Path(args.like))(texts.values())
+        vector_files.write_vectors(output, texts, vectors, encoder=None)
+    else:
+        made_by = args.dimension, args.encoder
+        vectors = vector_files.text_vectors(texts, *made_by)
+        vector_files.write_vectors(output, texts, vectors, *made_by)
     return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
 
 
@@ -335,12 +341,14 @@ by a singular value decomposition, or a sentence encoder. Training takes them as
     examples="""examples:
   dglkge data vectors descriptions.tsv -o vectors.parquet      NAME<tab>TEXT lines
   dglkge data vectors labels.csv -o vectors.parquet --encoder all-MiniLM-L6-v2
-  dglkge train my.yaml 'features.files=[vectors.parquet]'""",
+  dglkge train my.yaml 'features.files=[vectors.parquet]'
+  dglkge data vectors new.tsv --like vectors.parquet -o new.parquet    for dglkge predict --features""",
     options=[
         option("texts TEXTS", "table of names and texts: .tsv, .csv with a header, or .parquet"),
         option("-o --output FILE", "Parquet file to write", required=True),
         option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
         option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
+        option("--like FILE", "encode as this file of vectors, which the command has written"),
         OVERWRITE,
     ],
     run=text_vectors_of,

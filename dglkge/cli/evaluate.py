@@ -246,6 +246,7 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         common.COLUMNS,
         common.DELIMITER,
         common.FEATURES,
+        common.ABOUT,
         common.RULES,
         flag("--raw", "rank among other known answers too (default: filtered)"),
         option(

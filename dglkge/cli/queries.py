@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import (
+    ABOUT,
     DATASET,
     DELIMITER,
     FEATURES,
@@ -242,6 +243,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
+        ABOUT,
         RULES,
     ],
     run=predict,
@@ -253,13 +255,16 @@ SIMILAR = Command(
     "row.",
     examples="""examples:
   dglkge similar runs/demo Alice
-  dglkge similar runs/demo Mercury --type planet -k 3 --json""",
+  dglkge similar runs/demo Mercury --type planet -k 3 --json
+  dglkge similar runs/demo Carol --about 'Carol=wrote the compiler'""",
     options=[
         *MODEL,
         option("name ENTITY", "the entity", nargs="?"),
         option("--entity ENTITY", argparse.SUPPRESS),
         option("--type TYPE", "its type, if entities of several types share the name"),
         K,
+        FEATURES,
+        ABOUT,
     ],
     run=similar,
     show=_print_similar,

@@ -14,8 +14,8 @@ import datetime
 import difflib
 import mmap
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterable, MutableMapping, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -62,11 +62,11 @@ def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tupl
         if (np.diff(keys[order]) == 0).any():
             raise InputError("two texts of the time column are one integer; allowed: one text for each time")
         return [stamps[place] for place in order], np.argsort(order).astype(np.int32)
+    length = GRANULARITIES[granularity] if granularity else None
     for stamp in stamps:
-        if not _is_date(stamp) or len(stamp) != len(stamps[0]):
+        if not _is_date(stamp) or len(stamp[:length]) != len(stamps[0][:length]):
             raise _no_time(stamp, stamps[0])
     # Of one form: the order of the texts is that of the times.
-    length = GRANULARITIES[granularity] if granularity else None
     if length is not None and stamps and len(stamps[0]) < length:
         raise InputError(f"the time {stamps[0]!r} has no {granularity}; allowed: a coarser granularity")
     cut = [stamp[:length] for stamp in stamps]
@@ -102,6 +102,19 @@ def time_spans(
     if len(wrong):
         raise InputError(f"the interval {stamps[wrong[0]]!r} ends before it begins")
     return times, spans[:, 0], spans[:, 1]
+
+
+def granularity_of(times: Sequence[str], stamps: Sequence[str]) -> str | None:
+    """Return the granularity that cuts stamps to the form of times; None where there is none, or of integers.
+
+    Examples
+    --------
+    >>> granularity_of(["2014-05", "2014-06"], ["2014-05", "2014-06", "2014-07-31"])
+    'month'
+    """
+    if all(_INTEGER.fullmatch(point) for stamp in stamps for point in stamp.split("/")):
+        return None
+    return {length: name for name, length in GRANULARITIES.items()}.get(len(times[0]))
 
 
 def _is_date(stamp: str) -> bool:
@@ -159,7 +172,7 @@ class Vocabulary:
     def __init__(self, names: Sequence[str], noun: str) -> None:
         self.names = names
         self.noun = noun
-        self._ids: dict[str, int] | None = None
+        self._ids: MutableMapping[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -186,6 +199,14 @@ class Vocabulary:
         ids = self._id_of_name()
         return np.array([ids.get(name, -1) for name in names], dtype=np.int64)
 
+    def extended(self, names: Sequence[str]) -> Vocabulary:
+        """Return this vocabulary with further names, in little time: both share the index of the old ones."""
+        made = Vocabulary([*self.names, *names], self.noun)
+        made._ids = ChainMap(
+            {name: len(self) + place for place, name in enumerate(names)}, self._id_of_name()
+        )
+        return made
+
     def save(self, path: Path) -> None:
         """Write one name per line, in UTF-8; the line number, from 0, is the id."""
         # newline="" keeps "\n" on every platform: the fingerprint covers the bytes.
@@ -197,7 +218,7 @@ class Vocabulary:
         """Read a file of :meth:`save`."""
         return cls(read_lines(path), noun)
 
-    def _id_of_name(self) -> dict[str, int]:
+    def _id_of_name(self) -> MutableMapping[str, int]:
         # Built at the first lookup by name: training has no such lookup, and the dict is large.
         if self._ids is None:
             self._ids = {name: id_ for id_, name in enumerate(self.names)}

@@ -52,8 +52,6 @@ class Route:
 
     Attributes
     ----------
-    ids : (U,) int64 tensor
-        Distinct node ids that this trainer asks for, ascending; of one trainer also on the device.
     asked, given : list of int
         Rows that this trainer asks of each rank, and that each rank asks of this trainer.
     positions, targets, places : (n,), (m,), (n,) int64, on the device
@@ -61,15 +59,17 @@ class Route:
         each position among these.
     is_active : bool
         Whether any trainer asks for rows of the table.
+    repeats : (U,) int64 on the device, optional
+        How often each row is asked for, one after another: a relation at several times has one row.
     """
 
-    ids: Tensor
     asked: list[int]
     given: list[int]
     positions: OnDevice
     targets: OnDevice
     places: OnDevice
     is_active: bool
+    repeats: OnDevice | None = None
 
 
 @dataclass
@@ -193,11 +193,10 @@ class DeviceTables:
         # Rank by rank and, in it, table by table.
         pieces = np.split(arrived, np.cumsum(given.ravel())[:-1])
         found = {}
-        for place, (name, ids) in enumerate(wanted.items()):
+        for place, name in enumerate(wanted):
             positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self.local_rank]
             targets, places = np.unique(positions, return_inverse=True)
             found[name] = Route(
-                ids,
                 asked[:, place].tolist(),
                 given[:, place].tolist(),
                 add(positions),
@@ -211,13 +210,15 @@ class DeviceTables:
         """Return the route of distinct rows that all are this trainer's; the ids may be on the device."""
         positions = ids - int(self._starts[name][0])
         there = add(positions.numpy()) if ids.device.type == "cpu" else Present(positions)
-        return Route(ids, [len(ids)], [len(ids)], there, there, there, len(ids) > 0)
+        return Route([len(ids)], [len(ids)], there, there, there, len(ids) > 0)
 
     def fetch(self, name: str, route: Route) -> Tensor:
-        """Return the rows (U, D) of a route's ids on the device; the next step updates along this route."""
+        """Return the rows of a route on the device, as often as asked for; the next step updates along it."""
         self._open[name] = route
-        given = self._shards[name].rows.index_select(0, route.positions.tensor)
-        return given if self._host.size == 1 else self._network.rows(given, route.given, route.asked)
+        rows = self._shards[name].rows.index_select(0, route.positions.tensor)
+        if self._host.size > 1:
+            rows = self._network.rows(rows, route.given, route.asked)
+        return rows if route.repeats is None else rows.repeat_interleave(route.repeats.tensor, dim=0)
 
     @torch.no_grad()
     def step_rows(
@@ -230,15 +231,15 @@ class DeviceTables:
         """Apply the gradients of the rows that were fetched last, see :meth:`SparseOptimizer.step_rows`.
 
         `gradients` are on the device. For each table that is trained, the same ones on all trainers:
-        embedding, ids of its open route, and gradients (U, D). Then, where all rows of a table have one:
-        embedding, the ids that this trainer owns, and gradients (R, D), which are changed.
+        embedding, ids, and gradients of what its open route fetched. Then, where all rows of a table have
+        one: embedding, the ids that this trainer owns, and gradients (R, D), which are changed.
         """
         self._enter("exchange")
         of_batch: dict[str, Tensor] = {}
         of_owned: dict[str, Tensor] = {}
-        for embedding, ids, rows in gradients:
+        for embedding, _, rows in gradients:
             name = self._names[id(embedding)]
-            (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
+            (of_owned if name in of_batch else of_batch)[name] = rows
         sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
         factor = 1.0
         if self.optimizer.clipping is not None:
@@ -258,11 +259,15 @@ class DeviceTables:
         return UpdateResult(extra_sum, factor)
 
     def _summed(self, name: str, gradients: Tensor, of_owned: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Send gradients (U, D) to the owners of their rows; return this trainer's rows and their sums.
+        """Send the gradients of a route to the owners of its rows; return this trainer's rows and their sums.
 
         `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
         """
         route = self._open[name]
+        if route.repeats is not None and len(gradients):
+            # In the order of the times, on every device.
+            lengths = route.repeats.tensor
+            gradients = torch.segment_reduce(gradients, "sum", lengths=lengths, axis=0, unsafe=True)
         if self._host.size == 1 and of_owned is None:
             return route.targets.tensor, gradients
         received = gradients

@@ -1,9 +1,9 @@
 """Fold-in: rows for new entities from their triples alone; all other rows stay.
 
-The row of a new entity minimizes the run's own loss and regularizer by L-BFGS (Liu and Nocedal 1989). It
-starts at the known entity that answers the entity's queries best. Where scores are inner products of queries
-that are linear in the entity (ComplEx, DistMult, RESCAL), softmax, cross entropy and the norms of rows are
-convex in the row, which then is the one minimum.
+The row of a new entity minimizes the run's own loss and regularizer by L-BFGS (Liu and Nocedal 1989), for
+many entities at once. It starts at the known entity that answers the entity's queries best. Where scores are
+inner products of queries that are linear in the entity (ComplEx, DistMult, RESCAL), softmax, cross entropy
+and the norms of rows are convex in the row, which then is the one minimum.
 
 The loss has the queries of the own triples, as the entity given and as the answer, with their penalties; and
 the queries of other triples, in which it is one negative more. Without the latter nothing keeps a row from
@@ -13,8 +13,8 @@ entities, and the training more triples, than are taken, fixed samples stand for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import (
     CandidateLoss,
     Term,
-    best_row,
+    better_rows,
     run_loss,
     run_regularizer,
 )
@@ -51,14 +51,17 @@ else:
 Entity = tuple[str, int]
 """Type and id."""
 
-NUM_CANDIDATES = 1 << 12
+NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
 
 NUM_TRIPLES = 1 << 12
 """Training triples in whose queries a new entity is a negative, where there are more."""
 
 MAX_SCORES = 1 << 23
-"""Scores of an entity's queries for a side; of an entity with more, triples that are evenly spaced count."""
+"""Scores of a block of entities; of an entity with more for a side, triples that are evenly spaced count."""
+
+MAX_ROUNDS = 5
+"""Times that the search of a row begins anew where it was."""
 
 
 def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -113,6 +116,27 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
     return pd.DataFrame(found, columns=list(ROLES))
 
 
+class _Given:
+    """Triples (n, 3) of a new entity, at most so many of them; of more, some that are evenly spaced."""
+
+    def __init__(self, id_: int, triples: np.ndarray, most: int) -> None:
+        count = min(len(triples), most)
+        self.id, self.share = id_, len(triples) / count
+        self.triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
+
+
+class _Part(NamedTuple):
+    """Triples (B, 3) of a block of new entities: number there and id of the entity of each, and weights."""
+
+    triples: np.ndarray
+    owners: Tensor
+    ids: Tensor
+    weights: Tensor
+
+    def chosen(self, places: np.ndarray) -> _Part:
+        return _Part(self.triples[places], self.owners[places], self.ids[places], self.weights[places])
+
+
 class FoldIn:
     """Finds the rows of new entities of a run."""
 
@@ -126,12 +150,18 @@ class FoldIn:
         self._max_norm = float(value_at(checkpoint.config, ("model", "max_norm"), 0.0))
         fields = {side: ("negatives", f"num_for_{side.value}s") for side in Side}
         self._sides = [side for side, field in fields.items() if value_at(checkpoint.config, field, -1)]
+        types = list(self._counts)
+        self._types = {
+            side: np.array([types.index(one.candidate_type(side)) for one in self._relations])
+            for side in Side
+        }
+        """Number of the type of the head and of the tail of each relation."""
         self._new: Mapping[str, Tensor] = {}
         self._losses: dict[str, CandidateLoss] = {}
+        self._others: dict[str, list[Term]] = {}
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
-        self._others: dict[str, list[Term]] = {}
 
     def with_entities(self, frame: pd.DataFrame) -> tuple[Checkpoint, np.ndarray]:
         """Return the checkpoint with the new entities of triples, and the triples by id, (n, 3) int64.
@@ -158,8 +188,8 @@ class FoldIn:
     def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> list[Entity]:
         """Fill the rows of new entities; return those that no chain of triples joins to known ones.
 
-        A triple of two new ones counts as soon as the other one has a row. Then their rows are found once
-        more.
+        First come those with triples of known ones, then what these are joined to, and so on. Then the rows
+        of all that are joined to new ones are found once more.
         """
         self._new = new
         ends = [self._ends(triple) for triple in triples]
@@ -169,14 +199,20 @@ class FoldIn:
                 if self._is_new(entity):
                     triples_of.setdefault(entity, []).append(place)
         missing = set(triples_of)
+        while missing:
+            usable = {
+                entity: [place for place in triples_of[entity] if not missing & ({*ends[place]} - {entity})]
+                for entity in triples_of
+                if entity in missing
+            }
+            usable = {entity: places for entity, places in usable.items() if places}
+            if not usable:
+                return [entity for entity in triples_of if entity in missing]
+            self._find(usable, triples)
+            missing -= usable.keys()
         joined = {one for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for one in pair}
-        for entities in (list(triples_of), [one for one in triples_of if one in joined]):
-            for entity in entities:
-                usable = [place for place in triples_of[entity] if not missing & ({*ends[place]} - {entity})]
-                if usable:
-                    new[entity[0]][entity[1] - self._counts[entity[0]]] = self._row(entity, triples[usable])
-                    missing.discard(entity)
-        return [entity for entity in triples_of if entity in missing]
+        self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
+        return []
 
     def _ends(self, triple: np.ndarray) -> tuple[Entity, Entity]:
         relation = self._relations[triple[1]]
@@ -185,72 +221,119 @@ class FoldIn:
     def _is_new(self, entity: Entity) -> bool:
         return entity[1] >= self._counts[entity[0]]
 
-    def _row(self, entity: Entity, triples: np.ndarray) -> Tensor:
-        """Return the best row (D,) of an entity for its triples."""
-        own, scores = self._own_terms(entity, triples)
-        candidates = self._candidates(entity[0]).rows
-        start = candidates[torch.stack(scores).sum(0).argmax()] if scores else candidates.mean(0)
-        row = best_row(start, [*own, *self._other_terms(entity[0])])
+    def _find(self, places_of: Mapping[Entity, Sequence[int]], triples: np.ndarray) -> None:
+        """Write the best rows of entities for some of the triples, in blocks of one type."""
+        for table, rows in self._new.items():
+            num_candidates, block, total = len(self._candidates(table).ids), list[_Given](), 0
+            for (of, id_), places in places_of.items():
+                if of != table:
+                    continue
+                given = _Given(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
+                cost = 2 * (len(given.triples) * num_candidates + len(self._train))
+                if block and total + cost > MAX_SCORES:
+                    self._find_block(table, block, rows)
+                    block, total = [], 0
+                block.append(given)
+                total += cost
+            if block:
+                self._find_block(table, block, rows)
+
+    def _find_block(self, table: str, block: Sequence[_Given], rows: Tensor) -> None:
+        places = torch.tensor([given.id for given in block]) - self._counts[table]
+        own, found = self._own_terms(table, block)
+        for _ in range(MAX_ROUNDS):
+            found, is_open = better_rows(found, [*own, *self._other_terms(table)])
+            rows[places] = found.float()
+            if not is_open.any():
+                break
+            # Few take much longer than the rest: they go on by themselves.
+            left = is_open.nonzero()[:, 0]
+            block, places, found = [block[place] for place in left.tolist()], places[left], found[left]
+            own, _ = self._own_terms(table, block)
         if self._max_norm:
-            limit_norms(row.unsqueeze(0).numpy(), self._max_norm)
-        return row
+            limit_norms(rows.numpy(), self._max_norm)
 
-    def _own_terms(self, entity: Entity, triples: np.ndarray) -> tuple[list[Term], list[Tensor]]:
-        """Return terms of an entity's triples, and scores of the candidates where it is an answer."""
-        ends = [self._ends(triple) for triple in triples]
-        terms, scores = [], []
+    def _own_terms(self, table: str, block: Sequence[_Given]) -> tuple[list[Term], Tensor]:
+        """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
+        counts = torch.tensor([len(given.triples) for given in block])
+        triples = np.concatenate([given.triples for given in block])
+        owners = torch.arange(len(block)).repeat_interleave(counts)
+        shares = torch.tensor([given.share for given in block], dtype=torch.float64)
+        own_ids = torch.tensor([given.id for given in block])[owners]
+        part = _Part(triples, owners, own_ids, shares[owners] * self._weights[triples[:, 1]])
+        candidates, number = self._candidates(table).rows, list(self._counts).index(table)
+        scores, terms = torch.zeros(len(block), len(candidates)), []
         for side in self._sides:
-            # By whether it is given, and by the type of the other entity.
-            groups: dict[tuple[bool, str], list[int]] = {}
-            for place, pair in enumerate(ends):
-                given, answer = pair if side is Side.TAIL else pair[::-1]
-                is_given = given == entity
-                groups.setdefault((is_given, (answer if is_given else given)[0]), []).append(place)
-            for (is_given, other), places in groups.items():
-                term, of_candidates = self._own_term(entity, side, is_given, other, triples[places])
-                terms.append(term)
-                scores += [] if of_candidates is None else [of_candidates]
-        return terms, scores
+            of_given, of_answer = (self._types[one][triples[:, 1]] for one in (side.other, side))
+            is_given = (of_given == number) & (triples[:, side.anchor_column] == own_ids.numpy())
+            kinds = 2 * np.where(is_given, of_answer, of_given) + is_given
+            for kind in np.unique(kinds).tolist():
+                asked = part.chosen(np.flatnonzero(kinds == kind)), table, side, list(self._counts)[kind // 2]
+                if kind % 2:
+                    terms.append(self._given_term(*asked))
+                else:
+                    term, of_candidates = self._answer_term(*asked)
+                    terms.append(term)
+                    scores.index_add_(0, asked[0].owners, of_candidates)
+        start = candidates[scores.argmax(1)]
+        start[~scores.any(1)] = candidates.mean(0)
+        return terms, start
 
-    def _own_term(
-        self, entity: Entity, side: Side, is_given: bool, other: str, triples: np.ndarray
-    ) -> tuple[Term, Tensor | None]:
-        """Return the term of triples for one side, in all of which the entity has the same part."""
-        model, loss = self._model, self._candidates(other if is_given else entity[0])
-        count = min(len(triples), max(1, MAX_SCORES // len(loss.ids)))
-        share = len(triples) / count
-        triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
-        other_ids = torch.from_numpy(triples[:, side.column if is_given else side.anchor_column])
-        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        relations = self._checkpoint.gather(RELATION, relation_ids).double()
-        fixed_rows = self._gather(other, other_ids)
-        is_own = ((other_ids == entity[1]) & (other == entity[0])).unsqueeze(1)
-        weights = share * self._weights[relation_ids][places]
-        ignored = torch.from_numpy(triples[:, [side.column]]) == loss.ids
-        fixed = None
-        if not is_given:  # the row has no part in the queries
-            fixed = model.compare(model.query(fixed_rows, relations, side, places=places).float(), loss.rows)
+    def _given_term(self, part: _Part, table: str, side: Side, other: str) -> Term:
+        """Return the term of triples for one side, in which the entities are those given."""
+        model, loss, owners = self._model, self._candidates(other), part.owners
+        answer_ids = torch.from_numpy(part.triples[:, side.column])
+        answers = self._gather(other, answer_ids)
+        is_own = ((answer_ids == part.ids) & (other == table)).unsqueeze(1)
+        ignored = answer_ids.unsqueeze(1) == loss.ids
+        relations, places = self._relation_rows(part.triples)
+        # Triples of one entity and relation ask the same.
+        pairs, asked = (owners * len(relations) + places).unique(return_inverse=True)
+        first = torch.empty_like(pairs).scatter_(0, asked, torch.arange(len(asked)))
 
-        def term(row: Tensor) -> Tensor:
-            others, own = torch.where(is_own, row, fixed_rows), row.expand_as(fixed_rows)
-            given, answers = (own, others) if is_given else (others, own)
-            query = model.query(given, relations, side, places=places)
-            negative = fixed
-            if negative is None:
-                # Triples of one relation ask the same.
-                distinct = model.query(row.expand(len(relations), -1), relations, side)
-                negative = model.compare(distinct.float(), loss.rows)[places]
-            losses = loss(model.compare_pairs(query, answers).float(), negative, ignored)
-            if self._regularizer is not None:
-                losses = losses + self._regularizer.penalties(
-                    model, given, relations, answers, side, query, places
-                )
-            return (losses * weights).sum()
+        def term(rows: Tensor) -> Tensor:
+            own = rows[owners]
+            query = model.query(own, relations, side, places=places)
+            answering = torch.where(is_own, own, answers)
+            negative = model.compare(query[first].float(), loss.rows)[asked]
+            losses = loss(model.compare_pairs(query, answering).float(), negative, ignored)
+            losses = losses + self._penalties(own, relations, answering, side, query, places)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
 
-        return term, None if fixed is None else weights.float() @ fixed
+        return term
+
+    def _answer_term(self, part: _Part, table: str, side: Side, other: str) -> tuple[Term, Tensor]:
+        """Return the term of triples in which the entities answer, and weighted scores of candidates."""
+        model, loss, owners = self._model, self._candidates(table), part.owners
+        given = self._gather(other, torch.from_numpy(part.triples[:, side.anchor_column]))
+        relations, places = self._relation_rows(part.triples)
+        query = model.query(given, relations, side, places=places)
+        scores = model.compare(query.float(), loss.rows)
+        against = loss.against(scores, part.ids.unsqueeze(1) == loss.ids)
+
+        def term(rows: Tensor) -> Tensor:
+            own = rows[owners]
+            losses = against(model.compare_pairs(query, own).float())
+            losses = losses + self._penalties(given, relations, own, side, query, places)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
+
+        return term, scores * part.weights.float().unsqueeze(1)
+
+    def _relation_rows(self, triples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the rows (U, Dr) of the relations of triples (B, 3), and the place (B,) of each one's."""
+        ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
+        return self._checkpoint.gather(RELATION, ids).double(), places
+
+    def _penalties(
+        self, given: Tensor, relations: Tensor, answers: Tensor, side: Side, query: Tensor, places: Tensor
+    ) -> Tensor | float:
+        """Return the penalty of each query with its answer."""
+        if self._regularizer is None:
+            return 0.0
+        return self._regularizer.penalties(self._model, given, relations, answers, side, query, places)
 
     def _other_terms(self, table: str) -> list[Term]:
-        """Return terms of queries of the training whose answers are of a type."""
+        """Return terms of training queries whose answers are of a type."""
         if table not in self._others:
             self._others[table] = []
             for side in self._sides:
@@ -265,18 +348,16 @@ class FoldIn:
         """Return the term of queries of training triples, of one side and one pair of entity types."""
         loss, model = self._candidates(table), self._model
         anchors = self._gather(given, torch.from_numpy(triples[:, side.anchor_column]))
-        relation_ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
-        relations = self._checkpoint.gather(RELATION, relation_ids).double()
+        relations, places = self._relation_rows(triples)
         query = model.query(anchors, relations, side, places=places)
         answer_ids = torch.from_numpy(triples[:, side.column])
         positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
         negative = model.compare(query.float(), loss.rows)
         references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-        query, weights = query.float(), self._share * self._weights[relation_ids][places]
+        query, weights = query.float(), (self._share * self._weights[triples[:, 1]]).float()
 
-        def term(row: Tensor) -> Tensor:
-            scores = model.compare(query, row.float().unsqueeze(0)).squeeze(1)
-            return (loss.of_negative(references, scores) * weights).sum()
+        def term(rows: Tensor) -> Tensor:
+            return weights @ loss.of_negative(references, model.compare(query, rows.float()))
 
         return term
 

@@ -1,14 +1,16 @@
-"""Loss and regularizer of a run, a loss over all entities of a type, and the row with the least loss."""
+"""Loss and regularizer of a run, a loss over all entities of a type, and the rows with the least losses."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.config.schema import value_at
@@ -39,7 +41,7 @@ def run_regularizer(checkpoint: Checkpoint, model: KgeModel) -> Regularizer | No
 
 
 Term = Callable[[Tensor], Tensor]
-"""Takes a row (D,) and returns a part of its loss, a scalar."""
+"""Takes rows (E, D) float64 and returns a part of the loss (E,) of each."""
 
 
 class _Weighted(Sum):
@@ -78,34 +80,94 @@ class CandidateLoss:
         """Return the loss (B,) of answers (B,) against candidates (B, M)."""
         return self._loss(positive - self._shift, negative, ignored)
 
+    def against(self, negative: Tensor, ignored: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the loss (B,) as a function of the scores (B,) of the answers, those of candidates fixed."""
+        if not self._is_softmax:
+            return lambda positive: self(positive, negative, ignored)
+        # Softmax: one number stands for the scores of all.
+        powers = negative.masked_fill(ignored, -math.inf).logsumexp(1) + self._shift
+        return lambda positive: functional.softplus(powers - positive)
+
     def references(self, positive: Tensor, negative: Tensor, ignored: Tensor) -> Tensor:
         """Return what :meth:`of_negative` compares one negative of queries (B,) with."""
         # Softmax: the logarithm of the sum of all powers.
         return positive + self(positive, negative, ignored) if self._is_softmax else positive
 
     def of_negative(self, references: Tensor, scores: Tensor) -> Tensor:
-        """Return by how much one negative more, with scores (B,), changes losses, but for constants."""
-        return self._share * self._of_one(references, scores.unsqueeze(1))
+        """Return by how much one negative more, of scores (B, E), changes losses, but for constants."""
+        if self._is_softmax:
+            return functional.softplus(scores - references[:, None])
+        pairs = references[:, None].expand_as(scores).reshape(-1), scores.reshape(-1, 1)
+        return self._share * self._of_one(*pairs).view_as(scores)
 
 
-MAX_STEPS = 200
-"""Of L-BFGS; tens are usual."""
-STRONG_WOLFE = "strong_wolfe"
+MAX_STEPS = 25
+"""Of L-BFGS; a dozen are usual."""
+MEMORY = 10
+MAX_HALVINGS = 12
+TOLERANCE = 1e-5
+"""Decrease of a loss that a step must promise."""
+ROUNDING = 1e-6
+"""Of a loss, a sum of numbers in float32."""
+PROBE = 0.01
+"""Length of a move that shows the curvature at the start."""
+
+_Pair = tuple[Tensor, Tensor, Tensor]
+"""Moves (E, D), changes of gradients, and 1 over their products (E, 1), or 0 where these are negative."""
 
 
-def best_row(start: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Return the row (D,) float32 with the least sum of terms, by L-BFGS from a start (D,)."""
-    row = start.double().requires_grad_()
-    # A change of 1e-5 is below what float32 shows in a loss of hundreds.
-    optimizer = torch.optim.LBFGS(
-        [row], max_iter=MAX_STEPS, tolerance_grad=1e-4, tolerance_change=1e-5, line_search_fn=STRONG_WOLFE
-    )
+def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
+    """Return rows (E, D) with less loss by terms, and whether each (E,) is to be improved further.
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        total = torch.stack([term(row) for term in terms]).sum()
-        total.backward()
-        return total
+    L-BFGS for all of them at once, in float64.
+    """
+    rows = start.double()
+    losses, gradients = _evaluated(rows, terms)
+    move = -PROBE * functional.normalize(gradients)
+    pairs = deque([_pair(move, _evaluated(rows + move, terms)[1] - gradients)], MEMORY)
+    fails = torch.zeros(len(rows), dtype=torch.bool)
+    for number in range(MAX_STEPS + 1):
+        directions = -_quasi_newton(gradients, pairs)
+        slopes = (directions * gradients).sum(1)
+        is_open = (-slopes > 2 * TOLERANCE) & ~fails
+        if number == MAX_STEPS or not is_open.any():
+            break
+        steps = is_open.double()
+        for _ in range(MAX_HALVINGS):
+            moved = rows + steps[:, None] * directions
+            new_losses, new_gradients = _evaluated(moved, terms)
+            rises = new_losses > losses + 1e-4 * steps * slopes + ROUNDING * losses.abs()
+            if not rises.any():
+                break
+            steps = torch.where(rises, steps / 2, steps)
+        fails = fails | rises
+        pairs.append(_pair(moved - rows, new_gradients - gradients))
+        rows, losses, gradients = moved, new_losses, new_gradients
+    return rows, is_open
 
-    optimizer.step(loss)
-    return row.detach().float()
+
+def _evaluated(rows: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
+    """Return the losses (E,) and the gradients (E, D) of rows."""
+    leaf = rows.detach().requires_grad_()
+    losses = torch.stack([term(leaf) for term in terms]).sum(0)
+    (gradients,) = torch.autograd.grad(losses.sum(), leaf)
+    return losses.detach(), gradients
+
+
+def _pair(move: Tensor, change: Tensor) -> _Pair:
+    curvature = (move * change).sum(1, keepdim=True)
+    return move, change, torch.where(curvature > 1e-10, 1 / curvature, 0.0)
+
+
+def _quasi_newton(gradients: Tensor, pairs: Sequence[_Pair]) -> Tensor:
+    """Return gradients (E, D) times the inverse second derivatives that pairs show (Liu and Nocedal 1989)."""
+    left, shares = gradients, []
+    for move, change, inverse in reversed(pairs):
+        shares.append(inverse * (move * left).sum(1, keepdim=True))
+        left = left - shares[-1] * change
+    move, change, inverse = pairs[-1]
+    scale = 1 / (inverse * (change * change).sum(1, keepdim=True))
+    made = left * torch.where(inverse > 0, scale, 1.0)
+    for (move, change, inverse), share in zip(pairs, reversed(shares)):
+        made = made + (share - inverse * (change * made).sum(1, keepdim=True)) * move
+    return made

@@ -19,7 +19,7 @@ from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS
-from dglkge.data.vector_files import feature_files, read_new_vectors
+from dglkge.data.vector_files import Encode, feature_files, open_encoder, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
@@ -512,6 +512,45 @@ class Run(Questions):
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         of_type = self._type_with_features(entity_type)
         return Run(self.checkpoint.with_new_entities({of_type: (names, vectors)}), self._dataset_path)
+
+    def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
+        """Return this model with further entities, whose rows are made of texts about them.
+
+        The texts are encoded as those of the entities' vectors, which ``dglkge data vectors`` has written.
+
+        Parameters
+        ----------
+        texts : mapping of str to str
+            By the name of the entity.
+        entity_type : str, optional
+            Needed where several entity types have features.
+
+        Raises
+        ------
+        InputError
+            As :meth:`with_new_entities`, or if the file of vectors in ``features.files`` is gone or has no
+            encoder.
+
+        Examples
+        --------
+        ::
+
+            run = dglkge.open_run("runs/demo").with_new_texts({"Carol": "a text about Carol"})
+            run.predict_tails("Carol", "likes")
+        """
+        of_type = self._type_with_features(entity_type)
+        if of_type not in self._encoders:
+            files = (self.checkpoint.config.get("features") or {}).get("files", ())
+            files = feature_files(files, self.tables.entity_types, "features.files")
+            found = [file.path for file in files if of_type in file.entity_types]
+            if not found:
+                raise InputError(f"entities of type {of_type!r} have no vectors in features.files")
+            self._encoders[of_type] = open_encoder(found[0])
+        return self.with_new_entities(list(texts), self._encoders[of_type](texts.values()), of_type)
+
+    @cached_property
+    def _encoders(self) -> dict[str, Encode]:
+        return {}
 
     def add_entities(self, triples: pd.DataFrame) -> Run:
         """Return this model with the new entities of triples, whose rows are found from these alone.

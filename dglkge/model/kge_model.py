@@ -163,6 +163,17 @@ class KgeModel:
         head, tail = (given, answer) if is_forward else (answer, given)
         return self.score_function.relation_product(head, tail)
 
+    def relation_query(self, given: Tensor, answer: Tensor, times: Tensor) -> Tensor:
+        """Return the queries (h, ?, t) of pairs of entities, see ``ScoreFunction.relation_query``.
+
+        ``times`` (B,) are numbers of times, or of relations at them.
+        """
+        function = self.score_function
+        if not function.has_times:
+            return function.relation_query(given, answer)
+        numbers = (times % function.settings.num_times).to(given)
+        return function.relation_query(given, answer, numbers[:, None])
+
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate: (B, query_dim), (N, D) -> (B, N)."""
         return self.score_function.compare(query, candidates)

@@ -290,8 +290,11 @@ class ScoreFunction(Comparator):
         """Return the width of :meth:`relation_query` for entities of width dim."""
         return self.relation_dim(dim) if self.has_relation_product else 2 * dim
 
-    def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
-        """Return the queries (h, ?, t) of pairs of entities: (B, D), (B, D) -> (B, Dq)."""
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+        """Return the queries (h, ?, t) of pairs of entities: (B, D), (B, D) -> (B, Dq).
+
+        Of score functions with times at the number of one, (B, 1).
+        """
         if self.has_relation_product:
             return self.relation_product(given, answer)
         # Without a product form the pair itself is the query; compare_relations cuts it apart again.

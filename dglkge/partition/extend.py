@@ -1,8 +1,9 @@
 """Adds triples and entities to a data set: a new folder in which every old id and partition stays.
 
-Original ids of entities and relations stay, and new ones follow after the last. An entity stays in its
-partition. Files of a checkpoint have the rows of a partition by original id, so new rows are the last there.
-DGL's node ids, which are contiguous in a partition, are drawn anew; nothing outside of the data set has them.
+Original ids of entities and relations stay, and new ones follow after the last; times are numbered in their
+order. An entity stays in its partition. Files of a checkpoint have the rows of a partition by original id, so
+new rows are the last there. DGL's node ids, which are contiguous in a partition, are drawn anew; nothing
+outside of the data set has them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dglkge.data.dataset_files import EDGE_SETS, NUMERIC_LITERALS, SPLITS, TRAIN
 from dglkge.data.quality import measure_quality
 from dglkge.data.text_format import Columns
 from dglkge.data.triples import TripleFile
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, extended
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids
@@ -34,7 +35,7 @@ SLACK = 1.05
 
 
 class _Extension(NamedTuple):
-    """All names of each entity type and all relations, old ones first; new triples by original ids."""
+    """All names of each entity type and all relations at all times, old ones first; new triples by ids."""
 
     names: dict[str, list[str]]
     relations: RelationVocabulary
@@ -81,10 +82,6 @@ def extend_dataset(
     """
     dataset = Dataset.open(source)
     dataset.verify()
-    if dataset.relations.times:
-        raise InputError(
-            f"{source} has times, and dglkge data extend adds to data sets without; partition anew"
-        )
     check_output(output, overwrite)
     if output.resolve() == source.resolve():
         raise InputError(f"the output {output} is the data set itself; choose another folder")
@@ -94,7 +91,14 @@ def extend_dataset(
             f"the data set has an edge set {name!r} already (it has {known}); give another --name"
         )
     files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
-    triples = ingest(table_chunks(files, lambda path: lambda position: None))
+    known_times = dataset.relations.times
+    triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
+    if bool(triples.times) != bool(known_times):
+        having, lacking = ("data set", "input") if known_times else ("input", "data set")
+        raise InputError(
+            f"the triples of the {having} have times, and those of the {lacking} have none; both must have "
+            "them, or neither (see --columns)"
+        )
     new = _resolve(dataset, triples, entity_types)
     if new.weights is not None and not dataset.has_weights:
         raise InputError("the input has weights, and the triples of the data set have none; leave them out")
@@ -108,7 +112,8 @@ def extend_dataset(
             "edge_set": name,
             "triples": len(new.triples),
             "entities": sum(len(names) - dataset.num_entities(type_) for type_, names in new.names.items()),
-            "relations": len(new.relations) - dataset.num_relations,
+            "relations": len(new.relations.timeless) - len(dataset.relations.timeless),
+            "times": len(new.relations.times) - len(known_times),
         }
         origin = {"extends": str(source), "added": added}
         facts = {Field.INPUT: origin, "warnings": [], "dropped_leaks": {}}
@@ -126,7 +131,7 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         known_ids = dataset.vocabulary(type_).find(triples.entities)
         is_known = known_ids >= 0
         type_of[is_known], ids[is_known] = number, known_ids[is_known]
-    old = dataset.relations.relations
+    old = dataset.relations.timeless
     _find_types(type_of, triples, types, old, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
     for place in np.flatnonzero(ids < 0).tolist():
@@ -135,9 +140,10 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         names_of_type.append(triples.entities[place])
     typed = assign_ids(triples, types, type_of)
     number_of = {relation: number for number, relation in enumerate(old)}
-    relation_ids = [number_of.setdefault(relation, len(number_of)) for relation in typed.relations.relations]
-    columns = ids[rows[:, 0]], np.array(relation_ids)[typed.relation_ids(rows)], ids[rows[:, 2]]
-    relations = RelationVocabulary(list(number_of))
+    relation_ids = [number_of.setdefault(relation, len(number_of)) for relation in typed.relations.timeless]
+    at_times = extended(np.array(relation_ids), triples.num_times)
+    columns = ids[rows[:, 0]], at_times[typed.relation_ids(rows)], ids[rows[:, 2]]
+    relations = RelationVocabulary(list(number_of), triples.times)
     return _Extension(names, relations, np.stack(columns, axis=1), triples.weights.get(TRAIN))
 
 
@@ -169,7 +175,7 @@ def _find_types(
         pairs.setdefault(relation.name, set()).add((relation.lhs, relation.rhs))
     rows = triples.splits[TRAIN]
     for head, relation_id, tail in rows[(type_of[rows[:, [0, 2]]] < 0).any(1)].tolist():
-        joined = pairs.get(triples.relations[relation_id], set())
+        joined = pairs.get(triples.relations[relation_id // triples.num_times], set())
         fitting = [
             pair
             for pair in joined
@@ -197,7 +203,7 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
     if weights is not None:
         new_weights = np.ones(len(new.triples), np.float32) if new.weights is None else new.weights
         columns = {TRAIN_WEIGHTS: np.concatenate([weights, new_weights]), **columns}
-    splits = {split: dataset.split(split) for split in SPLITS}
+    splits = {split: _at_new_times(dataset, new.relations.times, split) for split in SPLITS}
     splits[TRAIN] = np.concatenate([splits[TRAIN], new.triples])
     names = ((type_, Vocabulary(names, "entity")) for type_, names in new.names.items())
     written = write_triples(folder, names, new.relations, splits, columns)
@@ -214,6 +220,17 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
     }
 
 
+def _at_new_times(dataset: Dataset, times: Sequence[str], split: str) -> np.ndarray:
+    """Return the triples of a split with the numbers of relations at all times, old and new ones."""
+    triples, old = dataset.split(split), dataset.relations
+    if list(times) == list(old.times):
+        return triples
+    number = {time: place for place, time in enumerate(times)}
+    places = np.array([number[time] for time in old.times])
+    rows, of_old = np.divmod(triples[:, 1], old.num_times)
+    return np.stack([triples[:, 0], rows * len(times) + places[of_old], triples[:, 2]], axis=1)
+
+
 def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
     """Return the partition of each node by type: old ones stay, new ones go where most neighbours are.
 
@@ -223,7 +240,7 @@ def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
     layout = dataset.layout()
     parts = {}
     for ntype in layout.ntypes:
-        count = len(new.relations) if ntype == RELATION else len(new.names[ntype])
+        count = len(new.relations.timeless) if ntype == RELATION else len(new.names[ntype])
         parts[ntype] = np.full(count, -1, np.int64)
         node_ids = np.asarray(layout.node_ids(ntype))
         parts[ntype][: len(node_ids)] = layout.part_of(ntype, node_ids)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
-from dglkge.data.vocabulary import MAX_PAIRS, time_spans
+from dglkge.data.vocabulary import MAX_PAIRS, granularity_of, time_spans
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import mapped
 from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
@@ -168,6 +168,7 @@ def ingest(
     folder: Path | None = None,
     num_workers: int = 1,
     granularity: str | None = None,
+    known_times: Sequence[str] = (),
 ) -> IdTriples:
     """Read all splits of triples of names, or of integer ids.
 
@@ -184,6 +185,9 @@ def ingest(
         Number of chunks that are parsed and numbered at a time.
     granularity : str, optional
         Of the times; see :func:`dglkge.data.vocabulary.time_spans`.
+    known_times : sequence of str
+        Times of a data set, which count as well as those that occur; without a granularity these are cut to
+        their form.
 
     Raises
     ------
@@ -193,6 +197,8 @@ def ingest(
     """
     entities, relations, stamps = NameIndex(), NameIndex(), NameIndex()
     index = {"head": entities, "relation": relations, "tail": entities, TIME: stamps}
+    if known_times:
+        stamps.add(pa.array(known_times))
     if maps is not None:
         check_names(maps.entities or (), maps.relations or ())
 
@@ -205,7 +211,7 @@ def ingest(
     splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
     if maps is not None:
         names = _names_of_ids(splits, maps, columns or Columns())
-        return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity)
+        return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity, known_times)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, relation_names)
@@ -217,11 +223,16 @@ def ingest(
     for triples in splits.values():
         for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
             pass
-    return _at_times(IdTriples(entity_names, relation_names, splits, weights), times_of, stamps, granularity)
+    triples_of_ids = IdTriples(entity_names, relation_names, splits, weights)
+    return _at_times(triples_of_ids, times_of, stamps, granularity, known_times)
 
 
 def _at_times(
-    triples: IdTriples, times_of: Mapping[str, np.ndarray], stamps: NameIndex, granularity: str | None
+    triples: IdTriples,
+    times_of: Mapping[str, np.ndarray],
+    stamps: NameIndex,
+    granularity: str | None,
+    known_times: Sequence[str],
 ) -> IdTriples:
     """Return triples of relations at their times, in place; without times they stay as they are.
 
@@ -237,6 +248,8 @@ def _at_times(
     if without:
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
+    if known_times and granularity is None:
+        granularity = granularity_of(known_times, names)
     times, first, last = time_spans(list(names), granularity)
     num_pairs = len(triples.relations) * len(times)
     if num_pairs > MAX_PAIRS:

@@ -49,10 +49,10 @@ class AnswerIndex:
 
 
 class PairIndex(AnswerIndex):
-    """All pairs of entities of training triples (T, 3) and their relations, by original ids.
+    """All pairs of entities of training triples (T, 3), at their times, and their relations, by original ids.
 
-    Distinct relations of pair i, ascending, are ``answers[starts[i]:starts[i + 1]]``; its entity types are
-    ``kinds[kind_of[i]]``. ``types`` are those of heads and tails of each relation.
+    Distinct relations of pair i, ascending, are ``answers[starts[i]:starts[i + 1]]``, whatever its time; its
+    entity types are ``kinds[kind_of[i]]``. ``types`` are those of heads and tails of each relation.
 
     Examples
     --------
@@ -61,18 +61,21 @@ class PairIndex(AnswerIndex):
     ([0, 5], [5, 0], [0, 1, 0], [0, 2, 3])
     """
 
-    def __init__(self, triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_times: int = 1
+    ) -> None:
         heads, relations, tails = (np.asarray(column, np.int64) for column in triples.T)
         self.kinds = sorted(set(types))
         number = {kind: i for i, kind in enumerate(self.kinds)}
         kinds = np.array([number[pair] for pair in types], np.int64)[relations]
-        order = np.lexsort((relations, tails, heads, kinds))
-        columns = [column[order] for column in (kinds, heads, tails, relations)]
+        relations, times = np.divmod(relations, num_times)
+        order = np.lexsort((relations, times, tails, heads, kinds))
+        columns = [column[order] for column in (kinds, heads, tails, times, relations)]
         # The same triple may occur twice in the data; its relation counts once.
-        is_pair = _changes(columns[:3])
-        is_answer = is_pair | _changes(columns[3:])
-        self.kind_of, self.heads, self.tails = (column[is_pair] for column in columns[:3])
-        self.answers: Ids = columns[3][is_answer]
+        is_pair = _changes(columns[:4])
+        is_answer = is_pair | _changes(columns[4:])
+        self.kind_of, self.heads, self.tails, self.times = (column[is_pair] for column in columns[:4])
+        self.answers: Ids = columns[4][is_answer]
         self.starts = np.append(np.flatnonzero(is_pair[is_answer]), len(self.answers)).astype(np.int64)
 
     def blocks(self) -> Iterator[tuple[int, int, Ids]]:
@@ -178,8 +181,9 @@ class QueryBatch:
     query_ids : (B,) int64
     anchors, relations : (B,) int64
         Node ids.
-    pair_ids, pair_heads, pair_tails : (P,) int64
-        Numbers of the queries (h, ?, t), and node ids of their entities; the global size counts them too.
+    pair_ids, pair_heads, pair_tails, pair_times : (P,) int64
+        Numbers of the queries (h, ?, t), node ids of their entities, and times; the global size counts them
+        too.
     """
 
     epoch: int
@@ -192,6 +196,7 @@ class QueryBatch:
     pair_ids: Ids = field(default_factory=_no_ids)
     pair_heads: Ids = field(default_factory=_no_ids)
     pair_tails: Ids = field(default_factory=_no_ids)
+    pair_times: Ids = field(default_factory=_no_ids)
     pair_runs: tuple[PairRun, ...] = ()
 
     def __len__(self) -> int:
@@ -278,14 +283,14 @@ class QueryBatches(EpochBatches):
         anchors, relations = self._anchors[ids], self._relations[ids]
         return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
 
-    def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, tuple[PairRun, ...]]:
-        """Sort pairs by kind; returns their numbers, heads, tails and runs."""
+    def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, Ids, tuple[PairRun, ...]]:
+        """Sort pairs by kind; returns their numbers, heads, tails, times and runs."""
         if self.pairs is None:
-            return ids, ids, ids, ()
+            return ids, ids, ids, ids, ()
         kind_of, kinds = self.pairs.kind_of, self.pairs.kinds
         ids = ids[np.argsort(kind_of[ids], kind="stable")]
         runs = tuple(PairRun(*run) for run in _runs(kinds, kind_of[ids]))
-        return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], runs
+        return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], self.pairs.times[ids], runs
 
 
 def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:

@@ -237,6 +237,23 @@ class AttributesRequest(Strict):
     known: Annotated[bool, Field(description="also entities with a given value")] = False
 
 
+class UnseenRequest(Strict):
+    """Find what is near an entity that the run does not know, and complete triples of it."""
+
+    name: Name
+    type: Annotated[Name | None, Field(description="needed if several types have features")] = None
+    text: Annotated[Name | None, Field(description="encoded as those that dglkge data vectors wrote")] = None
+    vector: Annotated[
+        list[float] | None, Field(max_length=MAX_NAME_LENGTH, description="as those of features.files")
+    ] = None
+    triples: Annotated[
+        list[Triple] | None,
+        Field(max_length=MAX_QUERIES, description="known ones of it, whose relations give it a type"),
+    ] = None
+    queries: Annotated[list[PredictQuery], Field(max_length=MAX_QUERIES)] = []
+    k: Annotated[int, Field(ge=1, le=MAX_ANSWERS // MAX_QUERIES)] = 10
+
+
 class PredictedNumber(BaseModel):
     """The number of an entity."""
 
@@ -327,6 +344,15 @@ class SimilarResponse(BaseModel):
     similar: list[SimilarEntity]
 
 
+class UnseenResponse(BaseModel):
+    """The most similar first; results in the order of the queries."""
+
+    entity: str
+    type: str
+    similar: list[SimilarEntity]
+    results: list[PredictResult]
+
+
 class EntitiesResponse(BaseModel):
     """In alphabetical order, then names that have the text elsewhere; without a text, by training triples."""
 
@@ -362,6 +388,7 @@ QUESTIONS: dict[type[Strict], type[BaseModel]] = {
     AskRequest: AskResponse,
     ExplainRequest: ExplainResponse,
     AttributesRequest: AttributesResponse,
+    UnseenRequest: UnseenResponse,
     ScoreRequest: ScoreResponse,
 }
 """Body and answer of each route to a method of :class:`Explorer`; the body's docstring describes it."""

@@ -314,10 +314,20 @@ class Explorer:
         self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None, candidates: str = ALL
     ) -> list[dict[str, Any]]:
         """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`."""
+        return self._answers(self.run, queries, k, known, candidates)
+
+    def _answers(
+        self,
+        run: Run,
+        queries: Sequence[Mapping[str, str | None]],
+        k: int,
+        known: str | None,
+        candidates: str = ALL,
+    ) -> list[dict[str, Any]]:
         frame = pd.DataFrame([[query[role] for role in ROLES] for query in queries], columns=list(ROLES))
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
-        answers = self.run.predict(frame.astype(object), k, known, candidates=candidates)
+        answers = run.predict(frame.astype(object), k, known, candidates=candidates)
         results = []
         for query, group in zip(queries, by_query(frame, answers).values()):
             for answer in group["answers"]:
@@ -356,6 +366,41 @@ class Explorer:
         """Return predicted numbers, as :func:`dglkge.inference.attributes.best_numbers`."""
         return best_numbers(self.run.predict_numbers(values, type), k, least, known)
 
+    def unseen(
+        self,
+        name: str,
+        type: str | None = None,
+        text: str | None = None,
+        vector: Sequence[float] | None = None,
+        triples: Sequence[Mapping[str, str]] | None = None,
+        queries: Sequence[Mapping[str, str | None]] = (),
+        k: int = 10,
+    ) -> dict[str, Any]:
+        """Return the entities that are near a new one, and answers to queries about it.
+
+        Its row is made of a text about it, of a vector or of its triples, as by
+        :meth:`dglkge.inference.run.Run.with_new_texts`, ``with_new_entities`` and ``add_entities``.
+
+        Raises
+        ------
+        InputError
+            As these do, or if not one of the three is given, or the name is known.
+        """
+        if sum(map(bool, (text, vector, triples))) != 1:
+            raise InputError("give one of text, vector and triples of the new entity")
+        if any(name in self.run.tables.vocabulary(known) for known in self.run.tables.entity_types):
+            raise InputError(f"the entity {name!r} is known already; allowed: a new name")
+        if triples:
+            run = self.run.add_entities(pd.DataFrame(list(triples)))
+        elif text:
+            run = self.run.with_new_texts({name: text}, type)
+        else:
+            run = self.run.with_new_entities([name], [vector], type)
+        of_type = run.type_of(name)
+        answers = self._answers(run, queries, k, None) if queries else []
+        near = run.nearest(name, of_type, k)
+        return {"entity": name, "type": of_type, "similar": _ranked(near), "results": answers}
+
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""
         frame = pd.DataFrame([[triple[role] for role in ROLES] for triple in triples], columns=list(ROLES))
@@ -377,10 +422,7 @@ class Explorer:
             "entity": entity,
             "type": type_,
             "method": "exact" if index is None else "faiss",
-            "similar": [
-                {"rank": rank, "name": name, "cosine": _number(cosine)}
-                for rank, (name, cosine) in enumerate(neighbours, start=1)
-            ],
+            "similar": _ranked(neighbours),
         }
 
     def _warm_up(self) -> None:
@@ -394,6 +436,13 @@ class Explorer:
         head = self.run.tables.vocabulary(relation.lhs)[0]
         label = self.run.tables.relations.labels[0]
         self.predict([{"head": head, "relation": label, "tail": None}], 1, None)
+
+
+def _ranked(neighbours: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "name": name, "cosine": _number(cosine)}
+        for rank, (name, cosine) in enumerate(neighbours, start=1)
+    ]
 
 
 def _number(value: float | None) -> float | None:

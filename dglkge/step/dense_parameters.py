@@ -246,12 +246,16 @@ class DenseParameters(Parameters):
             if scale:
                 self.loss_scale.load(scale)
 
-    def take_state(self, file: h5py.File) -> None:
-        """Take the state of the same optimizer in a model file; it has none before its first step."""
+    def take_state(self, file: h5py.File, changed: Callable[[Any], Any] = lambda dataset: dataset) -> None:
+        """Take the state of the same optimizer in a model file; it has none before its first step.
+
+        ``changed`` returns the numbers of a dataset in the shape that this run has.
+        """
         found: Mapping[str, Any] = file.get(DENSE_GROUP, {})
         for name, parameter in self._updated.items():
             state: dict[str, Any] = {}
-            for key, dataset in found.get(f"{STATE}/{name}", {}).items():
+            for key, saved in found.get(f"{STATE}/{name}", {}).items():
+                dataset = changed(saved)
                 if self._shards is not None and dataset.shape == self._shards.shapes[name]:
                     state[key] = self._shards.own_part(name, dataset)
                 else:

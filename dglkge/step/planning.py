@@ -201,9 +201,10 @@ class QueryGroup(PlannedGroup):
 
 @dataclass(frozen=True)
 class PairGroup(PlannedGroup):
-    """Queries (h, ?, t) of a batch with the same entity types."""
+    """Queries (h, ?, t) of a batch with the same entity types; ``times`` (B,) are numbers."""
 
     pair_ids: NodeIds
+    times: NodeIds
     heads: Places
     tails: Places
 
@@ -344,7 +345,7 @@ class QueryPlanner:
             part = slice(pairs.start, pairs.end)
             heads = ids.add(pairs.lhs, batch.pair_heads[part])
             tails = ids.add(pairs.rhs, batch.pair_tails[part])
-            pair_groups.append(PairGroup(batch.pair_ids[part], heads, tails))
+            pair_groups.append(PairGroup(batch.pair_ids[part], batch.pair_times[part], heads, tails))
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 

@@ -380,7 +380,14 @@ class DeviceStore(StagedStore):
         return rows, Present(inverse)
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
-        return self._device_tables.routes(number, ids, upload.add)
+        rows, repeats = dict(ids), {}
+        for name, of_table in ids.items():
+            of_rows = self._tables.row_ids(name, of_table)
+            if of_rows is not of_table:
+                rows[name], counts = torch.unique_consecutive(of_rows, return_counts=True)
+                repeats[name] = Present(counts) if counts.is_cuda else upload.add(counts.numpy())
+        routes = self._device_tables.routes(number, rows, upload.add)
+        return {name: dataclasses.replace(one, repeats=repeats.get(name)) for name, one in routes.items()}
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         plan.staged.upload.wait()  # the routes are part of it

@@ -15,8 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dglkge.cli.main import main
 from dglkge.data import vector_files
-from dglkge.data.vector_files import VectorFile, open_vectors, read_texts, text_vectors, write_vectors
+from dglkge.data.vector_files import (
+    VectorFile,
+    open_encoder,
+    open_vectors,
+    read_texts,
+    text_vectors,
+    write_vectors,
+)
 from dglkge.errors import CheckpointError, InputError, exit_status_of
 
 NAMES = ["Ada Lovelace", "Bern", "Čáp", "d", "e"]
@@ -212,7 +220,7 @@ def test_few_dimensions_join_texts_of_one_subject():
 
 def test_what_is_written_is_what_training_reads(tmp_path):
     vectors = text_vectors(TEXTS, 3)
-    write_vectors(tmp_path / "v.parquet", list(TEXTS), vectors)
+    write_vectors(tmp_path / "v.parquet", TEXTS, vectors, 3)
     file = open_vectors(tmp_path / "v.parquet")
     assert list(file.names()) == list(TEXTS) and file.width == 3
     ((numbers, rows),) = file.rows(np.arange(6))
@@ -223,8 +231,29 @@ def test_a_file_that_cannot_be_written(tmp_path):
     path = tmp_path / "v.parquet"
     path.mkdir()
     with pytest.raises(CheckpointError, match=f"^cannot write {path}: ") as caught:
-        write_vectors(path, ["a"], np.ones((1, 2), np.float32))
+        write_vectors(path, {"a": "x"}, np.ones((1, 2), np.float32))
     assert exit_status_of(caught.value) == 2 and [*tmp_path.iterdir()] == [path]
+
+
+def test_further_texts_are_encoded_as_those_of_a_file(tmp_path):
+    """An old text has its vector; a new one is near old ones that share its words."""
+    lines = "".join(f"{name}\t{text}\n" for name, text in TEXTS.items())
+    (tmp_path / "t.tsv").write_text(lines)
+    (tmp_path / "new.tsv").write_text(f"zoe\twrote the engine unseen\nada\t{TEXTS['ada']}\n")
+    written, further = tmp_path / "v.parquet", tmp_path / "n.parquet"
+    for words in (f"t.tsv -o {written} --dimension 100", f"new.tsv -o {further} --like {written}"):
+        assert main(f"data vectors {tmp_path}/{words}".split()) == 0
+    found = np.stack(pd.read_parquet(further)["embedding"])
+    old = text_vectors(TEXTS, 100)
+    assert np.allclose(found[1], old[0], atol=1e-6)
+    # Its known words are those of Ada and Charles; "unseen" is none, and Ann has no word of it but "the".
+    cosines = found[0] @ old.T
+    assert min(cosines[:2]) > 0.3 > 0.1 > cosines[4] and cosines[3] == 0
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
+    assert open_encoder(written)(["!"]).tolist() == [[0.0] * 5]
+    for file, words in ((further, "has no encoder of further texts"), (tmp_path / "t.tsv", "cannot read")):
+        with pytest.raises(InputError, match=words):
+            open_encoder(file)
 
 
 def test_tables_of_texts(tmp_path):
@@ -259,7 +288,7 @@ def test_texts_without_words():
             text_vectors(texts)
 
 
-def test_an_encoder(monkeypatch):
+def test_an_encoder(monkeypatch, tmp_path):
     """A stand-in for the package: which calls it gets, and what it refuses."""
 
     class Encoder:
@@ -274,5 +303,8 @@ def test_an_encoder(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Encoder))
     vectors = text_vectors(TEXTS, encoder="small")
     assert vectors.dtype == np.float32 and vectors[:, 0].tolist() == [len(text) for text in TEXTS.values()]
+    write_vectors(tmp_path / "v.parquet", TEXTS, vectors, encoder="small")
+    assert list(pd.read_parquet(tmp_path / "v.parquet")) == ["name", "embedding"]
+    assert open_encoder(tmp_path / "v.parquet")(["four"]).tolist() == [[4.0, 0.0]]
     with pytest.raises(InputError, match="cannot load the encoder large: large is not a local folder and"):
         text_vectors(TEXTS, encoder="large")

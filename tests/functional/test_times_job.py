@@ -41,7 +41,7 @@ def settings(output: Path, name: str, *more: str, num_epochs: int = 40, num_part
     dataset = temporal_dataset(num_parts)
     return [
         *(f"dataset={dataset}", f"output={output}", f"model.score_function.name={name}", *COMMON),
-        *(f"training.num_epochs={num_epochs}", *(DENSE if name != "complex" else ()), *more),
+        *(f"training.num_epochs={num_epochs}", *(DENSE if name in ("tcomplex", "tntcomplex") else ()), *more),
     ]
 
 
@@ -173,28 +173,71 @@ def test_questions_by_the_command(trained, tmp_path):
     [
         (
             *("tcomplex", 3),
-            ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}"),
+            (
+                *("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}"),
+                "training.relation_prediction=0.5",
+            ),
         ),
         (
             *("tntcomplex", 2),
             (
                 *("training.objective.name=negative_sampling", "negatives.num_uniform=10"),
                 *("negatives.chunk_size=20", "negatives.mask_known=true", "model.relation_dropout=0.2"),
+                *("training.relation_prediction=0.5", "training.device=cpu_staged", "tables.storage=device"),
+            ),
+        ),
+        (
+            *("de_simple", 2),
+            (
+                *("training.objective.name=k_vs_all", "training.relation_prediction=0.5"),
+                *("model.init_scale=0.3", "training.device=cpu_staged", "tables.storage=device"),
             ),
         ),
     ],
-    ids=["one vs all, penalties", "negatives without known ones, dropout"],
+    ids=["one vs all, penalties", "negatives without known ones, dropout, devices", "k vs all, devices"],
 )
 def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, more):
     """Nor on a stop: shares are uneven, and the run goes on from its files."""
     alone, run = tmp_path / "alone", tmp_path / "run"
-    commands.train_alone(*settings(alone, name, *more, num_epochs=4))
+    host = [one for one in more if one not in ("training.device=cpu_staged", "tables.storage=device")]
+    commands.train_alone(*settings(alone, name, *host, num_epochs=4))
     commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=2))
     assert progress(run) == (2, 0)
     commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=4))
     assert progress(run) == (4, 0)
-    assert parameters(alone)["rows"].shape == (len(TIMES), 32)
+    assert name == "de_simple" or parameters(alone)["rows"].shape == (len(TIMES), 32)
     assert_same_training(run, alone)
+
+
+def test_a_run_goes_on_at_new_times(trained, tmp_path):
+    """Rows of old times and their optimizer's state are taken over by name; only new triples are trained."""
+    rows = [(f"e{i:03d}", "turn", f"e{(i + 17) % NUM_ENTITIES:03d}", time) for i in range(8)
+            for time in ("2021-02-14", "2021-07-01")]  # fmt: skip
+    (tmp_path / "more.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    command = (
+        f"data extend --dataset {temporal_dataset()} --input {tmp_path}/more.tsv --name more --columns hrtT"
+    )
+    commands.dglkge(*command.split(), "-o", str(tmp_path / "data"))
+    more = (f"dataset={tmp_path / 'data'}", f"checkpoint.init_path={trained}", "training.edge_sets=[more]")
+    run, same = tmp_path / "run", ("training.rows=touched", "model.score_function.smoothness=0.0001")
+    done = commands.train_alone(*settings(run, "tntcomplex", *more, *same, num_epochs=30))
+    assert "relation: 3 rows taken over, 0 new" in done.stdout + done.stderr
+    before, after = parameters(trained)["rows"], parameters(run)["rows"]
+    times = Dataset.open(tmp_path / "data").relations.times
+    assert list(times) == ["2021-02", *TIMES, "2021-07"]
+    # No triple of the new edge set is at an old time, but smoothness moves times to their neighbours.
+    assert after[1:-1] == pytest.approx(before, abs=0.05) and after.shape == (6, 32)
+    grown = open_run(run)
+    assert grown.predict_times("e003", "turn", "e020")["time"][0] in ("2021-02", "2021-07")
+    assert grown.evaluate("test").both.mrr > 0.8
+    # In this model the number of a time counts.
+    commands.train_alone(*settings(tmp_path / "old", "de_simple", num_epochs=1))
+    more = (more[0], f"checkpoint.init_path={tmp_path / 'old'}")
+    done = commands.train_alone(*settings(tmp_path / "no", "de_simple", *more), status=None)
+    assert "has the time '2021-03' as number 0, this run as 1, and de_simple computes" in done.stderr
+    target = ("--to", "run", "--dataset", str(tmp_path / "data"), "-o", str(tmp_path / "converted"))
+    done = commands.dglkge("checkpoint", "convert", str(trained), *target, status=None)
+    assert done.returncode and "has other times than" in done.stderr
 
 
 def moving_dataset() -> Path:
@@ -242,10 +285,6 @@ def test_partitions_and_reading(tmp_path):
     assert "model.score_function.num_times is 7, and" in done.stderr and "allowed: 0" in done.stderr
     done = commands.train_alone(*two, f"dataset={toy_dataset()}", status=2)
     assert "model.score_function is tcomplex, and the triples of" in done.stderr
-    more = ("training.relation_prediction=0.5", "training.objective.name=negative_sampling")
-    done = commands.train_alone(*settings(tmp_path / "no", "complex", *more), status=2)
-    assert "training.relation_prediction is 0.5, and the triples of" in done.stderr
-    assert "have times, which share the row of a relation; allowed: 0" in done.stderr
     target = tmp_path / "exported"
     done = commands.dglkge("export", str(tmp_path / "one"), "-o", str(target), "--format", "npy", status=None)
     assert done.returncode == 2 and "has relations at 4 times, of which no format has rows" in done.stderr

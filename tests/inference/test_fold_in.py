@@ -11,6 +11,8 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.inference import fold_in, fold_in_loss
+from dglkge.inference.fold_in import _Given
 from dglkge.inference.fold_in_loss import run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
@@ -112,9 +114,11 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     more = run.add_entities(FACTS)
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
-    fold_in = run._fold_in
-    terms = [*fold_in._own_terms(("entity", 60), triples)[0], *fold_in._other_terms("entity")]
-    losses = [sum(term(one.double()) for term in terms) for one in [row, *run.tables["entity"][:]]]
+    found = run._fold_in
+    terms = [*found._own_terms("entity", [_Given(60, triples, 9)])[0], *found._other_terms("entity")]
+    losses = [
+        float(sum(term(one[None].double()) for term in terms)) for one in [row, *run.tables["entity"][:]]
+    ]
     assert losses[0] < np.median(losses[1:])
 
 
@@ -129,6 +133,22 @@ def test_new_entities_answer_and_are_asked_for(tmp_path, plain):
     one_more = more.add_entities(frame(("newer", "turn_1", "new")))
     assert one_more.tables["entity"]["new"].tolist() == more.tables["entity"]["new"].tolist()
     assert "added" in one_more.predict_tails("newer", "turn_1", k=62)["known_from"].tolist()
+
+
+def test_many_at_once_are_those_found_alone(tmp_path, plain, monkeypatch):
+    """Also where a search takes several rounds, and where an entity has more triples than are taken."""
+    run = toy_run(tmp_path, plain)
+    facts = [FACTS.replace("new", f"new{number}").iloc[: number + 1] for number in range(4)]
+    facts.append(frame(*((f"e{number:03d}", "turn_1", "new4") for number in range(40))))
+    alone = [run.add_entities(one).tables["entity"][f"new{place}"] for place, one in enumerate(facts)]
+    monkeypatch.setattr(fold_in_loss, "MAX_STEPS", 8)
+    at_once = run.add_entities(pd.concat(facts, ignore_index=True)).tables["entity"]
+    for place, row in enumerate(alone):
+        assert at_once[f"new{place}"].tolist() == pytest.approx(row.tolist(), abs=5e-3)
+    # Of more triples, some that are evenly spaced stand for all.
+    monkeypatch.setattr(fold_in, "MAX_SCORES", 20 * 60)
+    fewer = run.add_entities(facts[4]).tables["entity"]["new4"]
+    assert fewer.tolist() == pytest.approx(alone[4].tolist(), abs=0.5) and not torch.equal(fewer, alone[4])
 
 
 def test_a_chain_of_new_entities_is_found_from_its_known_end(tmp_path, plain):

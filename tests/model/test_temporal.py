@@ -84,6 +84,30 @@ def test_n3_is_of_the_products(name, side):
     torch.testing.assert_close(found, 0.1 * sum(part.abs().pow(3).sum(-1) for part in parts))
 
 
+@pytest.mark.parametrize("name", [*NAMES, "de_simple"])
+def test_relations_at_a_time_are_scored_by_one_product(name):
+    """(h, ?, t) at a time: the score of every relation there, whatever time its row has."""
+    model = build_model(name, 8, True, {"num_times": NUM_TIMES}, seed=3)
+    random = torch.Generator().manual_seed(8)
+    heads, tails = (torch.randn(3, 8, generator=random, dtype=torch.float64) for _ in range(2))
+    relations, times = (
+        torch.randn(5, model.relation_width, generator=random).double(),
+        torch.tensor([2, 0, 3]),
+    )
+    if model.module is not None:
+        model.module.rows.data.normal_(generator=random)
+    for side, columns in zip((Side.TAIL, Side.HEAD), relations.chunk(2, dim=1)):
+        given, answer = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.relation_query(given, answer, 4 * torch.tensor([1, 7, 0]) + times)
+        assert query.shape[1] == model.score_function.relation_query_dim(8)
+        found = model.score_function.compare_relations(query, columns)
+        for place, time in enumerate(times):
+            timed = model.set_times(relations.clone(), time.expand(5))
+            pairs = (rows[place].expand(5, -1) for rows in (heads, tails))
+            expected = model.score(next(pairs), timed, next(pairs), side)
+            torch.testing.assert_close(found[place], expected)
+
+
 @pytest.mark.parametrize("power", [2.0, 3.0, 4.0])
 def test_smoothness(power):
     """Lacroix et al. 2020, eq. 7: the mean of |u_(t+1) - u_t|_p^p."""

@@ -126,7 +126,7 @@ def test_refusals(tmp_path):
     assert not (tmp_path / "new").exists()
     types = write(tmp_path / "types.tsv", ("yacht1", "town"))
     figures = extend.extend_dataset(old, [source], tmp_path / "new", "more", entity_types=types)
-    assert figures["added"] == {"edge_set": "more", "triples": 1, "entities": 1, "relations": 1}
+    assert figures["added"] == {"edge_set": "more", "triples": 1, "entities": 1, "relations": 1, "times": 0}
 
 
 def test_command_and_training_of_touched_rows(tmp_path, capsys):

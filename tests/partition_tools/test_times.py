@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,12 +173,64 @@ def test_bad_times(tmp_path, capsys, content, more, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_triples_are_refused(tmp_path, capsys):
+@pytest.mark.parametrize("typed", [False, True])
+def test_more_triples_at_old_and_new_times(tmp_path, capsys, typed):
+    """Every old fact stays, whatever the numbers of the times; new ones are in the edge set."""
+    frame = temporal_triples()
+    options = Options(num_parts=2, method="random", split=(0.8, 0.1, 0.1))
+    if typed:
+        names = sorted({*frame["head"], *frame["tail"]})
+        types = "".join(f"{name}\t{'ab'[place % 3 == 0]}\n" for place, name in enumerate(names))
+        (tmp_path / "types.tsv").write_text(types)
+        options = replace(options, entity_types=tmp_path / "types.tsv")
+    out, more = tmp_path / "out", tmp_path / "more"
+    partition_dataframe(frame, out, columns="head,relation,tail,time", options=options)
+    old = Dataset.open(out)
+    # Before and at the old times, of days, which are cut to their months; a new entity and relation.
+    rows = [("e001", "turn", "e002", "2020-12-31"), ("e001", "turn", "e002", f"{TIMES[1]}-05")]
+    rows += [("e003", "sees", "e001", "2021-04-30"), ("e004", "turn", "e005", "2020-12-01/2021-05-01")]
+    rows += [] if typed else [("novum", "turn", "e001", "2021-09-01")]
+    (tmp_path / "more.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    command = f"data extend --dataset {out} --input {tmp_path}/more.tsv --name more -o {more} --columns hrtT"
+    assert main(command.split()) == 0
+    assert f"1 new relations, {1 if typed else 2} new times" in capsys.readouterr().out
+    new = Dataset.open(more)
+    times = ["2020-12", *TIMES, *([] if typed else ["2021-09"])]
+    assert lines(more / "times.txt") == times
+    added = Counter((*row[:3], row[3][:7]) for row in rows if "/" not in row[3])
+    added += Counter(("e004", "turn", "e005", time) for time in times[: times.index("2021-05") + 1])
+    train = np.load(more / "train.npy")
+    assert timed_facts(more, train) == timed_facts(out, np.load(out / "train.npy")) + added
+    assert timed_facts(more, train[new.edge_set_of_triples() == 1]) == added
+    for split in ("valid", "test"):
+        assert timed_facts(more, np.load(more / f"{split}.npy")) == timed_facts(
+            out, np.load(out / f"{split}.npy")
+        )
+    assert new.relations.timeless[: len(old.relations.timeless)] == old.relations.timeless
+    ids_of = {name: new.layout().original_ids(name) for name in new.layout().ntypes}
+    edges = [np.load(more / "partitions" / f"part{part}" / "edges.npy") for part in range(2)]
+    assert timed_facts(more, np.concatenate(edges), ids_of) == timed_facts(more, train)
+
+
+def test_triples_with_and_without_times_do_not_mix(tmp_path, capsys):
     partition_dataframe(temporal_triples(), tmp_path / "out", columns="head,relation,tail,time")
-    (tmp_path / "more.tsv").write_text("a\tr\tb\n")
-    command = ["data", "extend", "--dataset", str(tmp_path / "out"), "--input", str(tmp_path / "more.tsv")]
-    assert main([*command, "--name", "more", "-o", str(tmp_path / "more")]) == 2
-    assert "has times, and dglkge data extend adds to data sets without" in capsys.readouterr().err
+    (tmp_path / "timeless.tsv").write_text("a\tr\tb\n")
+    (tmp_path / "timed.tsv").write_text("a\tr\tb\t2021-03\n")
+    partition_triples(tmp_path / "timeless.tsv", tmp_path / "plain", Options())
+    for data, file, having in (("out", "timeless", "data set"), ("plain", "timed", "input")):
+        command = [
+            "data",
+            "extend",
+            "--dataset",
+            str(tmp_path / data),
+            "--input",
+            str(tmp_path / f"{file}.tsv"),
+        ]
+        command += ["--name", "more", "-o", str(tmp_path / "more")]
+        command += ["--columns", "hrtT"] if file == "timed" else []
+        assert main(command) == 2
+        assert f"the triples of the {having} have times, and those of the" in capsys.readouterr().err
+    assert not (tmp_path / "more").exists()
 
 
 def test_a_split_by_hash_keeps_a_fact_in_one_split(tmp_path):

@@ -122,6 +122,36 @@ def test_numbers_are_those_of_the_run(client, run):
     assert {row["known"] for row in found} == {None}
 
 
+def test_a_new_entity_is_that_of_its_triples(client, run):
+    facts = [
+        {"head": "Ann", "relation": "lives_in", "tail": "town4"},
+        {"head": "Ann", "relation": SCRIPT, "tail": IMAGE},
+    ]
+    queries = [{"head": "Ann", "relation": "lives_in"}, {"relation": SCRIPT, "tail": "Ann"}]
+    content = client.post(
+        "/unseen", json={"name": "Ann", "triples": facts, "queries": queries, "k": 4}
+    ).json()
+    check_schema("UnseenResponse", content)
+    expected = run.add_entities(pd.DataFrame(facts))
+    assert (content["entity"], content["type"]) == ("Ann", "person")
+    assert [one["name"] for one in content["similar"]] == expected.similar("Ann", 4)["entity"].tolist()
+    towns, people = (
+        [one[role] for one in result["answers"]] for result, role in zip(content["results"], ("tail", "head"))
+    )
+    assert towns == expected.predict_tails("Ann", "lives_in", 4)["entity"].tolist()
+    assert people == expected.predict_heads(SCRIPT, "Ann", 4)["entity"].tolist()
+    for body, text in (
+        ({}, "give one of text, vector and triples"),
+        ({"text": "a", "triples": facts}, "give one of text, vector and triples"),
+        ({"text": "a"}, "trained without features"),
+        ({"vector": [1.0]}, "trained without features"),
+        ({"name": "person3", "triples": facts}, "the entity 'person3' is known already"),
+        ({"triples": [{**facts[0], "head": "Bob"}]}, "no entity of any type is called 'Ann'"),
+    ):
+        status = 404 if "no entity" in text else 400
+        assert text in error_of(client.post("/unseen", json={"name": "Ann", **body}), status)
+
+
 def test_reasons_are_those_of_the_run(client, run):
     body = {"head": "person3", "relation": "lives_in", "tail": "town4", "k": 3}
     content = client.post("/explain", json=body).json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from urllib.parse import parse_qs, urlsplit
 
+import pandas as pd
 import pytest
 
 import dglkge
@@ -217,6 +218,29 @@ def test_token(run_folder, open_page):
         asked.keyboard.press("Enter")
         asked.wait_for_selector(READY)
         assert TOKEN not in asked.url and "town" in asked.inner_text("main")
+
+
+def test_a_new_entity_and_numbers(run_folder, open_page):
+    run = dglkge.open_run(run_folder)
+    fact = ("Ann", "lives_in", "town4")
+    expected = run.add_entities(pd.DataFrame([fact], columns=["head", "relation", "tail"]))
+    values = {f"person{number}": float(number) for number in range(5, 17)}
+    with served(run_folder) as url:
+        page = open_page(url)
+        page.wait_for_selector(READY)
+        page.fill("section[aria-label='New entity'] input", "Ann")
+        page.fill("textarea[aria-label=Triples]", "\t".join(fact))
+        page.click("section[aria-label='New entity'] button")
+        page.locator("section[aria-label='New entity'] .rows .name").first.wait_for()
+        near = expected.similar("Ann", 20)["entity"].tolist()
+        assert names_in(page, "New entity")[: len(near)] == near
+        page.fill(
+            "textarea[aria-label=Values]", "\n".join(f"{name}\t{value}" for name, value in values.items())
+        )
+        page.click("section[aria-label=Numbers] button")
+        page.locator("section[aria-label=Numbers] .rows .name").first.wait_for()
+        frame = run.predict_numbers(values)
+        assert names_in(page, "Numbers") == frame["entity"][frame["known"].isna()].tolist()[:20]
 
 
 def test_a_question_of_several_hops(run_folder, open_page, tmp_path):

@@ -90,7 +90,8 @@ class Oracle:
         for h, r, t in self.triples:
             self.answers[Side.TAIL, r, h].add(t)
             self.answers[Side.HEAD, r, t].add(h)
-            self.relations[self.types(r), h, t].add(r)
+            relation, time = divmod(r, self.data.num_times)
+            self.relations[self.types(r), h, t, time].add(relation)
 
     def types(self, relation: int) -> tuple[str, str]:
         """Return the types of heads and tails of a relation."""
@@ -112,7 +113,11 @@ class Oracle:
         self.single = {name: table.unbind() for name, table in rows.items()}
         width = rows[RELATION].shape[1] // (2 if self.reciprocal else 1)
         self.of_side = {Side.TAIL: rows[RELATION][:, :width], Side.HEAD: rows[RELATION][:, -width:]}
-        self.relation_rows = {side: some.unbind() for side, some in self.of_side.items()}
+        # A relation has one row at all times.
+        self.relation_rows = {
+            side: [row for row in some.unbind() for _ in range(self.data.num_times)]
+            for side, some in self.of_side.items()
+        }
         kind = self.config.training.objective.name
         return torch.stack(list(getattr(self, kind)(trainer, batch))).sum()
 
@@ -171,7 +176,7 @@ class Oracle:
             yield self.penalty(side, given, relation, true)
             if predicts:
                 among_relations = self.scores(side, given, self.of_side[side], true)
-                yield predicts * self.full_loss(among_relations, [relation])
+                yield predicts * self.full_loss(among_relations, [relation // self.data.num_times])
 
     def k_vs_all(self, trainer: Any, batch: Any) -> Iterator[torch.Tensor]:
         """Yield the terms of a batch of queries with their answers, and of pairs with their relations."""
@@ -189,8 +194,8 @@ class Oracle:
         original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
         for run in batch.pair_runs if predicts else ():
             part = slice(run.start, run.end)
-            for h, t in zip(batch.pair_heads[part], batch.pair_tails[part]):
-                pair = ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]))
+            for h, t, time in zip(batch.pair_heads[part], batch.pair_tails[part], batch.pair_times[part]):
+                pair = ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]), int(time))
                 head, tail = self.single[run.lhs][pair[1]], self.single[run.rhs][pair[2]]
                 for side, given, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):
                     scores = self.scores(side, given, self.of_side[side], true)
@@ -228,7 +233,8 @@ class Oracle:
             yield factor * (1.0 if config.loss.has_confidences else weight) * loss
             if config.training.relation_prediction:
                 among_relations = self.scores(side, given, self.of_side[side], true)
-                cross_entropy = functional.cross_entropy(among_relations, torch.tensor(r))
+                true_relation = torch.tensor(r // self.data.num_times)
+                cross_entropy = functional.cross_entropy(among_relations, true_relation)
                 yield config.training.relation_prediction * cross_entropy
 
     def samplers(self) -> dict[Side, UniformNegatives]:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import dglkge
 from dglkge.data.dataset import Dataset
+from dglkge.data.vocabulary import extended
 from dglkge.evaluation.metrics import Protocol
 from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
@@ -93,7 +94,7 @@ def rows_by_node(trainer: Trainer) -> Rows:
 def dense_rows(trainer: Trainer) -> Rows:
     """Return all rows by original id, as leaves in float64."""
     return {
-        name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+        name: table.gather(table.node_ids[torch.arange(len(table))]).double().requires_grad_()
         for name, table in trainer.tables.items()
     }
 
@@ -106,6 +107,7 @@ def chunks_of(batch: Any) -> np.ndarray:
 def asked(trainer: Trainer, batch: Any) -> list[tuple[Side, int, int]]:
     """Return side, relation and entity of each query of a batch, by original ids."""
     original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
+    original[RELATION] = extended(original[RELATION], trainer._job.layout.num_times)
     queries = []
     for run in batch.runs:
         part = slice(run.start, run.end)
@@ -191,7 +193,8 @@ def assert_epochs_equal(
                 optimizer.step()
                 assert trainer.step(batch) == pytest.approx(loss.item(), rel=rel)
         for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
+            table = trainer.tables[name]
+            got = table.gather(table.node_ids[torch.arange(len(expected))])
             np.testing.assert_allclose(
                 got, expected.detach(), rtol=1e-3, atol=max(1e-4, rel / 5), err_msg=name
             )

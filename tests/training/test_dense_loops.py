@@ -14,7 +14,7 @@ from dglkge.errors import InputError
 from dglkge.optim.links import UpdateResult
 from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.objectives.scored_losses import AutogradLoss
-from tests.toy_kg import toy_dataset, weighted_dataset
+from tests.toy_kg import temporal_dataset, toy_dataset, weighted_dataset
 from tests.training.dense_loops import Oracle
 from tests.training.live import assert_epochs_equal, dense_rows, opened, settings, train
 
@@ -25,6 +25,7 @@ DROPPED = "model.entity_dropout=0.25 model.relation_dropout=0.125"
 ONE_VS_ALL, K_VS_ALL = "training.objective=one_vs_all", "training.objective=k_vs_all training.batch_size=70"
 NOT_RECIPROCAL = "model.reciprocal_relations=false"
 REFERENCE = "training.kernels=reference"
+ON_DEVICE = "training.device=cpu_staged tables.storage=device"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,15 @@ NEGATIVE_SAMPLING = [
 @pytest.mark.parametrize("case", NEGATIVE_SAMPLING)
 def test_sampled_negatives(case: str, tmp_path: Path) -> None:
     assert_equal(toy_dataset(typed=True), tmp_path / "run", case, rel=1e-4)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("case", ["", ONE_VS_ALL, K_VS_ALL])
+def test_relations_are_predicted_at_the_times_of_triples(case: str, on_device: bool, tmp_path: Path) -> None:
+    """A relation at a time has the row of the relation, on the host and on a device."""
+    more = ON_DEVICE if on_device else ""
+    oracle = assert_equal(temporal_dataset(), tmp_path / "run", f"{case} {PREDICTED} {more}", 1, rel=1e-4)
+    assert oracle.data.num_times == 4
 
 
 @pytest.mark.parametrize("case", [N3, PREDICTED])

@@ -15,6 +15,7 @@ from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building import tables
+from tests.toy_kg import temporal_dataset
 from tests.training.live import assert_same, assert_same_tables, trained
 from tests.training.test_device import OBJECTIVES
 
@@ -57,6 +58,18 @@ def test_masks_are_those_of_rows_that_are_copied(objective: str, tmp_path: Path)
     more += (f"training.objective={objective}",)
     expected = trained(tmp_path, "reference", ON_DEVICE[0], *more)
     assert_same(trained(tmp_path / "device", "reference", *ON_DEVICE, *more), expected)
+
+
+@pytest.mark.parametrize("name", ["tntcomplex", "complex"])
+def test_relations_at_several_times_have_one_row(name: str, tmp_path: Path) -> None:
+    """Masks are of relations at a time; with and without rows of times."""
+    more = (
+        f"dataset={temporal_dataset()}",
+        f"model.score_function.name={name}",
+        "model.relation_dropout=0.1",
+    )
+    expected = trained(tmp_path, "reference", ON_DEVICE[0], *more)
+    assert_same(trained(tmp_path / "device", "reference", *ON_DEVICE, *more), expected, 1e-5, 1e-6, 1e-6)
 
 
 def test_compiled_loops_of_the_host_are_near(tmp_path: Path) -> None:

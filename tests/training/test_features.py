@@ -20,11 +20,13 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import read_dataset_size
+from dglkge.data.vector_files import open_encoder, text_vectors, write_vectors
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
+from dglkge.serving.explorer import Explorer
 from dglkge.training.building.checks import check_config
 from dglkge.training.script import JOB
 from dglkge.training.trainer import Trainer
@@ -267,6 +269,34 @@ def test_new_entities(shared: Path) -> None:
     with pytest.raises(InputError, match="'newcomer1'"):
         run.predict_tails("newcomer1", "knows")
     assert more.similar("newcomer1", k=3)["entity"].nunique() == 3
+
+
+def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By Python, the command and REST: the rows of vectors that are encoded as the trained ones."""
+    pytest.importorskip("sklearn")
+    names = Dataset.open(toy_dataset(typed=True)).vocabulary("person").names
+    texts = {name: f"number {place} of group {place % 4}" for place, name in enumerate(names)}
+    vectors, text = tmp_path / "vectors.parquet", "one more of group 3"
+    write_vectors(vectors, texts, text_vectors(texts, 6), 6)
+    trained({"person": vectors}, tmp_path / "run")
+    run = dglkge.open_run(tmp_path / "run")
+    expected = run.with_new_entities(["Ann"], open_encoder(vectors)([text]), "person")
+    found = run.with_new_texts({"Ann": text})
+    assert torch.equal(found.tables["person"]["Ann"], expected.tables["person"]["Ann"])
+    tails = expected.predict_tails("Ann", "lives_in", k=3)["entity"].tolist()
+    words = ["predict", str(tmp_path / "run"), "--head", "Ann", "--relation", "lives_in", "-k", "3", "--json"]
+    assert main([*words, "--about", f"Ann={text}"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["answers"]] == tails
+    answer = Explorer(run).unseen(
+        "Ann", text=text, queries=[{"head": "Ann", "relation": "lives_in", "tail": None}], k=3
+    )
+    assert answer["type"] == "person" and [one["tail"] for one in answer["results"][0]["answers"]] == tails
+    assert [one["name"] for one in answer["similar"]] == expected.similar("Ann", 3)["entity"].tolist()
+    assert main([*words, "--about", "Ann"]) == 2
+    assert "--about 'Ann' is not of the form NAME=TEXT" in capsys.readouterr().err
+    vectors.unlink()
+    with pytest.raises(InputError, match="cannot read .*vectors.parquet"):
+        dglkge.open_run(tmp_path / "run").with_new_texts({"Ann": text})
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-from tests.toy_kg import REPOSITORY
+from tests.toy_kg import REPOSITORY, temporal_dataset
 from tests.training.test_device import CASES, OBJECTIVES
 
-ON_DEVICE = "tables.storage=device"
+ON_DEVICE, DROPPED = "tables.storage=device", "model.relation_dropout=0.1"
 
 
 @pytest.mark.skipif(
@@ -25,6 +25,7 @@ def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     """Training in every objective, and the ranking after it; bit by bit but where sums have another order."""
     cases = [*CASES, *OBJECTIVES, ON_DEVICE]
     cases.append(f"{ON_DEVICE} model.score_function=tucker optimizer.clip_norm=0.5")
+    cases.append(f"{ON_DEVICE} dataset={temporal_dataset()} model.score_function.name=tntcomplex {DROPPED}")
     command = [sys.executable, "-m", "tests.training.separate_device", str(tmp_path), *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr

@@ -134,7 +134,7 @@ class QuatE(Dot, ScoreFunction):
     def relation_query_dim(self, dim: int) -> int:
         return dim
 
-    def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return conj(h) t: <h w, t> = <w, conj(h) t>."""
         return _hamilton_product(_conjugate(given), answer)
 
@@ -249,6 +249,11 @@ class TimedScore(ScoreFunction):
         drawn[..., -1] = 0  # the number of no time
         return drawn
 
+    @property
+    def has_relation_product(self) -> bool:
+        """Whether :meth:`relation_query`, which has 0 for the number of the time, is the class's own."""
+        return "relation_query" in vars(type(self))
+
 
 class TemporalScore(Dot, TimedScore):
     """Re sum_k h_k q_k conj(t_k), with q made of a relation's row and a time's: base class."""
@@ -304,6 +309,11 @@ class TComplEx(TemporalScore):
         """Return r u, of which the authors take the norm."""
         return self.composed(relation)
 
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+        """Return [conj(h u) t, 0]."""
+        moved = self.composed(torch.cat([given, *time], dim=-1))
+        return torch.cat([_adjoint_product(moved, answer), *map(torch.zeros_like, time)], dim=-1)
+
 
 @SCORE_FUNCTIONS.register("tntcomplex")
 class TNTComplEx(TemporalScore):
@@ -323,9 +333,21 @@ class TNTComplEx(TemporalScore):
         constant = relation[..., dim : 2 * dim]
         return self._joined(self.composed(relation) - constant, constant)
 
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+        """Return [conj(h u) t, conj(h) t, 0]."""
+        moved = self.composed(torch.cat([given, torch.zeros_like(given), *time], dim=-1))
+        products = [_adjoint_product(one, answer) for one in (moved, given)]
+        return torch.cat([*products, *map(torch.zeros_like, time)], dim=-1)
+
     def _joined(self, one: Tensor, other: Tensor) -> Tensor:
         (real, imaginary), (more_real, more_imaginary) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
         return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
+
+
+def _adjoint_product(one: Tensor, other: Tensor) -> Tensor:
+    """Return conj(one) other of complex rows."""
+    real, imaginary = one.chunk(2, dim=-1)
+    return complex_product(other, real, -imaginary)
 
 
 class DiachronicSettings(TimeSettings):
@@ -382,6 +404,14 @@ class DESimplE(TimedScore):
         forward, backward = relation[..., :-1].chunk(2, dim=-1)
         products = torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
         return torch.cat([products, time.expand(*products.shape[:-1], 1)], dim=-1)
+
+    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+        """Return [h t', h' t, 0] / 2 of entities at the time."""
+        (as_head, as_tail), (answer_as_head, answer_as_tail) = (
+            self.at_time(entity, *time).chunk(2, dim=-1) for entity in (given, answer)
+        )
+        products = as_head * answer_as_tail, as_tail * answer_as_head
+        return torch.cat([*products, *map(torch.zeros_like, time)], dim=-1) / 2
 
     def adjoint(self, relation: Tensor) -> Tensor:
         """Return [r', r, time]: exchanging head and tail exchanges the two products."""

@@ -367,7 +367,7 @@ function showAnswers(state, query, result, signal) {
     const element = row(stepLink(state, name, result.type, through(query.relation, query.role) + " ?"), text, share,
       answer.known_from);
     const triple = { head: answer.head, relation: answer.relation, tail: answer.tail };
-    return model.no_triples ? element : reasons(triple, element, signal);
+    return model.no_triples || query.isUnseen ? element : reasons(triple, element, signal);
   });
   target.replaceChildren(rows.length ? make("ul", { class: "rows" }, ...rows)
     : make("p", { class: "note" }, "no other answers"));
@@ -488,29 +488,74 @@ async function showEntity(state, signal) {
   });
 }
 
+const NOWHERE = { steps: [], showKnown: false, showAll: false };
+
+/** A form with a button of its name; `work` returns what stands below it afterwards. */
+function form(name, fields, work) {
+  const answers = make("div");
+  const onsubmit = async (event) => {
+    event.preventDefault();
+    answers.replaceChildren();
+    await fill(answers, work);
+  };
+  return make("section", { "aria-label": name }, make("h2", {}, name), make("form", { class: "tools", onsubmit },
+    ...fields, make("button", { type: "submit" }, name)), answers);
+}
+
 /** A field for questions of several hops; each answer has the links that led to it. */
 function hops() {
   const question = make("input", {
     type: "search", required: "", "aria-label": "Question", placeholder: "?x : (Alice, knows, ?y), (?y, likes, ?x)",
   });
-  const answers = make("div");
-  const state = { steps: [], showKnown: false, showAll: false };
-  const onsubmit = async (event) => {
-    event.preventDefault();
-    answers.replaceChildren();
-    await fill(answers, async () => {
-      const found = await ask("/ask", {}, { question: question.value, k: ROWS }, shown.signal);
-      const sign = (link) => (link.not ? "not " : "") + `(${link.head}, ${link.relation}, ${link.tail})`
-        + (link.known ? "" : " " + percent(link.probability));
-      const rows = found.answers.map((answer) => [
-        row(stepLink(state, answer.entity, found.type, "asked"), percent(answer.probability), answer.probability, null),
-        make("li", { class: "note" }, answer.path.map(sign).join(", ")),
-      ]);
-      return [rows.length ? make("ul", { class: "rows" }, ...rows.flat()) : make("p", { class: "note" }, "no answers")];
-    });
-  };
-  return make("section", { "aria-label": "Ask" }, make("h2", {}, "Ask"), make("form", { class: "tools", onsubmit },
-    question, make("button", { type: "submit" }, "Ask")), answers);
+  return form("Ask", [question], async () => {
+    const found = await ask("/ask", {}, { question: question.value, k: ROWS }, shown.signal);
+    const sign = (link) => (link.not ? "not " : "") + `(${link.head}, ${link.relation}, ${link.tail})`
+      + (link.known ? "" : " " + percent(link.probability));
+    const rows = found.answers.map((answer) => [
+      row(stepLink(NOWHERE, answer.entity, found.type, "asked"), percent(answer.probability), answer.probability, null),
+      make("li", { class: "note" }, answer.path.map(sign).join(", ")),
+    ]);
+    return [rows.length ? make("ul", { class: "rows" }, ...rows.flat()) : make("p", { class: "note" }, "no answers")];
+  });
+}
+
+const area = (label, placeholder) => make("textarea", { "aria-label": label, placeholder, rows: "3" });
+const cells = (field) => field.value.split("\n").filter((one) => one.trim()).map((one) => one.split("\t"));
+
+/** Fields for an entity that the run does not know: what is near it, and its likely triples. */
+function unseen() {
+  const name = make("input", { required: "", "aria-label": "Name", placeholder: "Name" });
+  const text = area("Text", "A text about it, where the run has features of texts");
+  const triples = area("Triples", "or its triples: head, relation and tail on a line, with tabs between them");
+  return form("New entity", [name, text, triples], async () => {
+    const facts = cells(triples).map(([head, relation, tail]) => ({ head, relation, tail }));
+    const body = { name: name.value, text: text.value || null, triples: facts.length ? facts : null };
+    const near = await ask("/unseen", {}, { ...body, k: ROWS }, shown.signal);
+    const queries = relations.flatMap((one) => [["head", one.head_type], ["tail", one.tail_type]]
+      .filter(([, type]) => type === near.type)
+      .map(([role]) => ({ relation: one.relation, role, isUnseen: true, target: make("div") }))).slice(0, SHOWN_AT_A_TIME);
+    const asked = queries.map((query) => ({ [query.role]: near.entity, relation: query.relation }));
+    const { results } = await ask("/unseen", {}, { ...body, queries: asked, k: PREDICTIONS }, shown.signal);
+    queries.forEach((query, place) => showAnswers(NOWHERE, query, results[place], shown.signal));
+    return [
+      make("h3", {}, "Similar"), make("ul", { class: "rows" }, ...near.similar.map((one) => row(
+        stepLink(NOWHERE, one.name, near.type, "similar"), one.cosine.toFixed(3), one.cosine, null))),
+      make("h3", {}, "Predicted"), ...queries.map((query, place) => group(through(query.relation, query.role), "",
+        place < OPENED, query.target)),
+    ];
+  });
+}
+
+/** A field for numbers of some entities; those of others are predicted. */
+function numbers() {
+  const values = area("Values", "an entity and its number on a line, with a tab between them; at least 10");
+  return form("Numbers", [values], async () => {
+    const given = Object.fromEntries(cells(values).map(([name, value]) => [name, Number(value)]));
+    const found = await ask("/attributes", {}, { values: given, k: ROWS }, shown.signal);
+    const note = `R² ${found.r2.toFixed(3)}, mean error ${found.mean_error.toPrecision(3)}, of given values from others`;
+    return [make("p", { class: "note" }, note), make("ul", { class: "rows" }, ...found.entities.map((one) => row(
+      stepLink(NOWHERE, one.entity, "", "number"), one.predicted.toPrecision(4), 0, null)))];
+  });
 }
 
 async function showHome(signal) {
@@ -538,14 +583,15 @@ async function showHome(signal) {
     make("p", { class: "facts" }, about),
     model.no_triples ? make("p", { class: "problem" }, model.no_triples) : "",
     model.probabilities && !model.no_triples ? hops() : "",
+    unseen(),
+    numbers(),
     make("div", { class: "columns" }, first, make("section", { "aria-label": "Relations" }, make("h2", {}, "Relations"),
       make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, "relation"),
         types.length > 1 ? make("th", {}, "types") : "", make("th", { class: "count" }, "triples"))), body), more)),
   );
   await fill(first, async () => {
     const { entities } = await ask("/entities", { k: ROWS }, null, signal);
-    const state = { steps: [], showKnown: false, showAll: false };
-    return [make("ul", { class: "rows" }, ...entities.map((one) => make("li", {}, stepLink(state, one.name, one.type, ""),
+    return [make("ul", { class: "rows" }, ...entities.map((one) => make("li", {}, stepLink(NOWHERE, one.name, one.type, ""),
       types.length > 1 ? make("span", { class: "badge" }, one.type) : "")))];
   });
 }

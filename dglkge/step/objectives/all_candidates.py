@@ -48,6 +48,8 @@ class Candidates:
         Returns the answers among the owned rows of queries with some keys.
     resident : callable or None
         Returns the owned rows where they are on a device; their gradients are left there.
+    num_times : int
+        Times that each row is of; as a candidate it is that at the first one.
     """
 
     table: EmbeddingTable
@@ -57,6 +59,12 @@ class Candidates:
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
     resident: Callable[[], Tensor] | None = None
+    num_times: int = 1
+
+    @property
+    def ids(self) -> Tensor:
+        """Ids (R,) of the owned rows, as transforms and the optimizer take them."""
+        return torch.arange(self.first, self.stop) * self.num_times
 
     @property
     def device(self) -> torch.device:
@@ -72,11 +80,12 @@ class Candidates:
         return self.table.local_rows[self.first - start : self.stop - start]
 
 
-def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
-    """Return a function from keys of queries to answers; a key is the node id of the only answer."""
+def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], Answers]:
+    """Return a function from keys of queries to answers; a key is the only answer's node id, at a time."""
 
     # A key outside the owned run belongs to another shard: here the query then has no answers.
     def answers_of(keys: Ids) -> Answers:
+        keys = keys // num_times
         is_here = (keys >= first) & (keys < stop)
         starts = np.zeros(len(keys) + 1, np.int64)
         np.cumsum(is_here, out=starts[1:])
@@ -185,7 +194,7 @@ class CandidateLoss(Objective):
     def __post_init__(self) -> None:
         self.reads_in_place = self.maker.reads_in_place
         self._scratch_of = {torch.device("cpu"): Scratch()}
-        self._owned = {shard.table.name: torch.arange(shard.first, shard.stop) for shard in self.candidates}
+        self._owned = {shard.table.name: shard.ids for shard in self.candidates}
 
     @property
     def sent_bytes(self) -> int:

@@ -51,19 +51,21 @@ RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 def relation_pieces(
     model: KgeModel,
     keys: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
     heads: Tensor,
     tails: Tensor,
     factors: npt.NDArray[np.float32],
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
 
-    ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one.
+    ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one;
+    ``times`` (B,) as of :meth:`KgeModel.relation_query`.
     """
-    forwards = model.score_function.relation_query(heads, tails)
+    forwards = model.relation_query(heads, tails, torch.from_numpy(times))
     # Without reciprocal rows both directions have the same scores: one query with twice the factor.
     if not model.reciprocal:
         return [Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, 2 * factors)]
-    backwards = model.score_function.relation_query(tails, heads)
+    backwards = model.relation_query(tails, heads, torch.from_numpy(times))
     return [
         Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, factors),
         Piece(RELATION_BLOCKS[Side.HEAD], backwards, keys, factors),
@@ -91,7 +93,8 @@ class RelationQueries(QueryMaker):
         for group in plan.groups if self._weight else ():
             heads, tails = (self._leaf(places, rows) for places in (group.heads, group.tails))
             factors = self._weight * group.factors(plan.divisor)
-            pieces += relation_pieces(self._model, group.relation_ids, heads, tails, factors)
+            ids = group.relation_ids
+            pieces += relation_pieces(self._model, ids, ids, heads, tails, factors)
             leaves += [(group.heads, heads), (group.tails, tails)]
         queries = [piece.queries for piece in pieces]
 
@@ -176,7 +179,7 @@ class AutogradQueries(ModelQueries):
                     total = total + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
-                pieces += relation_pieces(model, group.relation_ids, heads, tails, weighted)
+                pieces += relation_pieces(model, *2 * (group.relation_ids,), heads, tails, weighted)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 
@@ -271,7 +274,7 @@ class AnsweredQueries(ModelQueries):
         for pairs in plan.pairs:
             share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)
             heads, tails = rows.leaf(pairs.heads), rows.leaf(pairs.tails)
-            pieces += relation_pieces(model, pairs.pair_ids, heads, tails, share)
+            pieces += relation_pieces(model, pairs.pair_ids, pairs.times, heads, tails, share)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 

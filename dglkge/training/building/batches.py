@@ -114,7 +114,7 @@ def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBa
         config.training.batch_size,
         (world.machine, world.local_rank, world.trainers_per_machine),
         config.seed,
-        PairIndex(triples, types) if config.training.relation_prediction > 0 else None,
+        PairIndex(triples, types, job.layout.num_times) if config.training.relation_prediction else None,
     )
 
 

@@ -36,7 +36,7 @@ from dglkge.training.building.components import (
 )
 from dglkge.training.callbacks import CALLBACKS, LOGGERS
 from dglkge.training.learning_rates import try_schedule
-from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,6 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
         _raised(lambda: relation_weights(config, dataset)),
         _raised(lambda: relation_operators(config, dataset)),
         _raised(lambda: with_num_times(config, dataset)),
-        _times(config, dataset),
         _confidences(config, dataset) if config.loss.has_confidences else (),
         () if world is None else _memory(config, dataset, world),
     )
@@ -99,22 +98,6 @@ def _raised(check: Callable[[], object]) -> Iterator[str]:
         check()
     except InputError as error:
         yield str(error)
-
-
-def _times(config: Config, dataset: Dataset) -> Iterator[str]:
-    """Yield settings that need a row of its own for each relation of a triple."""
-    if not dataset.relations.times:
-        return
-    storage, factor = config.tables.storage, config.training.relation_prediction
-    for name, value, allowed in (
-        ("tables.storage", storage if storage == DEVICE_STORAGE else "", "memory, disk"),
-        ("training.relation_prediction", factor, "0"),
-    ):
-        if value:
-            yield (
-                f"{name} is {value}, and the triples of {dataset.path} have times, which share the row of a "
-                f"relation; allowed: {allowed}"
-            )
 
 
 def _loggers(config: Config) -> Iterator[str]:

@@ -239,7 +239,8 @@ def _candidates(
         shard = kind(
             objective, one.compare, one.numbers_a_score, device, matmul_dtype, is_resident=is_resident
         )
-    answers_of = only_answers(first, stop)
+    num_times = job.layout.num_times if one.table.name == RELATION else 1
+    answers_of = only_answers(first, stop, num_times)
     if isinstance(batches, QueryBatches):
         node_ids = np.asarray(one.table.node_ids)
         if batches.pairs is not None and one.table.name == RELATION:
@@ -252,7 +253,7 @@ def _candidates(
     resident = None
     if job.device_tables is not None:
         resident = functools.partial(job.device_tables.owned_rows, one.table.name)
-    return Candidates(one.table, first, stop, one.columns, shard, answers_of, resident)
+    return Candidates(one.table, first, stop, one.columns, shard, answers_of, resident, num_times)
 
 
 def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transforms) -> CandidateLoss:

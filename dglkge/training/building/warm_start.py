@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +43,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
 
     Entities, relations and entity types are matched by name; two types without another on their side are the
     same. Rows that the checkpoint has keep their values and their optimizer state; the others stay as they
-    were initialised. The numbers are logged.
+    were initialised. So do the rows of times, which are matched by name. The numbers are logged.
 
     Parameters
     ----------
@@ -61,13 +63,17 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     check_files(checkpoint.folder, checkpoint.manifest.all_texts.values())
     keeps = _keeps_projections(config, checkpoint)
+    times = conversion.saved_times(checkpoint, meta)
     if dense is not None:
         with dense.whole():
             own = {} if job.features is None else dict(job.features.projections.named_parameters())
             projections = checkpoint.feature_parameters() if keeps else own
-            dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
-        _take_dense_state(job, dense, checkpoint)
-    check_same_model(checkpoint.meta, meta, str(checkpoint.path))
+            values, live = checkpoint.dense_parameters(), dict(dense.module.named_parameters())
+            if times is not None:
+                values = {name: conversion.at_times(times, one, live[name]) for name, one in values.items()}
+            dense.take({**projections, **values}, str(checkpoint.path))
+        _take_dense_state(job, dense, checkpoint, times)
+    check_same_model(_at_times_of(checkpoint.meta, meta), meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
@@ -100,13 +106,28 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
 
 
-def _take_dense_state(job: Job, dense: DenseParameters, checkpoint: Checkpoint) -> None:
+def _at_times_of(saved: CheckpointMeta, wanted: CheckpointMeta) -> CheckpointMeta:
+    """Return a checkpoint's facts with the number of times of a run, which may have others."""
+    number = {name: value for name, value in wanted.score_options.items() if name == "num_times"}
+    return replace(saved, score_options={**saved.score_options, **number})
+
+
+def _take_dense_state(
+    job: Job, dense: DenseParameters, checkpoint: Checkpoint, times: np.ndarray | None
+) -> None:
     """Take the state of dense parameters, if optimizer and options are those of the checkpoint."""
+
+    def at_times(saved: Any) -> Any:
+        if times is None or not saved.shape:
+            return saved
+        values = torch.from_numpy(saved[()])
+        return conversion.at_times(times, values, values.new_zeros(len(times), *values.shape[1:]))
+
     now = job.config.dense.optimizer.model_dump(mode="json")
     saved = (checkpoint.config.get("dense") or {}).get("optimizer")
     if saved == now:
         with checkpoint.open_model() as file:
-            dense.take_state(file)
+            dense.take_state(file, at_times)
     elif job.world.rank == 0:
         reason = f"dense.optimizer is {now}, and {saved} in {checkpoint.path}"
         logger.info("warm start: the state of dense parameters starts anew: %s", reason)
