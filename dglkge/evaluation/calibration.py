@@ -295,7 +295,7 @@ class Calibration:
     by_relation : mapping
         Curves of relations, by id and side; of all others :attr:`curve` counts.
     for_questions : mapping
-        The same for links of questions of several hops, see :mod:`dglkge.inference.adapter`.
+        The same for links of questions of several hops, see :mod:`dglkge.inference.links.adapter`.
     """
 
     method: str

@@ -25,7 +25,7 @@ from dglkge.evaluation.classification import (
     fit_thresholds,
     seen_entities,
 )
-from dglkge.inference.adapter import fit_adapter
+from dglkge.inference.links.adapter import fit_adapter
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 

@@ -13,8 +13,8 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
-from dglkge.inference import adapter
-from dglkge.inference.adapter import Examples, QuestionMaker, fit_adapter
+from dglkge.inference.links import adapter
+from dglkge.inference.links.adapter import Examples, QuestionMaker, fit_adapter
 from dglkge.inference.truth import calibrate
 from dglkge.typing import Side
 from tests.checkpoint.toy_checkpoint import calibrated

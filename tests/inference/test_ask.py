@@ -13,7 +13,8 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
-from dglkge.inference import narrow_rows, questions
+from dglkge.inference import questions
+from dglkge.inference.links import narrow_rows
 from dglkge.inference.logic import And, Fact, Not, Or, Question, facts, parse, variables
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import build_model

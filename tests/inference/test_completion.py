@@ -15,8 +15,7 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
-from dglkge.inference import row_index
-from dglkge.inference.links import approximate
+from dglkge.inference.links import approximate, row_index
 from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model

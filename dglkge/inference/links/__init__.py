@@ -1,1 +1,1 @@
-"""Tables of a run in the files and models of other programs, and back."""
+"""Likely links of a trained model: completion of the graph, indexes, and curves of links of questions."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dglkge.evaluation.queries import exact_scores
 from dglkge.inference.links.missing_links import PAIR
-from dglkge.inference.row_index import SPARE, RowIndex
+from dglkge.inference.links.row_index import SPARE, RowIndex
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.kge_model import KgeModel
 
