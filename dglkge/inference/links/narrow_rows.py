@@ -33,8 +33,15 @@ LEAST_QUERIES = 16
 
 def has_fast_bfloat16(model: KgeModel) -> bool:
     """Return whether a model's products are clearly faster in bfloat16 here."""
-    shape = (QUERY_TILE, CANDIDATE_PANEL, model.query_dim)
-    return model.score_function.is_product and faster_type(shape) == BFLOAT16
+    if not model.score_function.is_product:
+        return False
+    # One thread: several wait for each other on a busy machine, which says nothing about the type.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return faster_type((QUERY_TILE, CANDIDATE_PANEL, model.query_dim)) == BFLOAT16
+    finally:
+        torch.set_num_threads(before)
 
 
 class LikelyCandidates:
