@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import dgl
 import psutil
 import torch
 
@@ -34,6 +33,8 @@ from dglkge.step.contracts import Computation
 from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.rows import HostStore
 from dglkge.training.trainer import Trainer
+
+import dgl  # isort: skip  after dglkge, which lets it load with any torch
 
 
 @dataclass(frozen=True)
