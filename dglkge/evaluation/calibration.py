@@ -345,9 +345,7 @@ class Calibration:
         """Read a file with the JSON of :meth:`to_dict`."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            # Older files have no curves by relation.
-            fields = {"prior_scores": None, **dict.fromkeys(CURVES, []), **content}
-            fields = {name: fields[name] for name in cls.__dataclass_fields__}
+            fields = {name: content[name] for name in cls.__dataclass_fields__}
             curve: dict[str, Any] = {
                 name: np.array(numbers, np.float64)[()] for name, numbers in fields["curve"].items()
             }
