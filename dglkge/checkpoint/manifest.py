@@ -124,6 +124,14 @@ class CheckpointMeta:
         """The distinct (lhs, rhs) pairs of entity types, in the order of their first relation."""
         return list(dict.fromkeys((relation.lhs, relation.rhs) for relation in self.relations))
 
+    def difference(self, other: CheckpointMeta, fields: Sequence[str]) -> str:
+        """Return the first field with another value in ``other``, which is this run's, in words; or ""."""
+        for name in fields:
+            old, new = getattr(self, name), getattr(other, name)
+            if old != new:
+                return f"{name} {old!r}, this run has {new!r}"
+        return ""
+
 
 @dataclass(frozen=True)
 class TextEntry:
@@ -343,23 +351,8 @@ def parse(kind: type[T], body: Mapping[str, Any]) -> T:
 
 def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
     """Refuse to resume from, or to overwrite, a checkpoint of another model or data set."""
-    advice = "; take another output folder, or the configuration that it was written with"
-    fields = ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")
-    check_same_model(saved, wanted, "the checkpoint", fields, advice)
-
-
-def check_same_model(
-    saved: CheckpointMeta,
-    wanted: CheckpointMeta,
-    where: str,
-    fields: Sequence[str] = MODEL_FIELDS,
-    advice: str = ": its rows cannot be taken over",
-) -> None:
-    """Refuse rows of another score function or shape; the error has the first difference, with both values.
-
-    By default the data set may be another one, whose rows are matched by name.
-    """
-    for name in fields:
-        old, new = getattr(saved, name), getattr(wanted, name)
-        if old != new:
-            raise CheckpointError(f"{where} has {name} {old!r}, this run has {new!r}{advice}")
+    if differs := saved.difference(wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")):
+        raise CheckpointError(
+            f"the checkpoint has {differs}; take another output folder, or the configuration that it was "
+            "written with"
+        )

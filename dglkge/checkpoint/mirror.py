@@ -128,8 +128,9 @@ class Mirror(VersionStore):
 
     def keep_all(self, manifest: Manifest) -> None:
         self._last = manifest
-        super().keep_all(manifest)
+        # The folder's are older, and one may have the name of a new one.
         self.push_pointers()
+        super().keep_all(manifest)
 
     def remove(self, version: int, run_id: str = "") -> None:
         names = self.names(layout.version_folder(version))
@@ -144,8 +145,8 @@ class Mirror(VersionStore):
         version = self._pointer()
         if version:
             return self.stored(version)
-        sizes = self._store.sizes(layout.CHECKPOINT_FOLDER)
         for version in reversed(self.versions()):
+            sizes = self._store.sizes(_object(version))
             if _object(version, layout.MANIFEST_FILE) not in sizes:
                 continue
             stored = self.stored(version)

@@ -56,14 +56,14 @@ def global_sums_path(entity_type: str) -> str:
     return f"{GLOBAL_SUMS_GROUP}/{entity_type}"
 
 
-def check_registered(meta: CheckpointMeta) -> None:
-    """Refuse a checkpoint whose score function is not registered.
+def registered_score_function(meta: CheckpointMeta) -> str:
+    """Return the name of a checkpoint's score function; CheckpointError if it is not registered.
 
     The modules that its run was trained with are named and not imported: whoever wrote the files chose them.
     """
     name = meta.score_function
     if name in SCORE_FUNCTIONS:
-        return
+        return name
     if not name:
         raise CheckpointError(
             "the checkpoint has tables and no model of links; dglkge.open_checkpoint reads its rows"
@@ -83,9 +83,7 @@ def check_registered(meta: CheckpointMeta) -> None:
 
 def operator_of(meta: CheckpointMeta) -> Operator:
     """Return the operator of a checkpoint's score function; CheckpointError if that is not registered."""
-    if meta.score_function:
-        check_registered(meta)
-    return declared_operator(meta.score_function)
+    return declared_operator(meta.score_function and registered_score_function(meta))
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:

@@ -189,12 +189,14 @@ class VersionStore:
 
     def drop_older(self, newest: int, run_id: str = "") -> None:
         """Remove versions before the newest that no pointer names; none if a pointer is damaged."""
-        notes = self.pointers().values()
+        # One listing for both: with a second one a pointer that the first has missed would lose its version.
+        names = self.names()
+        notes = self.pointers(names).values()
         if not all(notes):
             logger.warning("no older version in %s is removed: a pointer to one is damaged", self.url)
             return
         kept = {note["version"] for note in notes}
-        for version in self.versions():
+        for version in self.versions(names):
             if version < newest and version not in kept:
                 self.remove(version, run_id)
 
@@ -218,13 +220,14 @@ class VersionStore:
         is_whole = type(note.get("version")) is int and isinstance(note.get("checksum"), str)
         return note if is_whole else {}
 
-    def pointers(self) -> dict[str, dict[str, Any]]:
-        """Return what each pointer names, by its name; see :meth:`read_pointer`."""
-        return {name: self.read_pointer(name) for name in self.names() if layout.is_pointer(name)}
+    def pointers(self, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return what each pointer names, by its name; ``names`` are those of a listing."""
+        listed = self.names() if names is None else names
+        return {name: self.read_pointer(name) for name in listed if layout.is_pointer(name)}
 
-    def versions(self) -> list[int]:
+    def versions(self, names: Iterable[str] | None = None) -> list[int]:
         """Return the versions that have a folder, also unfinished ones, in ascending order."""
-        found = map(layout.parse_version_folder, self.names())
+        found = map(layout.parse_version_folder, self.names() if names is None else names)
         return sorted(version for version in found if version is not None)
 
 

@@ -140,9 +140,15 @@ class FileStore(Store):
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the finished files in a folder and below it."""
+
+        def check(error: OSError) -> None:
+            """Pass over absent and protected folders; after other failures versions would seem to be gone."""
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+                raise error
+
         found = {}
-        # Files and folders that another job removes meanwhile are passed over, the latter by os.walk.
-        for parent, _, names in os.walk(self._path(folder) if folder else self._folder):
+        # Another job may remove files and folders meanwhile.
+        for parent, _, names in os.walk(self._path(folder) if folder else self._folder, onerror=check):
             for path in (Path(parent, name) for name in names if not name.endswith(TEMPORARY_SUFFIX)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.is_file():

@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.config import Config
 from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.jobs import JobEntry, process_start
@@ -48,12 +47,15 @@ from dglkge.launch.remote.node_place import NodePlace, node_place
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.ssh import SshSettings
-from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import machine_needs, most_trainers_of, partition_file, script_config
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
-from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS
+from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
+
+if TYPE_CHECKING:
+    from dglkge.checkpoint.storage import CheckpointStorage
+    from dglkge.config import Config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,10 +116,14 @@ def _launch_job(
     )
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
-    kind = SyncedSite if options.sync else RemoteSite
-    site = kind(ssh, options.python, str(workspace), nodes, console.message)
-    if isinstance(site, SyncedSite):
-        site.repair = functools.partial(_fall_back, places)
+    about = ssh, options.python, str(workspace), nodes, console.message
+    if options.sync:
+        # Imported here: it reads checkpoints, and other jobs start sooner without it.
+        from dglkge.launch.remote.synced_site import SyncedSite
+
+        site: RemoteSite = SyncedSite(*about, repair=functools.partial(_fall_back, places))
+    else:
+        site = RemoteSite(*about)
     with contextlib.closing(site):
         job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:

@@ -383,6 +383,45 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         raise _foreign(folder, error) from error
 
 
+def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
+    """Check that DGL's partition file fits the cluster, and that the files of one partition exist.
+
+    Parameters
+    ----------
+    path : Path
+        DGL's partition file, which names the others relative to its own folder.
+    part_id : int or None
+        None: the files of partitions are not checked.
+    num_machines : int
+        Each holds one partition.
+
+    Returns
+    -------
+    str
+        Fingerprint of the partition file: partitions of two runs of the partitioner do not fit each other.
+    """
+    content = load_json(path)
+    num_parts = content.get(Field.NUM_PARTS)
+    if not isinstance(num_parts, int):
+        raise InputError(
+            f"partition file {path} has no {Field.NUM_PARTS!r}; "
+            "expected the file that DGL's partitioner wrote"
+        )
+    if num_parts != num_machines:
+        raise InputError(
+            f"partition file {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
+            "each machine holds one partition"
+        )
+    if part_id is not None:
+        files = content.get(Field.part_files(part_id))
+        if not isinstance(files, dict):
+            raise InputError(f"{path} names no files of partition {part_id}")
+        for name in files.values():
+            if not (path.parent / str(name)).is_file():
+                raise InputError(f"partition {part_id} is not whole: {path.parent / str(name)} is missing")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
     """Return the content of ``dataset.json`` and the path of DGL's description of the partitions."""
     folder = Path(dataset)

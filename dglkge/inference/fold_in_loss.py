@@ -140,9 +140,11 @@ def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
             if not rises.any():
                 break
             steps = torch.where(rises, steps / 2, steps)
-        fails = fails | rises
+        # A row that no step betters stays where it was.
+        fails, kept = fails | rises, rises[:, None]
+        moved, new_gradients = torch.where(kept, rows, moved), torch.where(kept, gradients, new_gradients)
         pairs.append(_pair(moved - rows, new_gradients - gradients))
-        rows, losses, gradients = moved, new_losses, new_gradients
+        rows, losses, gradients = moved, torch.where(rises, losses, new_losses), new_gradients
     return rows, is_open
 
 

@@ -15,7 +15,7 @@ import torch
 from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_METRICS_FILE
 from dglkge.checkpoint.reader import Checkpoint
-from dglkge.checkpoint.relation_layout import check_registered
+from dglkge.checkpoint.relation_layout import registered_score_function
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
@@ -106,8 +106,8 @@ class TrainedModel:
     def model(self) -> KgeModel:
         """The score function at its dimension."""
         meta = self.tables.meta
-        check_registered(meta)
-        model = build_model(meta.score_function, meta.dim, meta.reciprocal, options=meta.score_options)
+        name = registered_score_function(meta)
+        model = build_model(name, meta.dim, meta.reciprocal, options=meta.score_options)
         if model.module is not None:
             model.load_module(self.tables.dense_parameters(), str(self.tables.path))
         return model

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from dglkge import __version__
+from dglkge.data.dataset_files import check_partition
 from dglkge.distributed.addresses import Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
@@ -30,7 +31,7 @@ from dglkge.launch import script_runner, table_storage
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
 from dglkge.launch.remote import file_transfer
-from dglkge.launch.script_config import MachineNeeds, check_partition
+from dglkge.launch.table_storage import MachineNeeds
 from dglkge.planning.host import cores_to_use, quota_of_cores
 
 

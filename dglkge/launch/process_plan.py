@@ -18,7 +18,7 @@ from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
 from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE, OWN_DISKS_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
-from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS
+from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 

@@ -1,81 +1,24 @@
-"""Reads a training script's configuration and DGL's partition file, to check a job before it starts."""
+"""Reads a training script's configuration, to plan and check a job before it starts.
+
+What reads one is imported when there is one: its settings take half of the launcher's start.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dglkge.config import Config, load_config
 from dglkge.data import dataset_files
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
-from dglkge.planning.defaults import MOST_DEFAULT_TRAINERS, most_trainers
-from dglkge.planning.memory import plan_memory
+from dglkge.launch.table_storage import MachineNeeds
+from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 
-
-def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
-    """Check that DGL's partition file fits the cluster, and that the files of one partition exist.
-
-    Parameters
-    ----------
-    path : Path
-        DGL's partition file, which names the others relative to its own folder.
-    part_id : int or None
-        None: the files of partitions are not checked.
-    num_machines : int
-        Each holds one partition.
-
-    Returns
-    -------
-    str
-        Fingerprint of the partition file: partitions of two runs of the partitioner do not fit each other.
-    """
-    content = dataset_files.load_json(path)
-    num_parts = content.get(dataset_files.Field.NUM_PARTS)
-    if not isinstance(num_parts, int):
-        raise InputError(
-            f"partition file {path} has no {dataset_files.Field.NUM_PARTS!r}; "
-            "expected the file that DGL's partitioner wrote"
-        )
-    if num_parts != num_machines:
-        raise InputError(
-            f"partition file {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
-            "each machine holds one partition"
-        )
-    if part_id is not None:
-        files = content.get(dataset_files.Field.part_files(part_id))
-        if not isinstance(files, dict):
-            raise InputError(f"{path} names no files of partition {part_id}")
-        for name in files.values():
-            if not (path.parent / str(name)).is_file():
-                raise InputError(f"partition {part_id} is not whole: {path.parent / str(name)} is missing")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@dataclass(frozen=True)
-class MachineNeeds:
-    """Needs of a job on one machine, as far as they are known.
-
-    Attributes
-    ----------
-    shared_memory_bytes, memory_bytes, structure_bytes : int
-        In shared memory; of all processes, shared memory included, without mapped files, interpreters and
-        libraries; the part of the shared memory that stays there where tables are files. 0: unknown.
-    storage : str
-        ``tables.storage`` of the configuration.
-    table_folders : tuple of str
-        Folders for tables in files: the first with enough room is taken.
-    """
-
-    shared_memory_bytes: int = 0
-    memory_bytes: int = 0
-    structure_bytes: int = 0
-    storage: str = "memory"
-    table_folders: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    from dglkge.config import Config
 
 
 def script_config(command: Sequence[str], folder: Path) -> Config | None:
@@ -87,6 +30,8 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
     # Scripts of other projects may have a --config of their own: what does not parse is not ours.
     if not any(word.partition("=")[0] in ("--config", "--set", "dataset") for word in command):
         return None
+    from dglkge.config import load_config
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The same options as the training script has, so both read the same configuration.
     parser.add_argument("--config")
@@ -122,6 +67,8 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
 def most_trainers_of(config: Config | None, places: Places) -> int:
     """Return the trainers of a machine at most without the user's choice, as far as the data set is here."""
     if config is not None:
+        from dglkge.planning.defaults import most_trainers
+
         with contextlib.suppress(InputError):
             return most_trainers(config, dataset_files.read_dataset_size(places.here / config.dataset))
     return MOST_DEFAULT_TRAINERS
@@ -133,6 +80,8 @@ def machine_needs(
     """Return what a job needs on each machine, as far as the descriptions of its data set are here."""
     if config is None:
         return [MachineNeeds()] * num_machines
+    from dglkge.planning.memory import plan_memory
+
     folder = config.tables.folder
     folders = (str(places.on_machines(Path(folder))),) if folder else ()
     storage = config.tables.storage

@@ -11,6 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,28 @@ LOCK_FILE = "lock"
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 YOUNG_SECONDS = 60.0
 """A folder that is still hidden is being made for so long at most."""
+
+
+@dataclass(frozen=True)
+class MachineNeeds:
+    """Needs of a job on one machine, as far as they are known.
+
+    Attributes
+    ----------
+    shared_memory_bytes, memory_bytes, structure_bytes : int
+        In shared memory; of all processes, shared memory included, without mapped files, interpreters and
+        libraries; the part of the shared memory that stays there where tables are files. 0: unknown.
+    storage : str
+        ``tables.storage`` of the configuration.
+    table_folders : tuple of str
+        Folders for tables in files: the first with enough room is taken.
+    """
+
+    shared_memory_bytes: int = 0
+    memory_bytes: int = 0
+    structure_bytes: int = 0
+    storage: str = "memory"
+    table_folders: tuple[str, ...] = ()
 
 
 def segment_names(folder: str = jobs.SHARED_MEMORY_FOLDER) -> set[str]:

@@ -18,12 +18,10 @@ from dglkge.config.refusals import refuse
 from dglkge.data.dataset_files import DESCRIPTION, TRAIN, DatasetSize, Field, read_description
 from dglkge.errors import InputError
 from dglkge.model.regularizers import AUTO, chosen_regularizer
+from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.planning.memory import is_compiled, is_sampled
 from dglkge.settings import Tree
 from dglkge.typing import RELATION, STAGED_CPU_DEVICE
-
-MOST_DEFAULT_TRAINERS = 8
-"""Most trainers on one machine without the user's choice: each needs a few hundred megabytes."""
 
 POSITIVES_A_TRAINER = 500
 """Positives of a trainer, of a larger chunk, at least.

@@ -21,6 +21,9 @@ SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
 PROCESS = Path("/proc/self")
 
+MOST_DEFAULT_TRAINERS = 8
+"""Most trainers on one machine without the user's choice: each needs a few hundred megabytes."""
+
 _UNLIMITED_BYTES = 2**62
 """Limits from here on are none: version 1 shows the largest number of pages instead of a word."""
 _MEMORY_FILES = {

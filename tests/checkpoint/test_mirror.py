@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import sys
 import time
@@ -463,6 +465,26 @@ def test_versions_that_were_not_read_are_not_removed(tmp_path, url):
     commit(tmp_path / "a", mirror, 1)
     assert {path.name for path in folder.glob("v*")} >= {"v0", "v2"}
     assert same(rows_of(url), rows_of(tmp_path / "a"))
+
+
+def test_a_listing_that_fails_once_removes_no_kept_version(tmp_path, url, monkeypatch):
+    """A folder that cannot be read is not an empty one, whichever listing of a commit fails."""
+    mirror = pushed(tmp_path / "a", url, 0, "epoch_1")
+    real, bucket, listings = os.scandir, url.removeprefix("file://"), []
+
+    def scandir(path="."):
+        if str(path).startswith(bucket):
+            listings.append(path)
+            if len(listings) == failing:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for failing in range(1, 20):
+        listings.clear()
+        commit(tmp_path / "a", mirror, failing)
+        assert mirror.versions() == [1, failing + 1] and mirror.read_pointer("epoch_1")["version"] == 1
+    assert len(listings) < failing  # each was the one that failed
 
 
 def test_parts_then_manifest_then_pointer_then_pointers_to_kept_versions(tmp_path, url, written):

@@ -87,8 +87,9 @@ def test_versions_stay_that_a_pointer_names(place, tmp_path, caplog):
     save(place, tmp_path / "run", 4)
     assert place.versions() == [2, 4, 5] and "a pointer to one is damaged" in caplog.text
     place.write_json("best", {"version": 4, "checksum": place.stored(4).checksum})
-    save(place, tmp_path / "run", 5)
-    assert place.versions() == [2, 4, 6]
+    save(place, tmp_path / "run", 5, "epoch_1")
+    assert place.read_pointer("epoch_1")["version"] == 6
+    assert place.versions() == [4, 6]
 
 
 def test_receipts_of_this_job_count(place, tmp_path):

@@ -62,3 +62,12 @@ def test_a_missing_folder_is_refused_without_torch(words, tmp_path):
     call = words.replace("RUN", str(tmp_path / "nowhere")).split()
     call += [] if words.startswith("train") else [str(tmp_path / "nowhere")]
     assert "torch" not in heavy_after([call])[" ".join(call)]
+
+
+def test_a_launcher_and_a_node_program_start_without_the_settings():
+    """Each machine starts one; a job's configuration is read, once, where there is one."""
+    program = "import sys, dglkge.cli.launch, dglkge.launch.node_program; "
+    program += "print({'pydantic', 'numpy'} & {*sys.modules})"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    assert done.stdout == "set()\n"

@@ -12,8 +12,8 @@ from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.machine import MachineJob
-from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.table_storage import (
+    MachineNeeds,
     TableFolder,
     check_shared_memory,
     file_system,

@@ -9,10 +9,9 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dglkge import __version__
-from dglkge.config import Config
 from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
@@ -22,8 +21,11 @@ from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
 from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
-from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.stop_signals import StopForwarder
+from dglkge.launch.table_storage import MachineNeeds
+
+if TYPE_CHECKING:
+    from dglkge.config import Config
 
 
 def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int, outcome: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -93,15 +94,18 @@ class SyncedSite(RemoteSite):
     """Several machines, each with a disk of its own.
 
     The launcher holds the lease of the run's folder on its own disk from before the first attempt on, and
-    releases it in :meth:`close`.
+    releases it in :meth:`close`. ``repair`` goes back to an undamaged version, if the newest is damaged.
     """
 
     has_shared_disk = False
 
-    repair: Callable[[CheckpointStorage, Config], object] | None = None
-    """Goes back to an undamaged version, if the newest is damaged."""
-
     _lease: Lease | None = None
+
+    def __init__(
+        self, *about: Any, repair: Callable[[CheckpointStorage, Config], object] = lambda *_: None
+    ) -> None:
+        super().__init__(*about)
+        self._repair = repair
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
@@ -136,8 +140,8 @@ class SyncedSite(RemoteSite):
         if self._lease is None:
             self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
         storage = CheckpointStorage(output / CHECKPOINT_FOLDER, self._lease)
-        if config.checkpoint.fallback and self.repair is not None:
-            self.repair(storage, config)
+        if config.checkpoint.fallback:
+            self._repair(storage, config)
         storage.published()
         if storage.path.is_dir():
             storage.drop_unpublished(storage.published_version())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import conversion
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_model
+from dglkge.checkpoint.manifest import MODEL_FIELDS, CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import check_files
 from dglkge.config import Config
@@ -73,7 +73,9 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
                 values = {name: conversion.at_times(times, one, live[name]) for name, one in values.items()}
             dense.take({**projections, **values}, str(checkpoint.path))
         _take_dense_state(job, dense, checkpoint, times)
-    check_same_model(_at_times_of(checkpoint.meta, meta), meta, str(checkpoint.path))
+    # The data set may be another one: rows are matched by name.
+    if differs := _at_times_of(checkpoint.meta, meta).difference(meta, MODEL_FIELDS):
+        raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
