@@ -293,16 +293,16 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
     """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
     monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
-    mirror = SlowMirror(tmp_path, 15, is_stuck)
+    mirror = SlowMirror(tmp_path, 25, is_stuck)
 
     def save_slowly(manager):
-        manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
+        manager.group = dataclasses.replace(manager.group, limit_seconds=1.5)
         manager._mirror, manager._has_store = mirror, True
         return start_saving(manager)
 
     outcomes = together([tmp_path / "checkpoint"] * 2, save_slowly)
     if is_stuck:
-        assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
+        assert outcomes == ["error: a version was not written: nothing has changed for 1.5 s"] * 2
     else:
-        assert outcomes == ["1", "1"] and mirror.num_done == 15
+        assert outcomes == ["1", "1"] and mirror.num_done == 25
         assert open_checkpoint(tmp_path).version == 1
