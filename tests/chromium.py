@@ -28,7 +28,7 @@ def open_page(browser):
 
     def open_one(url, **options):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(120_000)  # busy machines take long to draw a page
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))

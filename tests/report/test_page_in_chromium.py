@@ -29,7 +29,7 @@ def screenshots(tmp_path_factory) -> Path:
 def opened(open_page, page):
     def opened_page(**options):
         tab = open_page(page.as_uri(), **options)
-        tab.wait_for_selector("html[data-ready]", timeout=60_000)
+        tab.wait_for_selector("html[data-ready]")
         return tab
 
     return opened_page
