@@ -311,9 +311,14 @@ def open_model(args: argparse.Namespace) -> Run:
     model = open_run(args.run, given["dataset"], verify=not given["no_verify"])
     model = model.with_features(given["features"]) if given["features"] else model
     if given["about"]:
-        texts = dict(text.partition("=")[::2] for text in given["about"])
-        if not all(texts.values()):
-            raise InputError(f"--about {given['about'][0]!r} is not of the form NAME=TEXT")
+        texts: dict[str, str] = {}
+        for about in given["about"]:
+            name, _, text = about.partition("=")
+            if not name or not text:
+                raise InputError(f"--about {about!r} is not of the form NAME=TEXT")
+            if name in texts:
+                raise InputError(f"--about gives the entity {name!r} twice; allowed: once")
+            texts[name] = text
         model = model.with_new_texts(texts)
     return model.with_rules() if given["rules"] else model
 

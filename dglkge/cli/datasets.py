@@ -318,6 +318,8 @@ def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
     output = Path(args.output)
     if output.exists() and not args.overwrite:
         raise InputError(f"{output} exists; --overwrite replaces it")
+    if args.like and args.encoder:
+        raise InputError("--like has an encoder, that of its file; leave out --encoder")
     texts = vector_files.read_texts(Path(args.texts))
     if args.like:
         vectors = vector_files.open_encoder(Path(args.like))(texts.values())

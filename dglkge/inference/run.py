@@ -529,7 +529,7 @@ class Run(Questions):
         ------
         InputError
             As :meth:`with_new_entities`, or if the file of vectors in ``features.files`` is gone or has no
-            encoder.
+            encoder, or a text has none of its words.
 
         Examples
         --------
@@ -546,7 +546,11 @@ class Run(Questions):
             if not found:
                 raise InputError(f"entities of type {of_type!r} have no vectors in features.files")
             self._encoders[of_type] = open_encoder(found[0])
-        return self.with_new_entities(list(texts), self._encoders[of_type](texts.values()), of_type)
+        vectors = self._encoders[of_type](texts.values())
+        for name, vector in zip(texts, vectors):
+            if not vector.any():
+                raise InputError(f"the text about {name!r} has no word that the texts of {of_type!r} have")
+        return self.with_new_entities(list(texts), vectors, of_type)
 
     @cached_property
     def _encoders(self) -> dict[str, Encode]:

@@ -388,6 +388,8 @@ class Explorer:
         """
         if sum(map(bool, (text, vector, triples))) != 1:
             raise InputError("give one of text, vector and triples of the new entity")
+        if triples and type is not None:
+            raise InputError("triples give the new entity its type; leave out type")
         if any(name in self.run.tables.vocabulary(known) for known in self.run.tables.entity_types):
             raise InputError(f"the entity {name!r} is known already; allowed: a new name")
         if triples:

@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
     assert exit_status_of(caught.value) == 2 and [*tmp_path.iterdir()] == [path]
 
 
-def test_further_texts_are_encoded_as_those_of_a_file(tmp_path):
+def test_further_texts_are_encoded_as_those_of_a_file(tmp_path, capsys):
     """An old text has its vector; a new one is near old ones that share its words."""
     lines = "".join(f"{name}\t{text}\n" for name, text in TEXTS.items())
     (tmp_path / "t.tsv").write_text(lines)
@@ -250,6 +250,11 @@ def test_further_texts_are_encoded_as_those_of_a_file(tmp_path):
     cosines = found[0] @ old.T
     assert min(cosines[:2]) > 0.3 > 0.1 > cosines[4] and cosines[3] == 0
     assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
+    assert (
+        main(f"data vectors {tmp_path}/new.tsv -o {tmp_path}/x.parquet --like {written} --encoder e".split())
+        == 2
+    )
+    assert not (tmp_path / "x.parquet").exists() and "leave out --encoder" in capsys.readouterr().err
     assert open_encoder(written)(["!"]).tolist() == [[0.0] * 5]
     for file, words in ((further, "has no encoder of further texts"), (tmp_path / "t.tsv", "cannot read")):
         with pytest.raises(InputError, match=words):

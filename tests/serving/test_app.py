@@ -143,6 +143,7 @@ def test_a_new_entity_is_that_of_its_triples(client, run):
     for body, text in (
         ({}, "give one of text, vector and triples"),
         ({"text": "a", "triples": facts}, "give one of text, vector and triples"),
+        ({"triples": facts, "type": "town"}, "triples give the new entity its type"),
         ({"text": "a"}, "trained without features"),
         ({"vector": [1.0]}, "trained without features"),
         ({"name": "person3", "triples": facts}, "the entity 'person3' is known already"),

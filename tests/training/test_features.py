@@ -292,8 +292,14 @@ def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     )
     assert answer["type"] == "person" and [one["tail"] for one in answer["results"][0]["answers"]] == tails
     assert [one["name"] for one in answer["similar"]] == expected.similar("Ann", 3)["entity"].tolist()
-    assert main([*words, "--about", "Ann"]) == 2
-    assert "--about 'Ann' is not of the form NAME=TEXT" in capsys.readouterr().err
+    for about, refusal in (
+        (["Ann=one", "Bob"], "--about 'Bob' is not of the form NAME=TEXT"),
+        (["=one"], "--about '=one' is not of the form NAME=TEXT"),
+        (["Ann=one", "Ann=more"], "--about gives the entity 'Ann' twice"),
+        (["Ann=unheard"], "the text about 'Ann' has no word"),
+    ):
+        assert main([*words, *(part for one in about for part in ("--about", one))]) == 2
+        assert refusal in capsys.readouterr().err
     vectors.unlink()
     with pytest.raises(InputError, match="cannot read .*vectors.parquet"):
         dglkge.open_run(tmp_path / "run").with_new_texts({"Ann": text})
