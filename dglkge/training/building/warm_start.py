@@ -62,6 +62,9 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     checkpoint = open_checkpoint(path)
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     check_files(checkpoint.folder, checkpoint.manifest.all_texts.values())
+    # The data set may be another one: rows are matched by name.
+    if differs := _at_times_of(checkpoint.meta, meta).difference(meta, MODEL_FIELDS):
+        raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     keeps = _keeps_projections(config, checkpoint)
     times = conversion.saved_times(checkpoint, meta)
     if dense is not None:
@@ -73,9 +76,6 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
                 values = {name: conversion.at_times(times, one, live[name]) for name, one in values.items()}
             dense.take({**projections, **values}, str(checkpoint.path))
         _take_dense_state(job, dense, checkpoint, times)
-    # The data set may be another one: rows are matched by name.
-    if differs := _at_times_of(checkpoint.meta, meta).difference(meta, MODEL_FIELDS):
-        raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
