@@ -511,7 +511,8 @@ class Run(Questions):
         """
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         of_type = self._type_with_features(entity_type)
-        return Run(self.checkpoint.with_new_entities({of_type: (names, vectors)}), self._dataset_path)
+        checkpoint = self.checkpoint.with_new_entities({of_type: (names, vectors)})
+        return Run(checkpoint, self._dataset_path, self._added)
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are made of texts about them.
@@ -628,7 +629,7 @@ class Run(Questions):
             (name,) = file.entity_types
             names, vectors = read_new_vectors(file.path, checkpoint.vocabulary(name), "", *columns)
             new[name] = names, torch.from_numpy(vectors)
-        return Run(checkpoint.with_new_entities(new), self._dataset_path)
+        return Run(checkpoint.with_new_entities(new), self._dataset_path, self._added)
 
     def _type_with_features(self, entity_type: str | None) -> str:
         """Return the entity type of new entities."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -300,6 +301,10 @@ def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ):
         assert main([*words, *(part for one in about for part in ("--about", one))]) == 2
         assert refusal in capsys.readouterr().err
+    facts = pd.DataFrame([("Bea", "knows", names[0])], columns=["head", "relation", "tail"])
+    both = run.add_entities(facts).with_new_texts({"Ann": text})
+    assert both.predict_tails("Bea", "knows", k=len(names) + 2)["known_from"].dropna().tolist() == ["added"]
+    assert torch.equal(both.tables["person"]["Ann"], expected.tables["person"]["Ann"])
     vectors.unlink()
     with pytest.raises(InputError, match="cannot read .*vectors.parquet"):
         dglkge.open_run(tmp_path / "run").with_new_texts({"Ann": text})
