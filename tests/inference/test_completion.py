@@ -249,3 +249,13 @@ def test_rounding_skips_no_pair(share, is_narrow):
     found = search.take()
     expected = {tuple(pair) for pair in torch.nonzero(exact >= least).tolist()}
     assert set(zip(found["query"].tolist(), found["candidate"].tolist())) == expected
+
+
+def test_a_shard_without_rows_is_no_panel():
+    """A type of one entity has rows in one part of a checkpoint only."""
+    model, rows = build_model("distmult", 4, reciprocal=True), torch.ones(1, 4)
+    known = torch.tensor([0]), torch.tensor([0])
+    search = LinkSearch(model, torch.ones(2, 4).double(), 2.0, known, -np.inf, k=3)
+    search.add(torch.arange(0), rows[:0])
+    search.add(torch.arange(1), rows)
+    assert search.take()[["query", "candidate"]].tolist() == [(1, 0)]
