@@ -168,7 +168,10 @@ class FoldIn:
 
         The ids of new entities follow the last one of their type.
         """
-        frame = triple_columns(frame).astype(str)
+        frame = triple_columns(frame)
+        for row in frame.index[frame.isna().any(axis=1)][:1]:
+            raise InputError(f"row {row}: head, relation or tail is missing")
+        frame = frame.astype(str)
         names = new_names(self._checkpoint, frame)
         rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
 

@@ -136,7 +136,8 @@ def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
         for _ in range(MAX_HALVINGS):
             moved = rows + steps[:, None] * directions
             new_losses, new_gradients = _evaluated(moved, terms)
-            rises = new_losses > losses + 1e-4 * steps * slopes + ROUNDING * losses.abs()
+            # A loss that is NaN rises as well.
+            rises = ~(new_losses <= losses + 1e-4 * steps * slopes + ROUNDING * losses.abs())
             if not rises.any():
                 break
             steps = torch.where(rises, steps / 2, steps)

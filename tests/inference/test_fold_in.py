@@ -13,7 +13,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference import fold_in, fold_in_loss
 from dglkge.inference.fold_in import _Given
-from dglkge.inference.fold_in_loss import run_loss
+from dglkge.inference.fold_in_loss import better_rows, run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy_run
@@ -172,11 +172,19 @@ def test_relations_give_new_entities_their_types(tmp_path, dataset):
         (frame(("Ada", "lives", "town1")), "row 0: .*lives_in"),
         (frame(("Ada", "knows", "Bob")), "no triple joins the new entity 'Ada'"),
         (frame(("Ada", "lives_in", "town1")).drop(columns="tail"), "no column tail"),
+        (frame(("Ada", "lives_in", "town1"), ("Ada", "lives_in", None)), "row 1: .* is missing"),
+        (frame(("Ada", np.nan, "town1")), "row 0: .* is missing"),
     ],
 )
 def test_triples_that_give_no_row_are_refused(tmp_path, dataset, facts, words):
     with pytest.raises(InputError, match=words):
         toy_run(tmp_path, dataset).add_entities(facts)
+
+
+def test_a_step_to_a_loss_that_is_not_a_number_is_halved():
+    # x - log(x): from 3, the curvature there promises the least loss at -3.
+    rows, is_open = better_rows(torch.tensor([[3.0]]), [lambda row: (row - row.log()).sum(1)])
+    assert rows.item() == pytest.approx(1, abs=0.01) and not is_open
 
 
 def test_objectives_over_all_candidates_add_their_terms(tmp_path, plain):
