@@ -34,7 +34,9 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
         summary = write_completion(completion, path, args.threads, args.overwrite, bar.update)
     if args.held_out is not None:
         target = run.checkpoint.run_folder / completion_file(args.held_out)
-        common.write_json(target, {**completion.identity(), **summary})
+        identity = completion.identity()
+        del identity["least_scores"]  # may be infinite, which is no JSON; the summary has the least
+        common.write_json(target, {**identity, **summary})
     return summary
 
 

@@ -231,7 +231,8 @@ def fit_by_relation(
         return total
 
     validated = [parts[place] for place in draws.permutation(len(parts))[:MOST_VALIDATED]]
-    prior_scores = min(PRIOR_SCORES, key=loss)
+    # The first of equal ones is the largest: where no fold can be left out, relations tell little.
+    prior_scores = min(reversed(PRIOR_SCORES), key=loss)
     sides = list(Side)
     return prior_scores, {
         (int(asked[part[0], 1]), sides[asked[part[0], 2]]): Platt.shrunk(

@@ -173,6 +173,14 @@ def test_relations_that_do_not_differ_keep_the_common_curve():
     assert max(np.abs(curve(at) - common(at)).max() for curve in curves.values()) < 0.05
 
 
+def test_without_a_fold_to_leave_out_the_common_curve_counts_most():
+    common = Platt(1.0, 0.0)
+    asked = np.array([[0, 0, 0], [0, 0, 0]])  # one query: all its scores are in one fold
+    prior_scores, curves = fit_by_relation(np.array([2.0, 1.0]), np.array([True, False]), asked, common)
+    assert prior_scores == PRIOR_SCORES[-1] and list(curves) == [(0, Side.HEAD)]
+    assert fit_by_relation(np.array([1.0]), np.array([True]), asked[:1], common) == (PRIOR_SCORES[-1], {})
+
+
 def test_a_shrunk_curve_is_the_minimum_and_never_falls():
     """By torch's descent on the two terms apart: the relation's own scores, and the prior's."""
     scores, labels = drawn(60, 0.8, -1.0)

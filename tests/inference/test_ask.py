@@ -182,6 +182,19 @@ def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
         assert pairs == {tuple(pair) for pair in torch.nonzero(exact >= low).tolist()}
 
 
+def test_a_shard_without_rows_has_no_likely_candidates(monkeypatch):
+    """A type may have all its rows in one part of a checkpoint."""
+    rows, ids = torch.ones(3, 4), torch.arange(3)
+    shards = [SimpleNamespace(rows=rows[start:], original_ids=ids[start:]) for start in (3, 0)]
+    tables = SimpleNamespace(meta=SimpleNamespace(dim=4), shards=lambda _type: shards)
+    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
+    monkeypatch.setattr(narrow_rows, "SCREENED", 1)
+    search = narrow_rows.LikelyCandidates(build_model("distmult", 4, reciprocal=True), tables, lambda _: 2.0)
+    search.is_narrow = True
+    found = search.search("entity", torch.ones(1, 4), 0.5)
+    assert [ids.tolist() for _, ids, _ in found] == [[], [0, 1, 2]]
+
+
 def test_a_narrow_beam_takes_the_best(run):
     wide, narrow = (run.ask(QUESTIONS["2p"], beam=beam, known_splits=()) for beam in (60, 1))
     first = run.ask(QUESTIONS["1p"], k=1, known_splits=())["entity"][0]

@@ -144,6 +144,46 @@ def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, mo
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), found)
 
 
+def test_an_index_is_built_once_nothing_is_refused(run, folder, tmp_path, monkeypatch):
+    def no_faiss(*_arguments):
+        raise InputError("needs faiss-cpu")
+
+    monkeypatch.setattr(approximate, "RowIndex", no_faiss)
+    path = tmp_path / "best.parquet"
+    with pytest.raises(InputError, match="needs faiss-cpu"):
+        run.complete_to(path, candidates="faiss")
+    assert not list(tmp_path.glob("best*"))  # no parts that would refuse the next completion
+    path.touch()
+    with pytest.raises(InputError, match="exists"):
+        run.complete_to(path, candidates="faiss")
+    (folder / "calibration.json").unlink()
+    with pytest.raises(InputError, match="dglkge calibrate"):
+        dglkge.open_run(folder).complete(candidates="faiss")
+
+
+def test_an_index_of_few_rows_prints_no_warning(run, capfd):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    run.complete(k=1, candidates="faiss")
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def test_the_recall_is_measured_with_full_float32_matmuls(run, monkeypatch):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    precisions, links = set(), completion_module.Completion.links
+
+    def observed(*arguments):
+        precisions.add(torch.get_float32_matmul_precision())
+        return links(*arguments)
+
+    monkeypatch.setattr(completion_module.Completion, "links", observed)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        run.complete(k=1, candidates="faiss")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert precisions == {"highest"}
+
+
 def test_precision_and_recall_of_held_out_triples(run, tmp_path):
     expected = all_missing(run, ("train", "valid")).groupby(["h", "r"]).head(5)
     test = {tuple(row) for row in run.dataset.split("test").tolist()}
@@ -249,3 +289,13 @@ def test_rounding_skips_no_pair(share, is_narrow):
     found = search.take()
     expected = {tuple(pair) for pair in torch.nonzero(exact >= least).tolist()}
     assert set(zip(found["query"].tolist(), found["candidate"].tolist())) == expected
+
+
+def test_a_shard_without_rows_is_no_panel():
+    """A type of one entity has rows in one part of a checkpoint only."""
+    model, rows = build_model("distmult", 4, reciprocal=True), torch.ones(1, 4)
+    known = torch.tensor([0]), torch.tensor([0])
+    search = LinkSearch(model, torch.ones(2, 4).double(), 2.0, known, -np.inf, k=3)
+    search.add(torch.arange(0), rows[:0])
+    search.add(torch.arange(1), rows)
+    assert search.take()[["query", "candidate"]].tolist() == [(1, 0)]

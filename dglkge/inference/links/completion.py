@@ -234,7 +234,8 @@ class Completion:
         It is not the sample that the number of searched lists was chosen on. None if the sample has no link.
         """
         sample = self._sample(seed=1)
-        hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
+        with full_float32_matmuls():
+            hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
         queries = sum(len(heads) for _, heads in sample)
         measured = {"recall": hits / total if total else None, "links": total, "queries": queries}
         return {**measured, "indexes": self.indexed.describe()}
@@ -329,7 +330,7 @@ def plan_completion(
         candidates,
         held_out,
     )
-    completion.is_narrow, candidates == FAISS and completion.indexed  # noqa: B018  measured here, before threads take the cores
+    completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
     completion.least_scores  # noqa: B018  or if no probabilities were fitted
     return completion
@@ -357,12 +358,15 @@ def _search(
     plan, stop = folder / PLAN_FILE, threading.Event()
     before, units = torch.get_num_threads(), completion.units()
     try:
+        if plan.exists() and json.loads(plan.read_text()) != identity:
+            raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
+        if completion.candidates == FAISS:
+            with full_float32_matmuls():
+                completion.indexed  # noqa: B018  built before threads take the cores, and once nothing is refused
         folder.mkdir(parents=True, exist_ok=True)
         if not plan.exists():
             with replacing(plan) as file:
                 file.write(json.dumps(identity).encode())
-        elif json.loads(plan.read_text()) != identity:
-            raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
         todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
         for done in [path for path in todo if path.is_dir()]:
             progress(_num_queries(todo.pop(done)))

@@ -85,7 +85,9 @@ class LinkSearch:
             self._slack = NARROW_SLACK * self.query.norm(dim=1)
 
     def add(self, ids: Tensor, rows: Tensor) -> None:
-        """Search a panel: candidates (n,), ascending, with their rows (n, D)."""
+        """Search a panel: candidates (n,), ascending, with their rows (n, D); none in an empty shard."""
+        if not len(ids):
+            return
         rows = rows.float()
         place = torch.searchsorted(ids, self.known[1]).clamp_max(len(ids) - 1)
         here = ids[place] == self.known[1]

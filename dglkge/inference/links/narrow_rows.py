@@ -103,7 +103,7 @@ class LikelyCandidates:
         limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
         queries = query.bfloat16().new_zeros(max(LEAST_QUERIES, num_queries), query.shape[1])
         queries[:num_queries] = query
-        step = min(len(narrow), max(1, BLOCK_BYTES // (4 * len(queries))))
+        step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
         scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
         left, found = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
         # Positive numbers and their bits have one order, and integers are compared several times as fast.
