@@ -230,7 +230,7 @@ def test_a_run_goes_on_at_new_times(trained, tmp_path):
     grown = open_run(run)
     assert grown.predict_times("e003", "turn", "e020")["time"][0] in ("2021-02", "2021-07")
     assert grown.evaluate("test").both.mrr > 0.8
-    other = settings(tmp_path / "no", "tntcomplex", *more, "model.dimension=16")
+    other = settings(tmp_path / "no", "tntcomplex", *more, *same, "model.dimension=16")
     assert "has dim 32, this run has 16" in commands.train_alone(*other, status=None).stderr
     # In this model the number of a time counts.
     commands.train_alone(*settings(tmp_path / "old", "de_simple", num_epochs=1))
