@@ -109,9 +109,19 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
     """Whether a process was started with a variable; False if it has ended or is another user's."""
     with contextlib.suppress(psutil.Error):
-        return bool(process.environ().get(name) == value)
+        deadline, is_started = time.monotonic() + EXEC_SECONDS, False
+        while not (variables := process.environ()) and not is_started and process.exe():
+            # After execve the kernel shows neither its environment nor its command line for a moment.
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+            is_started = bool(process.cmdline())
+        return bool(variables.get(name) == value)
     return False
 
+
+EXEC_SECONDS = 1.0
+"""Limit of the wait for a process that has just been started to show its environment."""
 
 ENTRY_BYTES = 2**16
 """Room in shared memory for the entry of a job."""

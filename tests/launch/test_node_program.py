@@ -322,6 +322,7 @@ def test_silent_launcher(tmp_path: Path) -> None:
 
 
 def test_variables_are_compared_by_their_whole_name_and_value() -> None:
+    # A process just started often shows no environment yet, one started without any never does.
     child = psutil.Popen(["sleep", "60"], env={**os.environ, "X_Y": "ab"})
     found = [has_variable(child, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
     child.kill()
