@@ -83,6 +83,10 @@ class Site:
 
     def start(self, **settings: object) -> None:
         """Start the job or resume it; ``settings`` are fields of the configuration."""
+        # The logs of all starts would fill a small disk.
+        self.log.unlink(missing_ok=True)
+        for path in self.log_dir.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
         self.num_starts += 1
         # A commit after each batch: a fault then comes during a save as often as possible.
         fields = {
