@@ -39,9 +39,6 @@ SHARED_MEMORY = Path("/dev/shm")
 BATCH_SIZE = 48
 SMALL_DISK_BYTES = 64 << 20
 END_SECONDS = 60.0
-OTHERS_SECONDS = 60.0
-"""How long shared memory that another job has left may take to go."""
-
 START_SECONDS = 180.0
 
 Commit = tuple[int, int]
@@ -253,7 +250,7 @@ class OneMachine(Site):
         super().__init__(folder, dataset, batches_per_epoch, limit_seconds)
         self.log_dir = log_dir  # on another disk than the run
         self._mark = uuid.uuid4().hex
-        self._known_segments = set(os.listdir(SHARED_MEMORY))
+        self._jobs: set[str] = set()
 
     def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
         """Start the launcher with SIGINT and SIGHUP at their defaults, as a terminal does."""
@@ -268,6 +265,11 @@ class OneMachine(Site):
             preexec_fn=default_signals,
         )
 
+    def wait_for_commits(self, number: int, after: int) -> None:
+        super().wait_for_commits(number, after)
+        if self.job is not None:
+            self._jobs |= {entry.job for entry in live_jobs() if entry.launcher_pid == self.job.pid}
+
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that carry the site's mark."""
         found = []
@@ -279,23 +281,9 @@ class OneMachine(Site):
         return sorted(found, key=lambda process: process.pid)
 
     def segments(self) -> list[str]:
-        """Return what is new in shared memory since the call before, and no other job's.
-
-        Other jobs of the machine make names too, and remove them when they end: all processes of the site
-        are gone when this is called, so what goes within a minute, or is a live job's, was not the site's.
-        """
-        end = time.monotonic() + OTHERS_SECONDS
-        while True:
-            names = set(os.listdir(SHARED_MEMORY))
-            new = names - self._known_segments
-            new = {name for name in new if name.startswith("dglkge-")}
-            alive = tuple(entry.job for entry in live_jobs()) if new else ()
-            new -= {name for name in new for job in alive if job in name}
-            if not new or time.monotonic() > end:
-                break
-            time.sleep(0.2)
-        self._known_segments = names
-        return [f"/dev/shm/{name}" for name in sorted(new)]
+        """Return the names in shared memory of the site's jobs."""
+        names = sorted(os.listdir(SHARED_MEMORY))
+        return [f"/dev/shm/{name}" for name in names if any(job in name for job in self._jobs)]
 
     def end(self) -> None:
         """End what runs beside the jobs: nothing."""

@@ -218,7 +218,9 @@ class Trial:
     seconds_to_resume: float = 0.0
 
 
-def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> list[Trial]:
+def run_trials(
+    site: Site, names: Sequence[str], shown: tqdm | None = None, file: Path | None = None
+) -> list[Trial]:
     """Cause one fault after another in a run; each start also shows the cost of the fault before.
 
     Parameters
@@ -228,6 +230,8 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
         Of :data:`FAULTS`.
     shown : tqdm, optional
         Moved on after each fault.
+    file : Path, optional
+        Written after each fault, with the trials of this site.
     """
     trials: list[Trial] = []
     before = site.committed()
@@ -238,6 +242,7 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
             if trials:
                 # What a fault has cost is known only when the next job has resumed.
                 trials[-1] = _with_resumption(trials[-1], site, before, seconds)
+                write_json(trials, file)
             time.sleep(random.uniform(0, LATEST_SECONDS))
             # Read before the fault: what is published until then must survive it.
             before = site.committed()
@@ -375,6 +380,13 @@ def largest_difference(first: str, second: str) -> float:
     )
 
 
+def write_json(trials: Sequence[Trial], file: Path | None) -> None:
+    """Write trials as JSON, if there is a file to write to."""
+    if file is not None:
+        rows = [dataclasses.asdict(trial) for trial in trials]
+        file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
 def print_table(trials: Sequence[Trial]) -> None:
     """Print a row for each kind of fault at each site."""
     print("| where | fault | tried | survived | lost commits | seconds, median | longest | to resume |")
@@ -487,15 +499,15 @@ def main() -> int:
             number = options.trials * (place + 1) // len(kinds) - options.trials * place // len(kinds)
             with open_site(kind, Path(name)) as site:
                 shown.set_description(site.name)
-                trials += run_trials(site, deal(type(site), number, site.can_be_filled()), shown)
+                trials += run_trials(
+                    site, deal(type(site), number, site.can_be_filled()), shown, options.json
+                )
                 trials.append(finish_and_compare(site, Path(name)))
                 # Of a run with an empty disk at each start nothing is left here.
                 if kind == kinds[-1] and kind != "url":
                     trials += run_damages(site.output_folders()[0] / CHECKPOINT_FOLDER, options.damages)
     print_table(trials)
-    if options.json is not None:
-        rows = [dataclasses.asdict(trial) for trial in trials]
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_json(trials, options.json)
     return 1 if any(trial.wrong for trial in trials) else 0
 
 
