@@ -14,7 +14,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -171,7 +171,13 @@ Text = Annotated[str, not_empty("a non-empty text")]
 class Settings(BaseModel):
     """A group of settings: immutable, without unknown keys, each number finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # The JSON Schema has the help of the fields. Docstrings are for readers of the code.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra=lambda schema: cast(None, schema.pop("description", None)),
+    )
 
     @field_validator("*", mode="before")
     @classmethod

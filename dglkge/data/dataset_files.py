@@ -383,6 +383,29 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         raise _foreign(folder, error) from error
 
 
+@contextlib.contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the parent folders of a path; if the block fails, remove those that it made and that are empty.
+
+    Raises InputError if they cannot be made, or the innermost one is not writable.
+    """
+    parent = path.absolute().parent
+    try:
+        made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the parent folder of {path} cannot be made: {error.strerror}") from error
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"the parent folder of {path} is not writable")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
 def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
     """Check that DGL's partition file fits the cluster, and that the files of one partition exist.
 

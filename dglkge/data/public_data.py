@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import SPLITS, blocks_of
+from dglkge.data.dataset_files import SPLITS, blocks_of, parents_of
 from dglkge.errors import InputError, StorageError, unknown_name
 
 REGISTRY = Path(__file__).with_name("datasets.yaml")
@@ -149,8 +149,10 @@ def _fill(target: Path, entry: PublicData, source: str, progress: bool) -> None:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{entry.name}-") as temporary:
+    with (
+        parents_of(target),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{entry.name}-") as temporary,
+    ):
         files, unpacked = Path(temporary) / "files", Path(temporary) / entry.name
         files.mkdir()
         unpacked.mkdir()

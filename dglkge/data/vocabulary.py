@@ -148,6 +148,16 @@ def at_times(relations: Sequence[Relation], times: Sequence[str]) -> list[Relati
     return [Relation(label_at(one.name, time), one.lhs, one.rhs) for one in relations for time in times]
 
 
+def limit_pairs(num_relations: int, num_times: int) -> None:
+    """Raise InputError for more relations at a time than :data:`MAX_PAIRS`."""
+    num_pairs = num_relations * num_times
+    if num_pairs > MAX_PAIRS:
+        raise InputError(
+            f"{num_relations:,} relations at {num_times:,} times are {num_pairs:,}; allowed: up to "
+            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity of dglkge data build"
+        )
+
+
 def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
     """Return an id map of relations (R,) as that of relations at a time (R * num_times,).
 
@@ -304,6 +314,7 @@ class RelationVocabulary:
     def __init__(self, relations: Sequence[Relation], times: Sequence[str] = ()) -> None:
         self.times = times
         self.timeless = list(relations)
+        limit_pairs(len(self.timeless), self.num_times)
         self.relations = at_times(self.timeless, times)
         # A label identifies a relation alone, while names repeat where one joins several pairs of types.
         uses = Counter(relation.name for relation in self.relations)

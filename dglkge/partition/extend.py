@@ -24,7 +24,7 @@ from dglkge.data.text_format import Columns
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, extended
 from dglkge.errors import InputError
-from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.dataset_writer import finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids
 from dglkge.partition.ingest import IdTriples, ingest, table_chunks
 from dglkge.partition.readers.id_folders import read_pairs
@@ -82,7 +82,6 @@ def extend_dataset(
     """
     dataset = Dataset.open(source)
     dataset.verify()
-    check_output(output, overwrite)
     if output.resolve() == source.resolve():
         raise InputError(f"the output {output} is the data set itself; choose another folder")
     if name in dataset.edge_set_names:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
-from dglkge.data.vocabulary import MAX_PAIRS, granularity_of, time_spans
+from dglkge.data.vocabulary import granularity_of, limit_pairs, time_spans
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import mapped
 from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
@@ -59,7 +59,7 @@ _BYTES_A_BYTE = 4
 
 @dataclass
 class IdTriples:
-    """Triples as ids, before entities have types.
+    """Triples as ids, before entities have types; names that a data set cannot hold are an InputError.
 
     Attributes
     ----------
@@ -81,6 +81,17 @@ class IdTriples:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     times: Sequence[str] = ()
     in_order: bool = True
+
+    def __post_init__(self) -> None:
+        for noun, names, forbidden in (("entity", self.entities, "\n"), ("relation", self.relations, "\n\t")):
+            for character in forbidden:
+                if isinstance(names, NameList) and not names.has_byte(ord(character)):
+                    continue
+                name = next((name for name in names if character in name), None)
+                if name is not None:
+                    raise InputError(
+                        f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
+                    )
 
     @property
     def num_times(self) -> int:
@@ -199,8 +210,6 @@ def ingest(
     index = {"head": entities, "relation": relations, "tail": entities, TIME: stamps}
     if known_times:
         stamps.add(pa.array(known_times))
-    if maps is not None:
-        check_names(maps.entities or (), maps.relations or ())
 
     def ids_of(role: str, column: Any) -> np.ndarray:
         found: np.ndarray = index[role].add(column) if maps is None or role == TIME else column.to_numpy()
@@ -214,7 +223,6 @@ def ingest(
         return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity, known_times)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
-    check_names(entity_names, relation_names)
 
     def renumbered(piece: np.ndarray) -> None:
         rows = np.asarray(piece)
@@ -251,12 +259,8 @@ def _at_times(
     if known_times and granularity is None:
         granularity = granularity_of(known_times, names)
     times, first, last = time_spans(list(names), granularity)
-    num_pairs = len(triples.relations) * len(times)
-    if num_pairs > MAX_PAIRS:
-        raise InputError(
-            f"{len(triples.relations):,} relations at {len(times):,} times are {num_pairs:,}; allowed: up to "
-            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity"
-        )
+    # Ids have 32 bits. Entity types may make more relations of these: the vocabulary compares again.
+    limit_pairs(len(triples.relations), len(times))
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
             some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
@@ -324,19 +328,6 @@ def _collect(
         {split: rows.array() for split, rows in one.items()} for one in (triples, more[WEIGHT], more[TIME])
     )
     return found, weights, times
-
-
-def check_names(entities: Sequence[str], relations: Sequence[str]) -> None:
-    """Raise InputError if a name holds a character that the data set's files cannot hold."""
-    for noun, names, forbidden in (("entity", entities, "\n"), ("relation", relations, "\n\t")):
-        for character in forbidden:
-            if isinstance(names, NameList) and not names.has_byte(ord(character)):
-                continue
-            name = next((name for name in names if character in name), None)
-            if name is not None:
-                raise InputError(
-                    f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
-                )
 
 
 def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:

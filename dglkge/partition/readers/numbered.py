@@ -12,7 +12,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import type_names
-from dglkge.partition.ingest import IdTriples, Reading, check_names
+from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.name_index import MAX_NAMES
 
 
@@ -92,7 +92,6 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
                 "the largest gets a row; number them from 0, or give names (a data frame)"
             )
         names.append(numbers(largest + 1) if known is None else known)
-    check_names(*names)
     splits = {split: each.triples.astype(np.int32) for split, each in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
