@@ -47,7 +47,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, RUN_STATS_F
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.epoch import OF_TABLES, parse_bytes
+from dglkge.planning.epoch import TABLE_ITEMS, parse_bytes
 from measuring import our_job, pbg_peer
 from measuring.disk_traffic import Disk, DiskTraffic
 from measuring.machine import describe_machine
@@ -228,7 +228,7 @@ def read_plan(sets: Sequence[str], trainers: int, work: Path, max_memory: int = 
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}") from None
     memory = machine["memory"]
     table_bytes = memory["tables"] + memory["optimizer state"]
-    own_bytes = sum(size for name, size in memory.items() if name not in OF_TABLES)
+    own_bytes = sum(size for name, size in memory.items() if name not in TABLE_ITEMS)
     return Plan(table_bytes, own_bytes, machine.get("ranges"))
 
 

@@ -160,7 +160,7 @@ def _leaves(key: str, value: Any, where: str) -> list[tuple[str, str]]:
     """Return (dotted key, place) of each value in a mapping, or of the value itself."""
     if not isinstance(value, Tree) or not value:
         return [(key, where)]
-    return [leaf for name, one in value.items() for leaf in _leaves(f"{key}.{name}", one, one.where)]
+    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner, inner.where)]
 
 
 def _place(tree: Any, keys: Sequence[str | int]) -> str:
@@ -187,7 +187,7 @@ def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> 
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
-        _override(tree, key.strip().split("."), _of_override(value.strip(), f"override {text!r}"))
+        _override(tree, key.strip().split("."), _read_override(value.strip(), f"override {text!r}"))
     return tree
 
 
@@ -207,19 +207,19 @@ def _read_file(path: Path) -> Tree:
     if not isinstance(node, yaml.MappingNode):
         raise InputError(f"{path}:{node.start_mark.line + 1}: expected 'key: value' lines")
     tree = Tree(str(path))
-    for key, value in _of_node(node, str(path), str(path)).items():
+    for key, value in _read_node(node, str(path), str(path)).items():
         _merge(tree, key.split("."), value, "")
     return tree
 
 
-def _of_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
+def _read_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
     """Return a node; with the path of its file, what is inside it has lines of its own."""
     if isinstance(node, yaml.ScalarNode):
         value = _constructed(node)
         return Scalar(value, "" if value is None else node.value, where)
     if isinstance(node, yaml.SequenceNode):
         items = Items(where, text)
-        items.extend(_of_node(item, where, path) for item in node.value)
+        items.extend(_read_node(item, where, path) for item in node.value)
         return items
     tree = Tree(where, text)
     # SafeLoader makes no other nodes than these three.
@@ -232,18 +232,18 @@ def _of_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text
             raise InputError(
                 f"{place}: the key {prefix}{name} stands in line {first} already; allowed is once"
             )
-        tree[name] = _of_node(value, place, path, f"{prefix}{name}.")
+        tree[name] = _read_node(value, place, path, f"{prefix}{name}.")
     return tree
 
 
-def _of_override(text: str, where: str) -> Any:
+def _read_override(text: str, where: str) -> Any:
     """Return the value of an override; only quotes around the whole of it mean something."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             return Scalar(None, text, where)
         if not isinstance(node, yaml.ScalarNode):
-            return _of_node(node, where, text=text)
+            return _read_node(node, where, text=text)
         value = _constructed(node)
     except yaml.YAMLError:
         # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
@@ -260,8 +260,8 @@ def _merge(tree: Tree, keys: Sequence[str], value: Any, prefix: str) -> None:
         value = below
     there = tree.get(name)
     if isinstance(there, Tree) and isinstance(value, Tree):
-        for inner, one in value.items():
-            _merge(there, [inner], one, f"{key}.")
+        for key_, inner_value in value.items():
+            _merge(there, [key_], inner_value, f"{key}.")
     elif there is not None:
         raise InputError(f"{value.where}: the key {key} is given at {there.where} already; allowed is once")
     else:

@@ -288,10 +288,10 @@ def verify_checksums(folder: Path, checksums: Mapping[str, int]) -> None:
         if part_of_folder(name) is not None and not (partitions / name).is_dir()
     }
     here = [path for path in checksums if "/".join(Path(path).parts[:2]) not in elsewhere]
-    for path, found in zip(here, _checksums([folder / path for path in here])):
-        if found != checksums[path]:
+    for path, crc32 in zip(here, _checksums([folder / path for path in here])):
+        if crc32 != checksums[path]:
             raise InputError(
-                f"{folder / path} is damaged: its CRC-32 is {found:08x}, {DESCRIPTION} says "
+                f"{folder / path} is damaged: its CRC-32 is {crc32:08x}, {DESCRIPTION} says "
                 f"{checksums[path]:08x}; copy it again, or partition again"
             )
 

@@ -61,11 +61,11 @@ class PublicData:
     def check_counts(self, entities: int, relations: int, triples: Mapping[str, int], place: Path) -> None:
         """Compare the counts of what was read from a place; raises InputError if one differs."""
         counts = {"entities": entities, "relations": relations, **triples}
-        for what, expected in self.counts.items():
-            if counts.get(what, 0) != expected:
-                noun = f"{what} triples" if what in SPLITS else what
+        for key, expected in self.counts.items():
+            if counts.get(key, 0) != expected:
+                noun = f"{key} triples" if key in SPLITS else key
                 raise InputError(
-                    f"{place} has {counts.get(what, 0):,} {noun}, {self.name} has {expected:,}: another "
+                    f"{place} has {counts.get(key, 0):,} {noun}, {self.name} has {expected:,}: another "
                     "version of the data, or a damaged file; remove the folder and get it again"
                 )
 

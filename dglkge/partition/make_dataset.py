@@ -111,9 +111,9 @@ def partition_triples(
         for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
             # DGL cannot store a partition without a node of some type.
             if num_parts > count:
-                what = "relations" if noun == RELATION else f"entities of type {noun!r}"
+                kind = "relations" if noun == RELATION else f"entities of type {noun!r}"
                 raise InputError(
-                    f"{num_parts} partitions are more than there are {what} ({count}): "
+                    f"{num_parts} partitions are more than there are {kind} ({count}): "
                     "every partition must own at least one"
                 )
         num_workers = options.num_workers or available_cores()

@@ -184,10 +184,10 @@ LABELS = {settings.FREE: "always", settings.UNTIL_FINISHED: "while epochs", sett
 def test_what_may_change_in_a_resume_is_documented():
     page = (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
     named = {key: rule for rule, keys in DOCUMENTED.items() for key in keys}
-    of_section = {section: rule for rule, sections in SECTIONS.items() for section in sections}
+    rule_of_section = {section: rule for rule, sections in SECTIONS.items() for section in sections}
     for field_of_key in fields():
         key, (*sections, name) = field_of_key.key, field_of_key.path
-        rule = named[key] if key in named else of_section[key.split(".")[0]]
+        rule = named[key] if key in named else rule_of_section[key.split(".")[0]]
         old, new = {}, {}
         for config, value in ((old, 1), (new, 2)):
             for section in sections:
@@ -272,11 +272,11 @@ def test_a_key_stands_once(tmp_path: Path, text: str, message: str) -> None:
 
 def test_modules_to_import(tmp_path: Path) -> None:
     """Recorded and imported: a name, a list, and what a command line adds."""
-    own = tmp_path / "c.py"
-    own.write_text("", encoding="utf-8")
-    path = written(tmp_path, f"dataset: d\nimports: [os.path, {own}]\n")
-    assert load_config(path).imports == ("os.path", str(own))
-    assert load_config(path, [], [str(own), "re", "re"]).imports == ("os.path", str(own), "re")
+    module = tmp_path / "c.py"
+    module.write_text("", encoding="utf-8")
+    path = written(tmp_path, f"dataset: d\nimports: [os.path, {module}]\n")
+    assert load_config(path).imports == ("os.path", str(module))
+    assert load_config(path, [], [str(module), "re", "re"]).imports == ("os.path", str(module), "re")
     assert load_config(None, ["dataset=d", "imports=json"]).imports == ("json",)
     assert load_config(None, ["dataset=d", "imports=[re, os]"]).imports == ("re", "os")
     assert load_config(None, ["dataset=d", "imports="]).imports == ()

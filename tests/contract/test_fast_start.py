@@ -36,8 +36,8 @@ def heavy_after(calls: list[list[str]]) -> dict[str, list[str]]:
 def test_help_and_lists_import_no_heavy_package():
     calls = [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)]
     calls += [["config", "show"], ["config", "recipes"], ["--print-completion", "bash"]]
-    found = heavy_after(calls)
-    assert len(found) == len(calls) and not {call: names for call, names in found.items() if names}
+    heavy = heavy_after(calls)
+    assert len(heavy) == len(calls) and not {call: names for call, names in heavy.items() if names}
 
 
 def test_what_is_measured_can_be_found(tmp_path):

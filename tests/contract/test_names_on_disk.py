@@ -41,12 +41,14 @@ benchmark writes, figures of a report."""
 
 def owned_texts(owner: ModuleType) -> set[str]:
     """Return all texts that an owner names in upper case, those of its classes among them."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for space in (owner, *(item for item in vars(owner).values() if inspect.isclass(item))):
         for name, value in vars(space).items():
             if name.isupper() and isinstance(value, (str, tuple)):
-                found |= {value} if isinstance(value, str) else {one for one in value if isinstance(one, str)}
-    return found
+                texts |= (
+                    {value} if isinstance(value, str) else {item for item in value if isinstance(item, str)}
+                )
+    return texts
 
 
 def owned_templates(owner: ModuleType) -> set[str]:
@@ -54,14 +56,14 @@ def owned_templates(owner: ModuleType) -> set[str]:
     functions: list[Any] = [item for _, item in inspect.getmembers(owner, inspect.isfunction)]
     for _, item in inspect.getmembers(owner, inspect.isclass):
         functions += [function for _, function in inspect.getmembers(item, inspect.isfunction)]
-    found = set()
+    templates = set()
     for function in functions:
         name = function.__name__
         makes_names = name.endswith(("_file", "_files", "_folder", "_pattern", "_pointer"))
         is_other = name.startswith(("is_", "parse_", "temporary", "receipt_"))
         if function.__module__ == owner.__name__ and makes_names and not is_other:
-            found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
-    return found
+            templates.add(function(*("\0" for _ in inspect.signature(function).parameters)))
+    return templates
 
 
 TEXTS = set().union(*map(owned_texts, OWNERS)) - SUFFIXES
@@ -102,24 +104,24 @@ def looked_up(tree: ast.AST) -> Iterator[ast.expr]:
 
 def retyped(tree: ast.AST) -> list[tuple[int, str]]:
     """Return (line, text) of each owned name that a file types itself."""
-    found = []
+    literals = []
     skipped = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             if node.value in FILES or node.value.rpartition("/")[2] in FILES:
-                found.append((node.lineno, node.value))
+                literals.append((node.lineno, node.value))
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
             text = "".join(map(str, parts)).rpartition("/")[2]
             if text in TEMPLATES or any(text.endswith(name) for name in FILES if "/" in "".join(parts)):
-                found.append((node.lineno, text))
+                literals.append((node.lineno, text))
     for nodes, names in ((path_words(tree), WORDS), (looked_up(tree), FIELDS)):
-        found += [
+        literals += [
             (node.lineno, node.value)
             for node in nodes
             if isinstance(node, ast.Constant) and node.value in names
         ]
-    return found
+    return literals
 
 
 def test_owners_have_names():

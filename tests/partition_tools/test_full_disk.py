@@ -55,8 +55,8 @@ def test_full_disk(kib, source, small_disk):
     done = run("--input", source, "--output", disk / "out", "--num-parts", "2", "--method", "random")
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    what = f"a temporary file in {disk / '.out.partial'}" if kib == 40 else disk / "out"
-    assert done.stderr == f"partition.py: error: cannot write {what}: No space left on device\n"
+    target = f"a temporary file in {disk / '.out.partial'}" if kib == 40 else disk / "out"
+    assert done.stderr == f"partition.py: error: cannot write {target}: No space left on device\n"
     assert list(disk.iterdir()) == []
 
 

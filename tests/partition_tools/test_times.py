@@ -30,7 +30,7 @@ def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Facts:
     relations = [line.split("\t") for line in lines(folder / "relations.tsv")]
     names = {path.stem: lines(path) for path in (folder / "entities").glob("*.txt")}
     times = lines(folder / "times.txt")
-    found: Facts = Counter()
+    facts: Facts = Counter()
     for head, number, tail in triples.tolist():
         row, time = divmod(number, len(times))
         if ids_of is not None:
@@ -38,8 +38,8 @@ def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Facts:
         name, lhs, rhs = relations[row]
         if ids_of is not None:
             head, tail = int(ids_of[lhs][head]), int(ids_of[rhs][tail])
-        found[names[lhs][head], name, names[rhs][tail], times[time]] += 1
-    return found
+        facts[names[lhs][head], name, names[rhs][tail], times[time]] += 1
+    return facts
 
 
 def as_facts(frame: pd.DataFrame) -> Facts:
@@ -70,10 +70,10 @@ def test_every_partition_has_relations_at_their_times(tmp_path, num_parts, typed
     ids_of = {ntype: np.load(partitions / f"original_ids_{ntype}.npy") for ntype in dataset.layout().ntypes}
     # Rows are those of relations, whatever the time.
     assert len(ids_of["relation"]) == num_relations
-    found: Facts = Counter()
+    facts: Facts = Counter()
     for part in range(num_parts):
-        found += timed_facts(out, np.load(partitions / f"part{part}" / "edges.npy"), ids_of)
-    assert found == as_facts(frame)
+        facts += timed_facts(out, np.load(partitions / f"part{part}" / "edges.npy"), ids_of)
+    assert facts == as_facts(frame)
     edge_ids, back = dataset.layout().edge_ids("relation"), dataset.layout().original_edge_ids("relation")
     assert back[edge_ids].tolist() == list(range(dataset.num_relations))
     # The same triple at another time is another fact: filters and counts of repetitions see no repetition.
@@ -106,9 +106,9 @@ def test_formats(tmp_path):
             options = Options(columns=columns, time_granularity=granularity)
             partition_triples(tmp_path / name, out, options)
             assert lines(out / "times.txt") == times
-            found = timed_facts(out, np.load(out / "train.npy"))
+            facts = timed_facts(out, np.load(out / "train.npy"))
             cut = frame["day"].str[: len(times[0])]
-            assert found == as_facts(
+            assert facts == as_facts(
                 frame.set_axis(["time", "head", "relation", "tail"], axis=1).assign(time=cut)
             )
     (tmp_path / "ids.tsv").write_text("0\t1\t1\t10\n1\t0\t0\t9\n")

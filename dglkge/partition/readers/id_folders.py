@@ -34,9 +34,9 @@ def find_pykeen(folder: Path) -> IdFolder | None:
     """Return PyKEEN's triples factory in a folder, or the factories of a data set, or None."""
     if (folder / PYKEEN_TRIPLES).is_file():
         return pykeen_folder({TRAIN: folder})
-    found = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
-    found = {split: path for split, path in found.items() if (path / PYKEEN_TRIPLES).is_file()}
-    return pykeen_folder(found) if TRAIN in found else None
+    folders = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
+    folders = {split: path for split, path in folders.items() if (path / PYKEEN_TRIPLES).is_file()}
+    return pykeen_folder(folders) if TRAIN in folders else None
 
 
 def pykeen_folder(factories: Mapping[str, Path]) -> IdFolder:
