@@ -414,14 +414,11 @@ def write_text(path: Path, text: str) -> None:
     StorageError
         If the disk is full or fails.
     """
-    temporary = path.with_name(path.name + ".tmp")  # in the same file system: renaming is atomic
+    from dglkge.config import load  # here: pydantic takes a moment
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        load.write_text(path, text)
     except OSError as error:
-        # On a full disk the removal may fail too; the first error is the one to report.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         kind = InputError if error.errno in (errno.ENOENT, *USERS_TO_MEND) else StorageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 
