@@ -10,7 +10,7 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.data import dataset_files
-from tests.contract.source_tree import sources
+from tests.contract.source_tree import called_name, sources
 
 OWNERS = (dataset_files, layout)
 
@@ -78,35 +78,30 @@ WORDS = TEXTS - FILES
 TEMPLATES = set().union(*map(owned_templates, OWNERS))
 
 
-def docstrings(tree: ast.AST) -> set[int]:
-    """Return the ids of the nodes of texts that stand alone: docstrings."""
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-
-
-def path_words(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield what is joined to a path, and what looks a field up."""
-    for node in ast.walk(tree):
+def path_words(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """Yield what is joined to a path."""
+    for node in nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             yield node.right
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if name in ("Path", "joinpath", "with_name", "join"):
-                yield from node.args
+        if isinstance(node, ast.Call) and called_name(node) in ("Path", "joinpath", "with_name", "join"):
+            yield from node.args
 
 
-def looked_up(tree: ast.AST) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
+def looked_up(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """Yield what looks a field up."""
+    for node in nodes:
         if isinstance(node, ast.Subscript):
             yield node.slice
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("get", "pop"):
+        if isinstance(node, ast.Call) and called_name(node) in ("get", "pop"):
             yield from node.args[:1]
 
 
 def retyped(tree: ast.AST) -> list[tuple[int, str]]:
     """Return (line, text) of each owned name that a file types itself."""
-    literals = []
-    skipped = docstrings(tree)
-    for node in ast.walk(tree):
+    literals, all_nodes = [], list(ast.walk(tree))
+    # Texts that stand alone: docstrings.
+    skipped = {id(node.value) for node in all_nodes if isinstance(node, ast.Expr)}
+    for node in all_nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             if node.value in FILES or node.value.rpartition("/")[2] in FILES:
                 literals.append((node.lineno, node.value))
@@ -115,7 +110,7 @@ def retyped(tree: ast.AST) -> list[tuple[int, str]]:
             text = "".join(map(str, parts)).rpartition("/")[2]
             if text in TEMPLATES or any(text.endswith(name) for name in FILES if "/" in "".join(parts)):
                 literals.append((node.lineno, text))
-    for nodes, names in ((path_words(tree), WORDS), (looked_up(tree), FIELDS)):
+    for nodes, names in ((path_words(all_nodes), WORDS), (looked_up(all_nodes), FIELDS)):
         literals += [
             (node.lineno, node.value)
             for node in nodes
