@@ -125,7 +125,7 @@ def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, or read what was measured."""
+    """Read what was measured."""
     from dglkge.data.dataset import Dataset
 
     return Dataset.open(args.dataset).quality()

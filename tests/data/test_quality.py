@@ -193,22 +193,14 @@ def test_pairs_are_named(monkeypatch):
     assert report["relation_pairs"]["count"] == 2 and len(report["relation_pairs"]["largest"]) == 1
 
 
-def test_dataset_measures_where_nothing_is_stored(tmp_path):
-    """Entities of two types: the ids of both begin at 0."""
-    folder = write_toy_folder(tmp_path / "toy")
-    (folder / "partitions" / "report.json").write_text('{"parts": []}')
-    report = Dataset.open(folder).quality()
+def test_entities_of_two_types_are_counted_apart(tmp_path):
+    """The ids of both begin at 0."""
+    report = measure_quality(Dataset.open(write_toy_folder(tmp_path / "toy")).numbered()).report
     assert report["triples"] == {"train": 5, "valid": 1, "test": 0}
     degrees = {hub["entity"]: hub["degree"] for hub in report["hubs"]}
     assert degrees == {"Ada": 3, "Bob": 2, "NA": 2, " Eve ": 1, "Rome": 1, "Ōsaka": 1}
     assert report["components"] == {"count": 1, "largest": 6, "largest_share": 1.0}
     assert report["single_triple_relations"] == {"count": 1, "examples": ["near (person → person)"]}
-
-
-def test_dataset_reads_what_is_stored(tmp_path):
-    folder = write_toy_folder(tmp_path / "toy")
-    (folder / "partitions" / "report.json").write_text('{"parts": [], "quality": {"triples": {}}}')
-    assert Dataset.open(folder).quality() == {"triples": {}}
 
 
 @pytest.mark.parametrize(
