@@ -79,7 +79,7 @@ def loads(num_ranges: int, order: str) -> int:
 
 def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     """Train every kind in turn; rows of the table go to stderr as they come."""
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for num_ranges, order in kinds(args.ranges, args.orders):
         folder = work / f"job-{num_ranges}-{order}"
         sets = [f"dataset={args.dataset.resolve()}", "evaluation.split=test", *args.set]
@@ -88,23 +88,23 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         run = our_job.train(args.config, sets, args.trainers, folder, args.limit_seconds)
         metrics = json.loads((folder / "run" / RUN_METRICS_FILE).read_text(encoding="utf-8"))["test"]["both"]
         shutil.rmtree(folder / "run")
-        found.append({"num_ranges": num_ranges, "order": order, "metrics": metrics, **run.to_dict()})
-        print(row(found[-1], found[0]), file=sys.stderr, flush=True)
-    return found
+        runs.append({"num_ranges": num_ranges, "order": order, "metrics": metrics, **run.to_dict()})
+        print(row(runs[-1], runs[0]), file=sys.stderr, flush=True)
+    return runs
 
 
-def row(one: dict[str, Any], first: dict[str, Any]) -> str:
+def row(run: dict[str, Any], first: dict[str, Any]) -> str:
     """Return the row of a run beside that with one range."""
-    mrr = one["metrics"]["mrr"]
+    mrr = run["metrics"]["mrr"]
     cells = [
-        str(one["num_ranges"]),
-        one["order"] or "of all triples",
-        str(loads(one["num_ranges"], one["order"])),
+        str(run["num_ranges"]),
+        run["order"] or "of all triples",
+        str(loads(run["num_ranges"], run["order"])),
         f"{mrr:.4f}",
         f"{first['metrics']['mrr'] - mrr:+.4f}",
-        f"{one['metrics']['hits@10']:.4f}",
-        f"{one['edges_per_second']:,.0f}",
-        f"{one['wall_seconds']:.1f}",
+        f"{run['metrics']['hits@10']:.4f}",
+        f"{run['edges_per_second']:,.0f}",
+        f"{run['wall_seconds']:.1f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
@@ -115,15 +115,15 @@ def main(words: Sequence[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="bucket_order_benchmark_"))
     try:
         kinds(args.ranges, args.orders)  # mistakes are refused before anything runs
-        found = measure(args, work)
+        runs = measure(args, work)
     except (DglkgeError, RuntimeError) as error:
         print(f"bucket_order.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("\n".join([*HEADER.splitlines(), *(row(one, found[0]) for one in found)]))
+    print("\n".join([*HEADER.splitlines(), *(row(run, runs[0]) for run in runs)]))
     if args.json:
-        figures = {"machine": describe_machine(), "runs": found}
+        figures = {"machine": describe_machine(), "runs": runs}
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -76,15 +76,18 @@ def make_graph(args: argparse.Namespace) -> tuple[Ids, Ids, Ids, Ids]:
         for _ in range(2)
     )
     # Entities lie on machines in runs of equal length, and in ranges inside of them.
-    own = args.entities // args.machines
-    heads, tails = np.minimum(heads, own * args.machines - 1), np.minimum(tails, own * args.machines - 1)
+    per_machine = args.entities // args.machines
+    heads, tails = (
+        np.minimum(heads, per_machine * args.machines - 1),
+        np.minimum(tails, per_machine * args.machines - 1),
+    )
     moved = random.random(args.edges) < _share_to_move(args.local, args.machines)
-    heads = np.where(moved, tails // own * own + heads % own, heads)
+    heads = np.where(moved, tails // per_machine * per_machine + heads % per_machine, heads)
     return (
-        heads // own,
-        heads % own * args.ranges // own,
+        heads // per_machine,
+        heads % per_machine * args.ranges // per_machine,
         heads,
-        tails // own * args.ranges + tails % own * args.ranges // own,
+        tails // per_machine * args.ranges + tails % per_machine * args.ranges // per_machine,
     )
 
 
@@ -99,7 +102,7 @@ def walks(args: argparse.Namespace, schedule: str) -> list[Ids]:
     walk = walk_pairs(args.order, args.ranges, args.seed, 0)
     if schedule == "rotated heads":
         step = [np.array([machine * args.ranges // args.machines, 0]) for machine in range(args.machines)]
-        return [(walk + one) % args.ranges for one in step]
+        return [(walk + shift) % args.ranges for shift in step]
     if schedule == "shifted":
         return [
             np.roll(walk, -machine * len(walk) // args.machines, axis=0) for machine in range(args.machines)

@@ -100,7 +100,7 @@ class Row:
 
 def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments: argparse.Namespace) -> Row:
     """Train some batches on so many hosts, with so many trainers in all."""
-    kind, chosen = SYSTEMS[system]
+    kind, extra = SYSTEMS[system]
     batch_size, chunk_size = batch_sizes(num_trainers, arguments)
     settings = [
         *(f"dataset={dataset}", f"model.dimension={arguments.dimension}"),
@@ -108,7 +108,7 @@ def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments
         # No commit and no background thread: neither belongs to the cost of a batch.
         *(f"negatives.num_uniform={NUM_NEGATIVES}", "optimizer.lr=0.01", "checkpoint.every_epochs=0"),
         # The reference of cluster_trainer.py has no regularizer.
-        *("regularizer.name=none", "checkpoint.background=false", "training.progress=never", *chosen),
+        *("regularizer.name=none", "checkpoint.background=false", "training.progress=never", *extra),
     ]
     with cluster_hosts(num_hosts, "6g") as hosts, tempfile.TemporaryDirectory(prefix="dglkge-job-") as name:
         folder = Path(name)
@@ -209,28 +209,30 @@ def main() -> int:
     missing = what_is_missing()
     if missing is not None:
         sys.exit(f"no hosts can be made here: {missing}")
-    wanted = [
+    keys = [
         (system, *layout)
         for layout in layouts(arguments.hosts, HELPED)
         for system in arguments.systems
         if layout in layouts(arguments.hosts, system)
     ]
-    runs: dict[tuple[str, int, int], list[Row]] = {key: [] for key in wanted}
+    runs: dict[tuple[str, int, int], list[Row]] = {key: [] for key in keys}
     with tempfile.TemporaryDirectory(prefix="dglkge-bench-") as name:
         sizes = (arguments.num_entities, arguments.num_triples, 100, arguments.method)
-        datasets = {num: make_dataset(Path(name), num, *sizes) for num in sorted({key[1] for key in wanted})}
+        datasets = {num: make_dataset(Path(name), num, *sizes) for num in sorted({key[1] for key in keys})}
         # Rounds outside, systems inside: a slow phase of the machine then hits all systems alike.
         for _, (system, num_hosts, num_trainers) in tqdm.tqdm(
-            list(itertools.product(range(arguments.rounds), wanted)), unit="run", disable=None
+            list(itertools.product(range(arguments.rounds), keys)), unit="run", disable=None
         ):
             row = run(system, datasets[num_hosts], num_hosts, num_trainers, arguments)
             runs[system, num_hosts, num_trainers].append(row)
-    rows = {key: median(found) for key, found in runs.items()}
+    rows = {key: median(repeats) for key, repeats in runs.items()}
     print(HEADING)
     for row in rows.values():
         print(describe(row, rows))
     if arguments.output is not None:
-        figures = [{**vars(rows[key]), "runs": [vars(row) for row in found]} for key, found in runs.items()]
+        figures = [
+            {**vars(rows[key]), "runs": [vars(row) for row in repeats]} for key, repeats in runs.items()
+        ]
         arguments.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -183,22 +183,22 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path, has_ssh
             fault.strike(hosts)
             # Node programs count too: a job has ended when nothing of it is left.
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
-            for each in jobs:
-                each.wait(PATIENCE_SECONDS)
+            for other_job in jobs:
+                other_job.wait(PATIENCE_SECONDS)
         finally:
             for host in hosts:
                 for process in host.processes():
                     process.kill()
-            for each in jobs:
-                each.kill()
-                each.wait()
+            for other_job in jobs:
+                other_job.kill()
+                other_job.wait()
         output = log.read_text(encoding="utf-8")
         reason = ""
         # With --json the last line is the summary. A launcher that was killed writes none.
         if job.returncode > 0 and output.splitlines()[-1].startswith("{"):
             reason = json.loads(output.splitlines()[-1])["reason"]
-        others = tuple(each.returncode for each in jobs[1:])
-        return Outcome(seconds, job.returncode, reason, output, others)
+        other_statuses = tuple(other_job.returncode for other_job in jobs[1:])
+        return Outcome(seconds, job.returncode, reason, output, other_statuses)
 
 
 def main() -> int:
@@ -224,9 +224,9 @@ def main() -> int:
             # New hosts for each fault: some faults cannot be undone.
             with cluster_hosts(2) as hosts:
                 outcome = run_fault(faults[name], hosts, dataset, not options.without_ssh)
-            said = outcome.reason or "(it is dead)"
+            reason = outcome.reason or "(it is dead)"
             statuses = ", ".join(map(str, (outcome.status, *outcome.other_statuses)))
-            row = f"| {faults[name].words} | {outcome.seconds:.1f} | {statuses} | {said} |"
+            row = f"| {faults[name].words} | {outcome.seconds:.1f} | {statuses} | {reason} |"
             print(row, flush=True)
             all_well = (
                 all_well

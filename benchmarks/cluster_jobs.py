@@ -133,9 +133,11 @@ def launch_node(
     """
     line: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--node_rank", str(rank)]
     line += ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", folder / "logs"]
-    given = {**environment(), "DGLKGE_SECRET": SECRET, **(variables or {})}
+    node_environment = {**environment(), "DGLKGE_SECRET": SECRET, **(variables or {})}
     with open(node_log(folder, rank), "ab") as log:
-        return host.popen([*line, *options, *command], env=given, stdout=log, stderr=subprocess.STDOUT)
+        return host.popen(
+            [*line, *options, *command], env=node_environment, stdout=log, stderr=subprocess.STDOUT
+        )
 
 
 def node_log(folder: Path, rank: int) -> Path:
@@ -160,13 +162,13 @@ def job_process(host: ClusterHost, role: str) -> psutil.Process:
 
 def job_processes(hosts: Sequence[ClusterHost]) -> list[psutil.Process]:
     """Return the servers and trainers of the job."""
-    found = []
+    processes = []
     for host in hosts:
         for process in host.processes():
             with contextlib.suppress(psutil.Error):
                 if "DGL_ROLE" in process.environ():
-                    found.append(process)
-    return found
+                    processes.append(process)
+    return processes
 
 
 def launcher_process(host: ClusterHost) -> psutil.Process:

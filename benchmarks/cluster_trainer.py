@@ -117,15 +117,15 @@ class StockRows:
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
         """Pull the rows of each table's ids, or of the distinct ones."""
-        found = {}
+        tables = {}
         for name, ids in wanted.items():
             pulled, source = ids, torch.arange(len(ids))
             if self._merges:
                 pulled, source = torch.unique(ids, return_inverse=True)
             rows = self._embeddings[name](pulled)  # notes ids and rows for the optimizer
             self._pulled[id(self._embeddings[name])] = (rows, source)
-            found[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
-        return found
+            tables[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
+        return tables
 
     def step_rows(
         self,
@@ -156,8 +156,10 @@ def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:
 
 def use_autograd(trainer: Any, config: Config) -> None:
     """Let torch differentiate the loss of a trainer, without a regularizer."""
-    chosen = config.model
-    model = build_model(chosen.score_function.name, chosen.dimension, chosen.reciprocal_relations)
+    model_settings = config.model
+    model = build_model(
+        model_settings.score_function.name, model_settings.dimension, model_settings.reciprocal_relations
+    )
     loss = build_loss(config.loss.name)
     step = trainer._train_step
     # The planner of the trainer's own objective draws the negatives.

@@ -62,7 +62,7 @@ def grown(num_entities: int, is_narrow: bool) -> dict[str, Any]:
     }
 
 
-def found(path: str, threads: int, **limits: Any) -> dict[str, Any]:
+def complete(path: str, threads: int, **limits: Any) -> dict[str, Any]:
     """Complete a run with its test split held out."""
     run = dglkge.open_run(path)
     torch.set_num_threads(threads)
@@ -104,7 +104,7 @@ def main() -> None:
                     print(json.dumps(report["growth"][-1]), flush=True)
     if args.run:
         limits = {"min_probability": args.min_probability, "k": args.k, "candidates": args.candidates}
-        report["found"] = found(args.run, args.threads, relations=args.relation, **limits)
+        report["found"] = complete(args.run, args.threads, relations=args.relation, **limits)
         print(json.dumps(report["found"]))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))

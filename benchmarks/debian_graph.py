@@ -87,12 +87,12 @@ def triples_of_source(fields: dict[str, str]) -> Iterator[Triple]:
 def read(text: str, sources: str = "") -> list[Triple]:
     """Return the distinct triples of a list of packages, and one of source packages, sorted."""
     packages = set(re.findall(r"^Package: (\S+)", text, re.MULTILINE))
-    found: set[Triple] = set()
+    triples: set[Triple] = set()
     for fields in paragraphs(text):
-        found.update(triples_of(fields, packages))
+        triples.update(triples_of(fields, packages))
     for fields in paragraphs(sources):
-        found.update(triples_of_source(fields))
-    return sorted(found)
+        triples.update(triples_of_source(fields))
+    return sorted(triples)
 
 
 def paragraphs(text: str) -> Iterator[dict[str, str]]:

@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def variants(device: str) -> list[tuple[str, bool]]:
     """Return the settings of ``dense.autocast`` and ``dense.compile`` that this machine has."""
-    types = [one for one in TYPES if one == "none" or autocast_problem(device, NARROW_TYPES[one]) is None]
+    types = [name for name in TYPES if name == "none" or autocast_problem(device, NARROW_TYPES[name]) is None]
     return list(itertools.product(types, [False] if compiler_problem() else [False, True]))
 
 
@@ -80,15 +80,15 @@ def make_batch(args: argparse.Namespace, name: str, autocast: str, compiles: boo
     places = torch.randint(args.relations, (args.batch_size,), generator=draw).to(device)
     sizes = (args.batch_size, args.batch_size, args.negatives)
     rows = [torch.randn(size, model.dim, generator=draw).to(device) * 0.1 for size in sizes]
-    of_relations = torch.randn(args.relations, model.relation_width, generator=draw).to(device) * 0.1
+    relation_rows = torch.randn(args.relations, model.relation_width, generator=draw).to(device) * 0.1
 
     def train() -> None:
         dense.start_batch()
-        given, answers, negatives, relations = (
-            one.detach().requires_grad_() for one in (*rows, of_relations)
+        heads, tails, negatives, relations = (
+            block.detach().requires_grad_() for block in (*rows, relation_rows)
         )
         loss = torch.zeros((), device=device)
-        for side, anchors, truths in ((Side.TAIL, given, answers), (Side.HEAD, answers, given)):
+        for side, anchors, truths in ((Side.TAIL, heads, tails), (Side.HEAD, tails, heads)):
             if shares:
                 query = computing.query(anchors, relations, side, places=places)
             else:
@@ -107,12 +107,12 @@ def measure(batch: Callable[[], None], num_batches: int, device: str) -> dict[st
     """Return the time and the processor time of a batch, in seconds."""
     finish = torch.cuda.synchronize if device == "cuda" else lambda: None
     finish()
-    started, of_processor = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     for _ in range(num_batches):
         batch()
     finish()
-    found = time.perf_counter() - started, time.process_time() - of_processor
-    return {"seconds": found[0] / num_batches, "cpu_seconds": found[1] / num_batches}
+    elapsed = time.perf_counter() - started, time.process_time() - cpu_started
+    return {"seconds": elapsed[0] / num_batches, "cpu_seconds": elapsed[1] / num_batches}
 
 
 def measure_all(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
@@ -165,8 +165,8 @@ def main(words: Sequence[str] | None = None) -> int:
             load = os.getloadavg()[0]
             rows += [{**row, "load_before": load} for row in measure_all(args, name)]
             if args.json:
-                found = {"machine": describe_machine(), "settings": {**vars(args), "json": str(args.json)}}
-                args.json.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                figures = {"machine": describe_machine(), "settings": {**vars(args), "json": str(args.json)}}
+                args.json.write_text(json.dumps({**figures, "rows": rows}, indent=1) + "\n", encoding="utf-8")
             print(f"{name}: measured", file=sys.stderr, flush=True)
     except (DglkgeError, OSError) as error:
         print(f"dense_precision.py: {error}", file=sys.stderr)

@@ -54,13 +54,13 @@ def run(args: argparse.Namespace, score_function: str, sharding: str, folder: Pa
         "checkpoint.every_epochs=0",
         *args.set,
     ]
-    found = our_job.train(
+    figures = our_job.train(
         None, settings, args.trainers, folder, args.limit_seconds, args.max_batches, max_epochs=2
     )
     return {
         "dense parameters": f"{score_function}, {sharding}",
-        "batch_milliseconds": 1000 * found.epochs[-1].seconds / args.max_batches,
-        "peak_mib": found.peak_bytes / 2**20,
+        "batch_milliseconds": 1000 * figures.epochs[-1].seconds / args.max_batches,
+        "peak_mib": figures.peak_bytes / 2**20,
     }
 
 
@@ -78,7 +78,7 @@ def main() -> int:
     print(describe_machine())
     print(f"\n| {' | '.join(rows[0])} |\n|---|{'--:|' * (len(rows[0]) - 1)}")
     for row in rows:
-        cells = [one if isinstance(one, str) else f"{one:,.1f}" for one in row.values()]
+        cells = [value if isinstance(value, str) else f"{value:,.1f}" for value in row.values()]
         print(f"| {' | '.join(cells)} |")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -83,7 +83,7 @@ def cases(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
     """Return the settings of each case, and the batches after which its epochs are left; 0: whole epochs."""
     # No penalty: it costs the same in all of them.
     common = ["regularizer.name=none", "optimizer.name=row_adagrad"]
-    found = {
+    settings = {
         f"{name}, D = {args.dimension}, {args.negatives} negatives": (
             [
                 *common,
@@ -98,9 +98,9 @@ def cases(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         for name in args.score_functions.split(",")
     }
     if args.compile:
-        compiled = {name: ([*sets, COMPILED], batches) for name, (sets, batches) in found.items()}
-        found |= {f"{name}, compiled": case for name, case in compiled.items()}
-    found[f"complex, D = {args.all_dimension}, one_vs_all"] = (
+        compiled = {name: ([*sets, COMPILED], batches) for name, (sets, batches) in settings.items()}
+        settings |= {f"{name}, compiled": case for name, case in compiled.items()}
+    settings[f"complex, D = {args.all_dimension}, one_vs_all"] = (
         [
             *common,
             "model.score_function=complex",
@@ -110,14 +110,14 @@ def cases(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         ],
         args.all_batches,
     )
-    return found
+    return settings
 
 
 def measure(args: argparse.Namespace, work: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Run all cases on all devices; return the figures by case and device."""
     dataset = make_dataset(args, work)
     trainers = args.trainers or len(usable_gpus()) or 2
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    measured: dict[str, dict[str, dict[str, Any]]] = {}
     run = None
     for number, (name, (settings, max_batches)) in enumerate(cases(args).items()):
         for device in args.devices.split(","):
@@ -127,12 +127,12 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, dict[str, dict[st
             sets = [f"dataset={dataset}", f"training.num_epochs={args.epochs}", "evaluation.split=none"]
             sets += [f"training.device={device}", "training.profile=true", *settings, *args.set]
             done = our_job.train(None, sets, trainers, folder, args.limit_seconds, max_batches)
-            found.setdefault(name, {})[device] = done.to_dict()
+            measured.setdefault(name, {})[device] = done.to_dict()
             run = run or folder / "run"
     if run is not None and args.ranked:
         name = f"ranking of {args.ranked} triples, D = {args.dimension}"
-        found[name] = {device: rank(args, run, device) for device in args.devices.split(",")}
-    return found
+        measured[name] = {device: rank(args, run, device) for device in args.devices.split(",")}
+    return measured
 
 
 def rank(args: argparse.Namespace, run: Path, device: str) -> dict[str, Any]:
@@ -150,21 +150,23 @@ def rank(args: argparse.Namespace, run: Path, device: str) -> dict[str, Any]:
     return {"seconds": seconds, "mrr": json.loads(done.stdout)["both"]["mrr"]}
 
 
-def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+def report(cases: dict[str, dict[str, dict[str, Any]]]) -> str:
     """Return the tables."""
     lines = ["| case | device | edges/s | first epoch | seconds |", "|---|---|---:|---:|---:|"]
-    for name, by_device in found.items():
-        for device, one in by_device.items():
-            if "edges_per_second" in one:
-                speeds = f"{one['edges_per_second']:,.0f} | {one['first_edges_per_second']:,.0f}"
-                lines.append(f"| {name} | {device} | {speeds} | {one['wall_seconds']:.1f} |")
+    for name, by_device in cases.items():
+        for device, figures in by_device.items():
+            if "edges_per_second" in figures:
+                speeds = f"{figures['edges_per_second']:,.0f} | {figures['first_edges_per_second']:,.0f}"
+                lines.append(f"| {name} | {device} | {speeds} | {figures['wall_seconds']:.1f} |")
             else:
-                lines.append(f"| {name}, MRR {one['mrr']:.4f} | {device} | | | {one['seconds']:.1f} |")
+                lines.append(
+                    f"| {name}, MRR {figures['mrr']:.4f} | {device} | | | {figures['seconds']:.1f} |"
+                )
     phases = {
-        f"{name}, {device}": one["phase_seconds"]
-        for name, by_device in found.items()
-        for device, one in by_device.items()
-        if one.get("phase_seconds")
+        f"{name}, {device}": figures["phase_seconds"]
+        for name, by_device in cases.items()
+        for device, figures in by_device.items()
+        if figures.get("phase_seconds")
     }
     parts = ["\n".join(lines)]
     parts += [tables.columns_table("ms of a trainer's batch", phases, 1e3, 2)] if phases else []
@@ -181,17 +183,17 @@ def main(words: Sequence[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="device_benchmark_")) if args.work is None else args.work
     work.mkdir(parents=True, exist_ok=True)
     try:
-        found = measure(args, work.resolve())
+        measured = measure(args, work.resolve())
     except (DglkgeError, RuntimeError, subprocess.SubprocessError) as error:
         print(f"device.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
     finally:
         if args.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    print(report(found))
+    print(report(measured))
     if args.json:
         arguments = {name: str(value) for name, value in vars(args).items()}
-        everything = {"machine": describe_machine(), "arguments": arguments, "cases": found}
+        everything = {"machine": describe_machine(), "arguments": arguments, "cases": measured}
         args.json.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     return 0
 

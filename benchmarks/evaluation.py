@@ -83,13 +83,15 @@ def plain_loop(
     for side in Side:
         for pair in sorted({(relation.lhs, relation.rhs) for relation in relations}):
             joined = np.array([(relation.lhs, relation.rhs) == pair for relation in relations])
-            chosen = triples[joined[triples[:, 1]]]
-            given, asked = pair if side is Side.TAIL else pair[::-1]
-            candidates = rows.tables[asked]
-            for first in range(0, len(chosen), PLAIN_BATCH):
-                batch = torch.from_numpy(chosen[first : first + PLAIN_BATCH])
+            joined_triples = triples[joined[triples[:, 1]]]
+            anchor_type, candidate_type = pair if side is Side.TAIL else pair[::-1]
+            candidates = rows.tables[candidate_type]
+            for first in range(0, len(joined_triples), PLAIN_BATCH):
+                batch = torch.from_numpy(joined_triples[first : first + PLAIN_BATCH])
                 anchors, answers = batch[:, side.anchor_column], batch[:, side.column]
-                query = model.query(rows.gather(given, anchors), rows.gather(RELATION, batch[:, 1]), side)
+                query = model.query(
+                    rows.gather(anchor_type, anchors), rows.gather(RELATION, batch[:, 1]), side
+                )
                 scores = model.compare(query, candidates)
                 # Kept aside: the next line overwrites all known answers, the right one among them.
                 true = scores.gather(1, answers[:, None])

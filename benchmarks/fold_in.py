@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def contexts(parts: Parts, sizes: Sequence[int], most: int | None, seed: int) -> tuple[Any, pd.DataFrame]:
     """Return the given triples by the number of them for an entity, and the asked ones."""
-    about = pd.concat([parts.given, parts.asked], ignore_index=True)
+    about = pd.concat([parts.context, parts.queries], ignore_index=True)
     new = set(parts.new)
     is_new_head = about["head"].isin(new)
     about = about[is_new_head != about["tail"].isin(new)].sample(frac=1, random_state=seed)
@@ -76,17 +76,17 @@ def contexts(parts: Parts, sizes: Sequence[int], most: int | None, seed: int) ->
     about["place"] = about.groupby("new").cumcount()
     counts = about.groupby("new")["place"].max()
     fitting = sorted(counts[counts >= max(sizes)].index)
-    chosen = np.random.default_rng(seed).permutation(fitting)[:most]
-    about = about[about["new"].isin(set(chosen))]
-    given = {size: about[about["place"] < size].reset_index(drop=True) for size in sizes}
-    return given, about[about["place"] >= max(sizes)].reset_index(drop=True)
+    entities = np.random.default_rng(seed).permutation(fitting)[:most]
+    about = about[about["new"].isin(set(entities))]
+    context = {size: about[about["place"] < size].reset_index(drop=True) for size in sizes}
+    return context, about[about["place"] >= max(sizes)].reset_index(drop=True)
 
 
-def measure(run: Run, asked: pd.DataFrame, name: str, seconds: float) -> dict[str, Any]:
+def measure(run: Run, queries: pd.DataFrame, name: str, seconds: float) -> dict[str, Any]:
     """Rank the asked triples and those of the old graph."""
-    triples = resolve(asked, run)
+    triples = resolve(queries, run)
     result = run.evaluate(Protocol(split="asked"), triples, also_known=[triples])
-    is_head = asked["head"].eq(asked["new"]).to_numpy()
+    is_head = queries["head"].eq(queries["new"]).to_numpy()
     tails, heads = (np.asarray(result.ranks[side], dtype=float) for side in (Side.TAIL, Side.HEAD))
     known, new = np.where(is_head, tails, heads), np.where(is_head, heads, tails)
     old = run.evaluate("valid").to_dict()["both"]["mrr"]
@@ -121,16 +121,20 @@ def compare(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]],
 
     sizes = [int(size) for size in args.context.split(",")]
     parts = Parts(read_triples(args.triples), args.held_out, 0.5, args.seed)
-    given, asked = contexts(parts, sizes, args.entities, args.seed)
-    names = sorted(set(asked["new"]))
+    context, queries = contexts(parts, sizes, args.entities, args.seed)
+    names = sorted(set(queries["new"]))
     data = partition(parts, None, work)
     settings = {"evaluation.split": "none", "training.progress": "never", "seed": args.seed}
-    settings.update(one.split("=", 1) for one in args.set)
+    settings.update(word.split("=", 1) for word in args.set)
 
     def train(dataset: Path, name: str, **more: Any) -> Run:
-        chosen = {**settings, **{field.replace("__", "."): value for field, value in more.items()}}
+        run_settings = {**settings, **{field.replace("__", "."): value for field, value in more.items()}}
         return dglkge.train(
-            str(dataset), output=work / name, config=args.config, settings=chosen, trainers=args.trainers
+            str(dataset),
+            output=work / name,
+            config=args.config,
+            settings=run_settings,
+            trainers=args.trainers,
         )
 
     run, seconds = timed(lambda: train(data, "run"))
@@ -138,21 +142,21 @@ def compare(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]],
     rows = [{"name": "none yet", "mrr_old": old, "seconds": seconds}]
 
     def add(name: str, made: Run, seconds: float, **more: float) -> None:
-        rows.append({**measure(made, asked, name, seconds), **more})
+        rows.append({**measure(made, queries, name, seconds), **more})
         print(line(rows[-1], len(names)), file=sys.stderr, flush=True)
 
     add("mean row", with_mean_rows(run, names), 0.0)
     threads = torch.get_num_threads()
     for size in sizes:
         torch.set_num_threads(1)
-        frame = given[size]
+        frame = context[size]
         some = [frame[frame["new"] == name] for name in names[:ALONE]]
-        alone = [processor_seconds(lambda one=one: run.add_entities(one))[1] for one in some]  # type: ignore[misc]
+        alone = [processor_seconds(lambda triples=triples: run.add_entities(triples))[1] for triples in some]  # type: ignore[misc]
         made, seconds = processor_seconds(lambda frame=frame: run.add_entities(frame))  # type: ignore[misc]
         torch.set_num_threads(threads)
         add(f"fold-in {size}", made, seconds, alone=float(np.median(alone)))
     path = work / "given.tsv"
-    given[max(sizes)][["head", "relation", "tail"]].to_csv(path, sep="\t", header=False, index=False)
+    context[max(sizes)][["head", "relation", "tail"]].to_csv(path, sep="\t", header=False, index=False)
     extend_dataset(data, [path], work / "extended", "given")
     going_on = {
         "checkpoint__init_path": str(work / "run"), "training__edge_sets": ["given"],
@@ -160,7 +164,7 @@ def compare(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]],
     }  # fmt: skip
     add("training on", *timed(lambda: train(work / "extended", "on", **going_on)))
     add("from the start", *timed(lambda: train(work / "extended", "anew")))
-    title = f"{len(names)} new entities of {len(parts.new)} held out, {len(asked)} triples asked"
+    title = f"{len(names)} new entities of {len(parts.new)} held out, {len(queries)} triples asked"
     return rows, title
 
 

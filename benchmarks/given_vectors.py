@@ -64,8 +64,8 @@ def measure(args: argparse.Namespace, variant: str, epochs: int, seed: int, work
     run = our_job.train(args.config, sets, args.trainers, folder, args.limit_seconds)
     metrics = json.loads((folder / "run" / RUN_METRICS_FILE).read_text(encoding="utf-8"))
     shutil.rmtree(folder)
-    found = {split: metrics[split]["both"] for split in ("valid", "test")}
-    return {"variant": variant, "epochs": epochs, "seed": seed, "seconds": run.wall_seconds, **found}
+    figures = {split: metrics[split]["both"] for split in ("valid", "test")}
+    return {"variant": variant, "epochs": epochs, "seed": seed, "seconds": run.wall_seconds, **figures}
 
 
 def row(variant: str, epochs: int, runs: Sequence[dict[str, Any]]) -> str:
@@ -83,11 +83,11 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         for epochs in map(int, args.epochs.split(",")):
             for variant in variants:
-                of_seeds = [
+                repeats = [
                     measure(args, variant, epochs, seed, work) for seed in map(int, args.seeds.split(","))
                 ]
-                runs += of_seeds
-                lines.append(row(variant, epochs, of_seeds))
+                runs += repeats
+                lines.append(row(variant, epochs, repeats))
                 print(lines[-1], file=sys.stderr, flush=True)
     except (DglkgeError, RuntimeError) as error:
         print(f"given_vectors.py: {error}", file=sys.stderr)

@@ -103,15 +103,15 @@ def speed(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Return the figures of each batch size."""
     dataset = device.make_dataset(args, work)
     sets = [f"dataset={dataset}", f"training.num_epochs={args.epochs + 1}"]
-    found = {}
+    figures = {}
     for size in args.batch_sizes.split(","):
         folder = work / f"speed-{size}"
         # An epoch less than configured: no checkpoint is written.
         run = our_job.train(
             None, [*sets, *speed_settings(size)], 1, folder, args.limit_seconds, max_epochs=args.epochs
         )
-        found[size] = run.to_dict()
-    return found
+        figures[size] = run.to_dict()
+    return figures
 
 
 def mrr(args: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -121,24 +121,24 @@ def mrr(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     return done.to_dict()
 
 
-def report(found: dict[str, Any]) -> str:
+def report(figures: dict[str, Any]) -> str:
     """Return the tables."""
-    lines = [f"GPU: {found['gpu']}", ""]
-    if "exactness" in found:
-        lines += [f"exactness: {found['exactness']['summary']}", ""]
-    if "speed" in found:
+    lines = [f"GPU: {figures['gpu']}", ""]
+    if "exactness" in figures:
+        lines += [f"exactness: {figures['exactness']['summary']}", ""]
+    if "speed" in figures:
         lines += ["| triples in a batch | edges/s | seconds to the first batch |", "|---:|---:|---:|"]
-        for size, one in found["speed"].items():
+        for size, run in figures["speed"].items():
             lines.append(
-                f"| {int(size):,} | {one['edges_per_second']:,.0f} | {one['first_batch_seconds']:.1f} |"
+                f"| {int(size):,} | {run['edges_per_second']:,.0f} | {run['first_batch_seconds']:.1f} |"
             )
         lines.append("")
-    if "mrr" in found:
-        one = found["mrr"]
+    if "mrr" in figures:
+        run = figures["mrr"]
         lines += [
             "| FB15k-237 | seconds of training | test MRR |",
             "|---|---:|---:|",
-            f"| ComplEx, D = 2000 | {one['wall_seconds']:.0f} | {one['mrr']:.4f} |",
+            f"| ComplEx, D = 2000 | {run['wall_seconds']:.0f} | {run['mrr']:.4f} |",
         ]
     return "\n".join(lines).rstrip()
 
@@ -156,19 +156,19 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     work = Path(tempfile.mkdtemp(prefix="gpu_benchmark_")) if args.work is None else args.work
     work.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "machine": describe_machine()}
+    figures: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "machine": describe_machine()}
     try:
         for name in parts:
-            found[name] = globals()[name](args, work.resolve())
+            figures[name] = globals()[name](args, work.resolve())
     except (DglkgeError, RuntimeError, subprocess.SubprocessError) as error:
         print(f"gpu.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
     finally:
         if args.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    print(report(found))
+    print(report(figures))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

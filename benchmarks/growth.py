@@ -123,7 +123,7 @@ def dataset_of(num: int, work: Path) -> Path:
 
 def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures, int]:
     """Train with one value of what grows; returns the figures and the products' operations per positive."""
-    chosen = {
+    settings = {
         "dimension": args.dimension or (50 if args.what == "sizes" else 200),
         "negatives": args.negatives or (100 if args.what == "sizes" else 1000),
         "trainers": args.trainers,
@@ -132,8 +132,8 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
     dataset = dataset_of(value, work) if args.what == "sizes" else args.dataset.resolve()
     sets = [
         f"dataset={dataset}",
-        f"model.dimension={chosen['dimension']}",
-        f"negatives.num_uniform={chosen['negatives']}",
+        f"model.dimension={settings['dimension']}",
+        f"negatives.num_uniform={settings['negatives']}",
         f"training.matmul_dtype={args.matmul_dtypes}",
         # One more than are trained: leaving early skips the last commit.
         f"training.num_epochs={NUM_EPOCHS + 1}",
@@ -147,13 +147,13 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
     # Without the checkpoint of an earlier call, from which the job would resume.
     shutil.rmtree(folder, ignore_errors=True)
     limits = {"max_batches": args.batches, "max_epochs": NUM_EPOCHS}
-    run = our_job.train(None, sets, chosen["trainers"], folder, LIMIT_SECONDS, **limits)
-    return run, flops_per_positive(chosen["negatives"], chosen["dimension"])
+    run = our_job.train(None, sets, settings["trainers"], folder, LIMIT_SECONDS, **limits)
+    return run, flops_per_positive(settings["negatives"], settings["dimension"])
 
 
 def job_rows(args: argparse.Namespace, values: Sequence[int], work: Path) -> tuple[list[str], list[Any]]:
     """Train with each value; returns the lines of the table and the figures."""
-    lines, found = JOB_HEADER.format(what=args.what).splitlines(), []
+    lines, rows = JOB_HEADER.format(what=args.what).splitlines(), []
     costs: list[float] = []
     for number, value in enumerate(values):
         run, flops = train(args, value, work)
@@ -164,15 +164,15 @@ def job_rows(args: argparse.Namespace, values: Sequence[int], work: Path) -> tup
             f"| {run.edges_per_second * flops / 1e9:,.0f} | {run.peak_bytes / 1e9:.2f} "
             f"| {run.first_batch_seconds:.1f} |"
         )
-        found.append({"value": value, **run.to_dict()})
-    return lines, found
+        rows.append({"value": value, **run.to_dict()})
+    return lines, rows
 
 
 def partition_rows(
     args: argparse.Namespace, values: Sequence[int], work: Path
 ) -> tuple[list[str], list[Any]]:
     """Partition a graph of each size, and read its file with pyarrow; returns table and figures."""
-    lines, found = PARTITION_HEADER.splitlines(), []
+    lines, rows = PARTITION_HEADER.splitlines(), []
     costs: list[float] = []
     for number, value in enumerate(values):
         triples = triples_of(value, work, args.triples_per_entity)
@@ -181,19 +181,19 @@ def partition_rows(
         reading = [sys.executable, "-c", PYARROW_READ, str(triples / "train.tsv")]
         plain = run_watched(reading, work / "pyarrow.log", LIMIT_SECONDS)
         command = partition_command(triples, output, shlex.split(args.partition_options))
-        ours = run_watched(command, work / "partition.log", LIMIT_SECONDS)
-        costs.append(ours.seconds)
+        build = run_watched(command, work / "partition.log", LIMIT_SECONDS)
+        costs.append(build.seconds)
         power = exponent(costs, values[: number + 1])
         millions = value / 1e6
         lines.append(
-            f"| {value:,} | {ours.seconds / millions:.1f} | {_number(power)} "
+            f"| {value:,} | {build.seconds / millions:.1f} | {_number(power)} "
             f"| {plain.seconds / millions:.1f} "
-            f"| {ours.seconds / plain.seconds:.1f}× | {ours.peak_bytes / 1e9:.2f} "
-            f"| {ours.peak_bytes / 1e9 / millions:.2f} | {plain.peak_bytes / 1e9:.2f} "
-            f"| {ours.peak_bytes / plain.peak_bytes:.1f}× |"
+            f"| {build.seconds / plain.seconds:.1f}× | {build.peak_bytes / 1e9:.2f} "
+            f"| {build.peak_bytes / 1e9 / millions:.2f} | {plain.peak_bytes / 1e9:.2f} "
+            f"| {build.peak_bytes / plain.peak_bytes:.1f}× |"
         )
-        found.append({"value": value, "ours": vars(ours), "pyarrow": vars(plain)})
-    return lines, found
+        rows.append({"value": value, "ours": vars(build), "pyarrow": vars(plain)})
+    return lines, rows
 
 
 def _number(value: float | None) -> str:
@@ -219,10 +219,10 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         if args.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    lines, found = rows
+    lines, row_figures = rows
     print("\n".join(lines))
     if args.json:
-        figures = {"machine": describe_machine(), "what": args.what, "rows": found}
+        figures = {"machine": describe_machine(), "what": args.what, "rows": row_figures}
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -96,15 +96,15 @@ def read_split(folder: Path, split: str) -> pd.DataFrame:
 
 def read_types(folder: Path) -> dict[str, list[str]]:
     """Read the types of each entity."""
-    found: dict[str, list[str]] = {}
+    types: dict[str, list[str]] = {}
     for path in (folder / "entity_types.tsv", folder / "entity_types.tsv.gz"):
         if path.is_file():
             opened = gzip.open if path.suffix == ".gz" else open
             with opened(path, "rt", encoding="utf-8") as file:
                 for line in file:
                     entity, type_ = line.rstrip("\n").split("\t")[:2]
-                    found.setdefault(entity, []).append(type_)
-    return found
+                    types.setdefault(entity, []).append(type_)
+    return types
 
 
 class Parts:
@@ -112,26 +112,26 @@ class Parts:
 
     Attributes
     ----------
-    train, valid, given, asked : DataFrame
+    train, valid, context, queries : DataFrame
     old, new : list of str
         Trained and held-out entities.
     """
 
-    def __init__(self, triples: pd.DataFrame, held_out: float, given: float, seed: int) -> None:
+    def __init__(self, triples: pd.DataFrame, held_out: float, context_share: float, seed: int) -> None:
         random = np.random.default_rng(seed)
         entities = np.array(sorted(set(triples["head"]) | set(triples["tail"])))
-        chosen = set(random.permutation(entities)[: round(held_out * len(entities))])
-        is_new = (triples["head"].isin(chosen) | triples["tail"].isin(chosen)).to_numpy()
+        new = set(random.permutation(entities)[: round(held_out * len(entities))])
+        is_new = (triples["head"].isin(new) | triples["tail"].isin(new)).to_numpy()
         rest = triples[~is_new].reset_index(drop=True)
         is_valid = random.random(len(rest)) < 0.05
         self.train = rest[~is_valid].reset_index(drop=True)
         self.old = sorted(set(self.train["head"]) | set(self.train["tail"]))
-        self.new = sorted(chosen)
+        self.new = sorted(new)
         self.valid = _among(rest[is_valid], set(self.old), set(self.train["relation"]))
-        about = _among(triples[is_new], {*self.old, *chosen}, set(self.train["relation"]))
-        is_given = random.random(len(about)) < given
-        self.given = about[is_given].reset_index(drop=True)
-        self.asked = about[~is_given].reset_index(drop=True)
+        about = _among(triples[is_new], {*self.old, *new}, set(self.train["relation"]))
+        is_given = random.random(len(about)) < context_share
+        self.context = about[is_given].reset_index(drop=True)
+        self.queries = about[~is_given].reset_index(drop=True)
 
 
 def _among(frame: pd.DataFrame, entities: set[str], relations: set[str]) -> pd.DataFrame:
@@ -149,15 +149,15 @@ def make_features(kinds: str, parts: Parts, types: dict[str, list[str]]) -> np.n
         if kind == "types":
             columns: dict[Any, int] = {}
             for name in parts.old:  # a type that no trained entity has tells nothing
-                for one in types.get(name, []):
-                    columns.setdefault(one, len(columns))
+                for type_ in types.get(name, []):
+                    columns.setdefault(type_, len(columns))
             block = np.zeros((len(names), len(columns)), np.float32)
             for name, row in place.items():
-                for one in types.get(name, []):
-                    if one in columns:
-                        block[row, columns[one]] = 1
+                for type_ in types.get(name, []):
+                    if type_ in columns:
+                        block[row, columns[type_]] = 1
         elif kind == "facts":
-            known = pd.concat([parts.train, parts.given])
+            known = pd.concat([parts.train, parts.context])
             relations = {name: number for number, name in enumerate(sorted(set(known["relation"])))}
             block = np.zeros((len(names), 2 * len(relations)), np.float32)
             for head, relation, tail in known.itertuples(index=False):
@@ -167,19 +167,19 @@ def make_features(kinds: str, parts: Parts, types: dict[str, list[str]]) -> np.n
         else:
             raise InputError(f"--features has {kind!r}; allowed: types, facts, types+facts, or a file")
         blocks.append(block / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1e-9))
-    found = np.concatenate(blocks, axis=1)
-    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+    features = np.concatenate(blocks, axis=1)
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-9)
 
 
 def read_features(path: Path, parts: Parts) -> np.ndarray:
     """Return the vector of each trained and each held-out entity from a file, 0 where there is none."""
     names, vectors = read_new_vectors(path, Vocabulary([], "entity"))
     place = {name: number for number, name in enumerate(names)}
-    found = np.zeros((len(parts.old) + len(parts.new), vectors.shape[1]), np.float32)
+    features = np.zeros((len(parts.old) + len(parts.new), vectors.shape[1]), np.float32)
     for row, name in enumerate([*parts.old, *parts.new]):
         if name in place:
-            found[row] = vectors[place[name]]
-    return found
+            features[row] = vectors[place[name]]
+    return features
 
 
 def partition(parts: Parts, types: dict[str, list[str]] | None, folder: Path) -> Path:
@@ -202,17 +202,17 @@ def partition(parts: Parts, types: dict[str, list[str]] | None, folder: Path) ->
 def with_new(run: Run, variant: str, groups: dict[str, list[str]], vectors: dict[str, np.ndarray]) -> Run:
     """Return the model with the held-out entities, by their type."""
     if VARIANTS[variant]:
-        given = {one: (names, torch.from_numpy(vectors[one])) for one, names in groups.items()}
-        return Run(run.checkpoint.with_new_entities(given), run._dataset_path)
+        new_rows = {type_: (names, torch.from_numpy(vectors[type_])) for type_, names in groups.items()}
+        return Run(run.checkpoint.with_new_entities(new_rows), run._dataset_path)
     made = {}
-    for one, names in groups.items():
-        rows = torch.cat([shard.rows for shard in run.tables.shards(one)])
+    for type_, names in groups.items():
+        rows = torch.cat([shard.rows for shard in run.tables.shards(type_)])
         if variant.startswith("mean"):
-            found = rows.mean(0).repeat(len(names), 1)
+            new_vectors = rows.mean(0).repeat(len(names), 1)
         else:
             generator = torch.Generator().manual_seed(0)
-            found = torch.randn(len(names), rows.shape[1], generator=generator) * rows.std()
-        made[one] = names, found
+            new_vectors = torch.randn(len(names), rows.shape[1], generator=generator) * rows.std()
+        made[type_] = names, new_vectors
     return Run(run.checkpoint.with_new_rows(made), run._dataset_path)
 
 
@@ -220,8 +220,8 @@ def resolve(frame: pd.DataFrame, run: Run) -> np.ndarray:
     """Return the ids of triples by name, without those whose entity types the relation does not join."""
     from dglkge.data.named_triples import find_triples
 
-    found, faults = find_triples(frame.astype("category"), run.tables.relations, run.tables.vocabulary)
-    return np.delete(found, list(faults), axis=0)
+    triples, faults = find_triples(frame.astype("category"), run.tables.relations, run.tables.vocabulary)
+    return np.delete(triples, list(faults), axis=0)
 
 
 def measure(
@@ -229,7 +229,7 @@ def measure(
 ) -> dict[str, Any]:
     """Train without the held-out entities, and rank their triples."""
     is_file = Path(args.features).is_file()
-    found = (
+    features = (
         read_features(Path(args.features), parts) if is_file else make_features(args.features, parts, types)
     )
     type_of = {name: types[name][0] if args.typed else ENTITY for name in [*parts.old, *parts.new]}
@@ -238,11 +238,11 @@ def measure(
     settings = {"seed": seed, "evaluation.split": "none", "training.progress": "never", **VARIANTS[variant]}
     if VARIANTS[variant]:
         path = folder / "features.npy"
-        np.save(path, found[: len(parts.old)])
+        np.save(path, features[: len(parts.old)])
         path.with_suffix(".names.txt").write_text("\n".join(parts.old) + "\n", encoding="utf-8")
         settings["features.files"] = str(path)
     settings.update(
-        one.split("=", 1) for one in args.set if VARIANTS[variant] or not one.startswith("dense.")
+        word.split("=", 1) for word in args.set if VARIANTS[variant] or not word.startswith("dense.")
     )
     run = dglkge.train(
         str(data), output=folder / "run", config=args.config, settings=settings, trainers=args.trainers
@@ -253,26 +253,30 @@ def measure(
         if type_of[name] in run.tables.entity_types:
             groups.setdefault(type_of[name], []).append(name)
             places.setdefault(type_of[name], []).append(place)
-    more = with_new(run, variant, groups, {one: found[rows] for one, rows in places.items()})
-    asked, given = resolve(parts.asked, more), resolve(parts.given, more)
-    result = more.evaluate(Protocol(split="asked"), asked, also_known=[asked, given])
+    more = with_new(run, variant, groups, {type_: features[rows] for type_, rows in places.items()})
+    queries, context = resolve(parts.queries, more), resolve(parts.context, more)
+    result = more.evaluate(Protocol(split="asked"), queries, also_known=[queries, context])
     relations = more.tables.relations
     is_new = {}
     for side in Side:
-        counts = [run.tables.meta.entity_types[relations[one].candidate_type(side)] for one in asked[:, 1]]
-        is_new[side] = asked[:, side.column] >= np.array(counts)
+        counts = [
+            run.tables.meta.entity_types[relations[relation].candidate_type(side)]
+            for relation in queries[:, 1]
+        ]
+        is_new[side] = queries[:, side.column] >= np.array(counts)
     by_answer = {
         name: float(
-            np.mean(np.concatenate([1 / result.ranks[side][is_new[side] == wanted] for side in Side]))
+            np.mean(np.concatenate([1 / result.ranks[side][is_new[side] == has_new] for side in Side]))
         )
-        for name, wanted in (("trained", False), ("new", True))
+        for name, has_new in (("trained", False), ("new", True))
     }
     both = result.to_dict()["both"]
     old = run.evaluate("valid").to_dict()["both"]
     shutil.rmtree(folder)
     return {
-        "variant": variant, "seed": seed, "triples": len(asked), "given": len(given), "new": len(parts.new),
-        "features": int(found.shape[1]), "mrr": both["mrr"], "hits@10": both["hits@10"],
+        "variant": variant, "seed": seed, "triples": len(queries), "given": len(context),
+        "new": len(parts.new), "features": int(features.shape[1]),
+        "mrr": both["mrr"], "hits@10": both["hits@10"],
         "mrr_trained": by_answer["trained"], "mrr_new": by_answer["new"], "mrr_old": old["mrr"],
     }  # fmt: skip
 
@@ -281,7 +285,7 @@ def row(variant: str, runs: Sequence[dict[str, Any]]) -> str:
     """Return a line of the table: means over the seeds."""
     names = ("mrr", "hits@10", "mrr_trained", "mrr_new", "mrr_old")
     return (
-        f"| {variant} | " + " | ".join(f"{np.mean([one[name] for one in runs]):.3f}" for name in names) + " |"
+        f"| {variant} | " + " | ".join(f"{np.mean([run[name] for run in runs]):.3f}" for name in names) + " |"
     )
 
 
@@ -292,12 +296,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         triples, types = read_triples(args.triples), read_types(args.triples)
         for variant in args.variants.split(";"):
-            of_seeds = []
+            repeats = []
             for seed in map(int, args.seeds.split(",")):
                 parts = Parts(triples, args.held_out, args.given, seed)
-                of_seeds.append(measure(args, variant, parts, types, work, seed))
-            runs += of_seeds
-            lines.append(row(variant, of_seeds))
+                repeats.append(measure(args, variant, parts, types, work, seed))
+            runs += repeats
+            lines.append(row(variant, repeats))
             print(lines[-1], file=sys.stderr, flush=True)
     except DglkgeError as error:
         print(f"inductive.py: {error}", file=sys.stderr)

@@ -64,20 +64,23 @@ def named(run: Run, triples: np.ndarray) -> list[tuple[str, str, str]]:
     ]
 
 
-def chosen(run: Run, links: np.ndarray, num: int, seed: int) -> dict[str, list[tuple[str, str, str]]]:
+def removals(run: Run, links: np.ndarray, num: int, seed: int) -> dict[str, list[tuple[str, str, str]]]:
     """Return the training triples to remove, by kind."""
     explainer, draw = Explainer(run), np.random.default_rng(seed)
     parts: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
     for head, relation_id, tail in links.tolist():
         relation = run.tables.relations[relation_id]
         link = Link((relation.lhs, head), relation_id, (relation.rhs, tail))
-        of_sides = [explainer.influences(link, side) for side in Side]
-        triples, influences = (np.concatenate(columns) for columns in zip(*of_sides))
+        sides = [explainer.influences(link, side) for side in Side]
+        triples, influences = (np.concatenate(columns) for columns in zip(*sides))
         order = np.argsort(influences)
         parts["strongest"].append(triples[order[-num:]])
         parts["weakest"].append(triples[order[:num]])
         parts["drawn"].append(triples[draw.permutation(len(triples))[:num]])
-    return {kind: named(run, np.unique(np.concatenate(own), axis=0)) for kind, own in parts.items()}
+    return {
+        kind: named(run, np.unique(np.concatenate(triples_of_kind), axis=0))
+        for kind, triples_of_kind in parts.items()
+    }
 
 
 def trained(args: argparse.Namespace, work: Path, without: list[tuple[str, str, str]]) -> Run:
@@ -104,7 +107,7 @@ def compare(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     frame = pd.DataFrame(named(run, links), columns=ROLES)
     whole, mrr = measure(run, frame, frame[:0])
     rows = {"nothing": {"triples": 0, "fall": 0.0, "rises": 0, "mrr": mrr}}
-    for kind, removed in chosen(run, links, args.reasons, args.seed).items():
+    for kind, removed in removals(run, links, args.reasons, args.seed).items():
         again = trained(args, work / kind, removed)
         scores, mrr = measure(again, frame, pd.DataFrame(removed, columns=ROLES))
         rows[kind] = {
@@ -121,18 +124,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as work:
-            found = compare(args, Path(work))
+            comparison = compare(args, Path(work))
     except DglkgeError as error:
         print(f"influence.py: error: {error}", file=sys.stderr)
         return exit_status_of(error)
-    print(f"{found['links']} test triples, {found['train']:,} training triples\n\n{HEADER}")
-    for kind, row in found["removed"].items():
+    print(f"{comparison['links']} test triples, {comparison['train']:,} training triples\n\n{HEADER}")
+    for kind, row in comparison["removed"].items():
         print(
-            f"| {kind} | {row['triples']} | {row['fall']:.2f} | {row['rises']} of {found['links']} "
+            f"| {kind} | {row['triples']} | {row['fall']:.2f} | {row['rises']} of {comparison['links']} "
             f"| {row['mrr']:.3f} |"
         )
     if args.json:
-        args.json.write_text(json.dumps({"machine": describe_machine(), **found}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"machine": describe_machine(), **comparison}, indent=2) + "\n")
     return 0
 
 

@@ -65,16 +65,16 @@ def measure(num_triples: int, work: Path) -> dict[str, Any]:
     open_seconds = time.perf_counter() - start
     random = np.random.default_rng(0)
     queries = [triples[np.sort(random.integers(0, num_triples, BATCH))] for _ in range(NUM_BATCHES)]
-    found: dict[str, Any] = {"triples": num_triples}
+    figures: dict[str, Any] = {"triples": num_triples}
     for side in Side:
         start = time.perf_counter()
         for rows in queries:
             index[side].runs(rows[:, side.anchor_column], rows[:, 1])
-        found[f"{side.value}_lookup_us"] = (time.perf_counter() - start) / (BATCH * NUM_BATCHES) * 1e6
+        figures[f"{side.value}_lookup_us"] = (time.perf_counter() - start) / (BATCH * NUM_BATCHES) * 1e6
     distinct = len(index[Side.TAIL].keys)
     size = (work / "known_train.index").stat().st_size
     return {
-        **found,
+        **figures,
         "distinct": distinct,
         "file_bytes_per_distinct_triple": size / distinct,
         "build_seconds": build_seconds,

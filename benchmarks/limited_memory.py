@@ -106,14 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metrics = args.work / RUN_METRICS_FILE
         for folder in (dataset, run):
             shutil.rmtree(folder, ignore_errors=True)
-        found: dict[str, dict[str, float]] = {}
+        usage: dict[str, dict[str, float]] = {}
         print(HEADER, flush=True)
         for name, command in commands(args, dataset, run, metrics).items():
-            one = run_limited(command, limit, args.work / f"{name}.log", args.limit_seconds)
-            found[name] = one
+            figures = run_limited(command, limit, args.work / f"{name}.log", args.limit_seconds)
+            usage[name] = figures
             print(
-                f"| {name} | {one['seconds']:.0f} | {one['processor_seconds']:.0f} "
-                f"| {one['peak_group_bytes'] / 1e9:.2f} | {one['peak_group_bytes'] / limit:.2f} |",
+                f"| {name} | {figures['seconds']:.0f} | {figures['processor_seconds']:.0f} "
+                f"| {figures['peak_group_bytes'] / 1e9:.2f} | {figures['peak_group_bytes'] / limit:.2f} |",
                 flush=True,
             )
     except DglkgeError as error:
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": describe_machine(),
         "limit_bytes": limit,
         "settings": args.set,
-        "commands": found,
+        "commands": usage,
         "metrics": {name: ranked[name] for name in ("both", "head", "tail")},
     }
     if args.json is not None:

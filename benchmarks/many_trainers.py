@@ -109,12 +109,12 @@ class Trainer:
 
     def rows(self, plan: Plan) -> HostRows:
         """Return the rows of a plan where they lie, and room for their gradients."""
-        found = {}
+        tables = {}
         for name, ids in plan.ids.items():
             table = self.tables[name][0]
             gradients = self.scratch[name].take("gradients", len(ids), table.shape[1])
-            found[name] = TableRows(ids, None, gradients, FoundRows.in_array(table, ids.numpy()))
-        return HostRows(found)
+            tables[name] = TableRows(ids, None, gradients, FoundRows.in_array(table, ids.numpy()))
+        return HostRows(tables)
 
     def run(self, place: int, exchange: SharedExchange | None, batches: EdgeBatches) -> None:
         """Train all batches."""
@@ -136,8 +136,8 @@ class Trainer:
                 chains.add(ids.numpy(), gradients.numpy())
             self.clock.enter("exchange")
             step = RuleStep.of(Adagrad(), group, number=index)
-            every = [np.arange(chains.num_keys) for chains in self.chains]
-            for turn in [every] if exchange is None else exchange.run(every, self.clock.enter):
+            all_keys = [np.arange(chains.num_keys) for chains in self.chains]
+            for turn in [all_keys] if exchange is None else exchange.run(all_keys, self.clock.enter):
                 self.clock.enter("update")
                 for name, chains, keys in zip(TABLES, self.chains, turn):
                     chains.update(step, self.tables[name], chains.keys[keys], keys)
@@ -181,11 +181,11 @@ def measure(trainer: Trainer, num: int, steps: int) -> list[dict[str, Any]]:
         torch.set_num_threads(trainer.options.threads)
         exchange = None
         if num > 1:
-            others = [other for other in range(num) if other != place]
-            neighbours = [NeighbourOutbox(other, outboxes[other].address) for other in others]
+            peers = [other for other in range(num) if other != place]
+            neighbours = [NeighbourOutbox(other, outboxes[other].address) for other in peers]
             wire = WireFormat((torch.float32,) * 2, trainer.dims, np.dtype(np.int32), False)
             exchange = SharedExchange(
-                outboxes[place], neighbours, place, others, trainer.chains, wire, timeout_seconds=300
+                outboxes[place], neighbours, place, peers, trainer.chains, wire, timeout_seconds=300
             )
         trainer.run(place, exchange, trainer.batches(place, num))
         results.put(trainer.figures(exchange))
@@ -193,10 +193,10 @@ def measure(trainer: Trainer, num: int, steps: int) -> list[dict[str, Any]]:
     processes = [context.Process(target=run, args=(place,), daemon=True) for place in range(num)]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    figures = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    return found
+    return figures
 
 
 def main() -> int:
@@ -229,13 +229,13 @@ def main() -> int:
         trainer = Trainer(options, tables, edges)
         figures = measure(trainer, num, options.batches)
         per_edge = 1e6 / (options.batches * options.batch_size)
-        total = per_edge * sum(one["cpu"] for one in figures)
+        total = per_edge * sum(process["cpu"] for process in figures)
         first = first or total
         phases = [
-            per_edge * sum(one["phases"][phase] for one in figures for phase in column)
+            per_edge * sum(process["phases"][phase] for process in figures for phase in column)
             for column in COLUMNS.values()
         ]
-        sent = sum(one["sent"] for one in figures) / options.batches / trainer.distinct_bytes()
+        sent = sum(process["sent"] for process in figures) / options.batches / trainer.distinct_bytes()
         numbers = " | ".join(f"{seconds:.1f}" for seconds in phases)
         print(
             f"| {num} | {options.threads} | {numbers} | {total:.1f} | {total / first:.2f} | {sent:.2f} |",

@@ -54,19 +54,19 @@ def random_dataset(folder: Path, num_entities: int, num_triples: int) -> Path:
 
 def memory_of(process: psutil.Process) -> dict[str, Any]:
     """Return the proportional set size of a process by kind, in bytes."""
-    found: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     with contextlib.suppress(OSError, psutil.Error):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(":")
             if name in ("Pss_Anon", "Pss_Shmem"):
                 # The kernel's unit is kB = 1024 bytes.
-                found[name] = int(value.split()[0]) * 1024
+                memory[name] = int(value.split()[0]) * 1024
         for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("RssFile:"):
-                found["RssFile"] = int(line.split()[1]) * 1024
+                memory["RssFile"] = int(line.split()[1]) * 1024
         environment = process.environ()
-        found["role"] = environment.get("DGL_ROLE", "launcher")
-    return found
+        memory["role"] = environment.get("DGL_ROLE", "launcher")
+    return memory
 
 
 def segment_bytes() -> int:
@@ -88,8 +88,11 @@ def watch(job: subprocess.Popen[bytes]) -> tuple[int, int, list[dict[str, Any]]]
     while job.poll() is None:
         with contextlib.suppress(psutil.Error):
             processes = [memory_of(process) for process in [root, *root.children(recursive=True)]]
-            total = sum(one.get("Pss_Anon", 0) + one.get("Pss_Shmem", 0) for one in processes)
-            total += max(one.get("RssFile", 0) for one in processes)
+            total = sum(
+                process_memory.get("Pss_Anon", 0) + process_memory.get("Pss_Shmem", 0)
+                for process_memory in processes
+            )
+            total += max(process_memory.get("RssFile", 0) for process_memory in processes)
             if total > most:
                 most, at_peak = total, processes
         most_shared = max(most_shared, segment_bytes() - before)

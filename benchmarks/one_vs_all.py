@@ -81,13 +81,13 @@ def run_ours(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any
         "checkpoint.every_epochs=0",
         *args.set,
     ]
-    found = our_job.train(None, settings, args.trainers, folder, args.limit_seconds, args.max_batches)
+    run = our_job.train(None, settings, args.trainers, folder, args.limit_seconds, args.max_batches)
     shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
     per_query = 1 if objective == "k_vs_all" else 2
     return {
-        "queries_per_second": per_query * found.edges_per_second,
-        "peak_bytes": found.peak_bytes,
-        "phase_seconds": found.phase_seconds,
+        "queries_per_second": per_query * run.edges_per_second,
+        "peak_bytes": run.peak_bytes,
+        "phase_seconds": run.phase_seconds,
     }
 
 
@@ -118,17 +118,17 @@ def run_peer(args: argparse.Namespace, script: str, python: Path, folder: Path) 
 
 def run_libkge(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train by LibKGE's formulation of 1vsAll."""
-    found = run_peer(args, "one_vs_all_libkge.py", Path(sys.executable), folder)
+    figures = run_peer(args, "one_vs_all_libkge.py", Path(sys.executable), folder)
     # Without the first batch, which allocates memory.
-    seconds = statistics.median(found["seconds"][1:])
-    return {"queries_per_second": 2 * found["edges"] / seconds, "peak_bytes": found["peak_bytes"]}
+    seconds = statistics.median(figures["seconds"][1:])
+    return {"queries_per_second": 2 * figures["edges"] / seconds, "peak_bytes": figures["peak_bytes"]}
 
 
 def run_pykeen(args: argparse.Namespace, python: Path, folder: Path) -> dict[str, Any]:
     """Train by PyKEEN's LCWA loop."""
-    found = run_peer(args, "lcwa_pykeen.py", python, folder)
-    speed = found["queries"] / min(found["seconds"][1:])
-    return {"queries_per_second": speed, "peak_bytes": found["peak_bytes"]}
+    figures = run_peer(args, "lcwa_pykeen.py", python, folder)
+    speed = figures["queries"] / min(figures["seconds"][1:])
+    return {"queries_per_second": speed, "peak_bytes": figures["peak_bytes"]}
 
 
 def measure_limit(args: argparse.Namespace, dtype: str) -> float:
@@ -157,12 +157,12 @@ def measure(args: argparse.Namespace, work: Path) -> tuple[Runs, dict[str, float
             folder = work / f"{kind.replace(':', '-')}-{turn}"
             runs.setdefault(f"ours, {kind}", []).append(run_ours(args, kind, folder))
         if args.libkge_batches:
-            found = run_libkge(args, work / f"libkge-{turn}")
-            runs.setdefault("LibKGE's 1vsAll in torch", []).append(found)
+            figures = run_libkge(args, work / f"libkge-{turn}")
+            runs.setdefault("LibKGE's 1vsAll in torch", []).append(figures)
         if python is not None:
-            found = run_pykeen(args, python, work / f"pykeen-{turn}")
-            runs.setdefault("PyKEEN's LCWA", []).append(found)
-    return runs, {dtype: statistics.median(found) for dtype, found in limits.items()}
+            figures = run_pykeen(args, python, work / f"pykeen-{turn}")
+            runs.setdefault("PyKEEN's LCWA", []).append(figures)
+    return runs, {dtype: statistics.median(rates) for dtype, rates in limits.items()}
 
 
 def report(args: argparse.Namespace, runs: Runs, limits: dict[str, float]) -> str:
@@ -171,7 +171,7 @@ def report(args: argparse.Namespace, runs: Runs, limits: dict[str, float]) -> st
     # Half of a positive's operations, which has two queries.
     flops = flops_per_positive(num_entities, args.dimension) / 2
     speeds = {
-        name: statistics.median(one["queries_per_second"] for one in repeats)
+        name: statistics.median(run["queries_per_second"] for run in repeats)
         for name, repeats in runs.items()
     }
     peers = [name for name in speeds if not name.startswith("ours")]
@@ -183,7 +183,7 @@ def report(args: argparse.Namespace, runs: Runs, limits: dict[str, float]) -> st
     for name, speed in speeds.items():
         limit = limits.get(name.rpartition(":")[2])
         share = f"{speed * flops / limit:.0%}" if limit and name.startswith("ours") else ""
-        peak = max(one["peak_bytes"] for one in runs[name]) / 1e9
+        peak = max(run["peak_bytes"] for run in runs[name]) / 1e9
         ratios = "".join(f" {speed / speeds[peer]:.2f}× |" for peer in peers)
         lines.append(f"| {name} | {speed:,.0f} | {speed * flops / 1e9:,.0f} | {share} | {peak:.2f} |{ratios}")
     lines.append("")
@@ -209,8 +209,8 @@ def main(words: Sequence[str] | None = None) -> int:
         shutil.rmtree(work, ignore_errors=True)
     print(report(args, runs, limits))
     if args.json:
-        found = {"machine": describe_machine(), "product_flops_per_second": limits, "runs": runs}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        figures = {"machine": describe_machine(), "product_flops_per_second": limits, "runs": runs}
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -47,7 +47,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, RUN_STATS_F
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.epoch import OF_TABLES, parse_bytes
+from dglkge.planning.epoch import TABLE_ITEMS, parse_bytes
 from measuring import our_job, pbg_peer
 from measuring.disk_traffic import Disk, DiskTraffic
 from measuring.machine import describe_machine
@@ -228,7 +228,7 @@ def read_plan(sets: Sequence[str], trainers: int, work: Path, max_memory: int = 
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}") from None
     memory = machine["memory"]
     table_bytes = memory["tables"] + memory["optimizer state"]
-    own_bytes = sum(size for name, size in memory.items() if name not in OF_TABLES)
+    own_bytes = sum(size for name, size in memory.items() if name not in TABLE_ITEMS)
     return Plan(table_bytes, own_bytes, machine.get("ranges"))
 
 
@@ -269,29 +269,29 @@ def last_version(run: Path) -> dict[str, Path]:
     return {path.name.rsplit(".v", 1)[0]: path for path in folder.glob("*.h5")}
 
 
-def different_tables(one: Path, other: Path) -> list[str]:
+def different_tables(first_run: Path, second_run: Path) -> list[str]:
     """Return the datasets of two runs' newest versions that are not equal bit by bit.
 
     Rows, ids and optimizer state of each part and of the relations; not the attributes, which have the
     configuration.
     """
-    first, second = last_version(one), last_version(other)
+    first, second = last_version(first_run), last_version(second_run)
     if sorted(first) != sorted(second) or not first:
         return [f"files {sorted(first)} and {sorted(second)}"]
-    found = []
+    differences = []
     for stem, path in sorted(first.items()):
         with h5py.File(path) as left, h5py.File(second[stem]) as right:
             names = {name: _datasets(file) for name, file in (("left", left), ("right", right))}
             if names["left"] != names["right"]:
-                found.append(stem)
+                differences.append(stem)
             both = [name for name in names["left"] if name in names["right"]]
-            found += [f"{stem}:{name}" for name in both if not _equal(left[name], right[name])]
-    return found
+            differences += [f"{stem}:{name}" for name in both if not _equal(left[name], right[name])]
+    return differences
 
 
 def _datasets(file: h5py.File) -> list[str]:
     names: list[str] = []
-    file.visititems(lambda name, one: names.append(name) if isinstance(one, h5py.Dataset) else None)
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     return sorted(names)
 
 
@@ -314,7 +314,7 @@ def forget_cached(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def limited(limit: int, found: dict[str, Any]) -> Iterator[MemoryGroup]:
+def limited(limit: int, figures: dict[str, Any]) -> Iterator[MemoryGroup]:
     """Make a group for a run; its peak is noted at the end, and a failure for lack of memory is named."""
     with MemoryGroup(limit) as group:
         try:
@@ -326,7 +326,7 @@ def limited(limit: int, found: dict[str, Any]) -> Iterator[MemoryGroup]:
                 ) from None
             raise
         finally:
-            found["peak_group_bytes"] = group.peak_bytes()
+            figures["peak_group_bytes"] = group.peak_bytes()
 
 
 @contextlib.contextmanager
@@ -345,8 +345,10 @@ def expiry(seconds: int) -> Iterator[None]:
 
 def traffic_of_epochs(run: RunFigures, traffic: DiskTraffic) -> dict[str, float]:
     """Return the bytes of the epochs after the first: the median over them."""
-    found = [traffic.between(epoch.ended_at - epoch.seconds, epoch.ended_at) for epoch in run.epochs[1:]]
-    read, written = (statistics.median(column) for column in zip(*found))
+    epoch_bytes = [
+        traffic.between(epoch.ended_at - epoch.seconds, epoch.ended_at) for epoch in run.epochs[1:]
+    ]
+    read, written = (statistics.median(column) for column in zip(*epoch_bytes))
     return {"read_bytes": read, "written_bytes": written}
 
 
@@ -354,15 +356,15 @@ def train_once(
     args: argparse.Namespace, sets: Sequence[str], folder: Path, limit: int, disk: Disk
 ) -> dict[str, Any]:
     """Train once, in memory or with a limit on disk; returns the figures."""
-    found: dict[str, Any] = {"limit_bytes": limit}
+    figures: dict[str, Any] = {"limit_bytes": limit}
     storage = [f"tables.folder={folder.parent / 'tables'}"] if limit else []
     sets = [*sets, f"tables.storage={'disk' if limit else 'memory'}", *storage]
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(limited(limit, found)) if limit else None
+        group = stack.enter_context(limited(limit, figures)) if limit else None
         traffic = stack.enter_context(DiskTraffic(disk))
         within: Callable[[list[str]], list[str]] = list if group is None else group.command
         run = our_job.train(None, sets, args.trainers, folder, args.limit_seconds, within=within)
-    return {**found, **traffic_of_epochs(run, traffic), **run.to_dict()}
+    return {**figures, **traffic_of_epochs(run, traffic), **run.to_dict()}
 
 
 def train_killed(args: argparse.Namespace, sets: Sequence[str], folder: Path, limit: int) -> dict[str, Any]:
@@ -373,9 +375,9 @@ def train_killed(args: argparse.Namespace, sets: Sequence[str], folder: Path, li
     RuntimeError
         If the job ends before that, or fails.
     """
-    found: dict[str, Any] = {"limit_bytes": limit}
+    figures: dict[str, Any] = {"limit_bytes": limit}
     sets = [*sets, "tables.storage=disk", f"tables.folder={folder.parent / 'tables'}"]
-    with limited(limit, found) as group:
+    with limited(limit, figures) as group:
         command = group.command(our_job.job_command(None, sets, args.trainers, folder))
         log, end = folder / "killed.log", time.monotonic() + args.limit_seconds
         with log.open("wb") as output:
@@ -390,9 +392,9 @@ def train_killed(args: argparse.Namespace, sets: Sequence[str], folder: Path, li
         finally:
             group.kill()
             process.wait()
-        found["killed_at"] = _last_line(folder / "run")
+        figures["killed_at"] = _last_line(folder / "run")
         run = our_job.train(None, sets, args.trainers, folder, args.limit_seconds, within=group.command)
-    return {**found, **run.to_dict()}
+    return {**figures, **run.to_dict()}
 
 
 def _is_in_the_middle(run: Path, num_epochs: int) -> bool:
@@ -410,9 +412,9 @@ def _last_line(run: Path) -> dict[str, Any]:
         lines = (run / RUN_STATS_FILE).read_text(encoding="utf-8").splitlines()
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            found: dict[str, Any] = json.loads(line)
-            if "batches_done" in found:
-                return found
+            entry: dict[str, Any] = json.loads(line)
+            if "batches_done" in entry:
+                return entry
     return {}
 
 
@@ -423,13 +425,13 @@ def train_peer(
 
     Its speed counts the time in which it trains, loads and writes partitions, and not its commit.
     """
-    found: dict[str, Any] = {"limit_bytes": limit}
+    figures: dict[str, Any] = {"limit_bytes": limit}
     python = peer_python("pbg", args.peer_python, args.peer_folder, args.pip_flag).absolute()
     # Half of its negatives are the other edges of the chunk, half are drawn.
     in_batch = pbg_peer.BATCH_NEGATIVES
     sets_of_peer = [f"num_uniform_negs={max(1, args.negatives - in_batch)}", *args.peer_set]
     shape = (args.trainers, args.peer_parts, sets_of_peer)
-    with limited(limit, found) as group, DiskTraffic(disk) as traffic:
+    with limited(limit, figures) as group, DiskTraffic(disk) as traffic:
         run = pbg_peer.train(
             python,
             load_config(None, [*sets, "output=unused"]),
@@ -446,7 +448,7 @@ def train_peer(
     passed = [traffic.between(*period) for period in zip(starts, ends)][1:]
     read, written = (statistics.median(column) for column in zip(*passed))
     return {
-        **found,
+        **figures,
         **run.to_dict(),
         "edges_per_second": statistics.median(speeds[1:]),
         "edges_per_second_without_io": run.edges_per_second,
@@ -464,34 +466,36 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     limit = memory_limit(args, first)
     shared, plan = choose_ranges(args, shared, limit, work)
     disk = Disk.of(work)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "machine": describe_machine(),
         "disk": str(disk),
         "arguments": {name: str(value) for name, value in vars(args).items()},
         "plan": {"table_bytes": plan.table_bytes, "own_bytes": plan.own_bytes, "ranges": plan.ranges},
         "runs": {MEMORY: [], DISK: []},
     }
-    runs: dict[str, list[dict[str, Any]]] = found["runs"]
+    runs: dict[str, list[dict[str, Any]]] = figures["runs"]
 
-    def add(name: str, one: dict[str, Any], folder: Path) -> None:
+    def add(name: str, run: dict[str, Any], folder: Path) -> None:
         if name in (DISK, KILLED):
-            one["different_tables"] = different_tables(reference, folder / "run")
-        runs.setdefault(name, []).append(one)
-        print(row(name, [one], found), file=sys.stderr, flush=True)
+            run["different_tables"] = different_tables(reference, folder / "run")
+        runs.setdefault(name, []).append(run)
+        print(row(name, [run], figures), file=sys.stderr, flush=True)
 
     reference = work / "job-memory-0" / "run"
     for turn in range(args.repeats):
-        for name, kind, of_kind in ((MEMORY, "memory", 0), (DISK, "disk", limit)):
+        for name, kind, kind_limit in ((MEMORY, "memory", 0), (DISK, "disk", limit)):
             folder = _new(work / f"job-{kind}-{turn}")
             forget_cached(dataset)
-            add(name, train_once(args, shared, folder, of_kind, disk), folder)
+            add(name, train_once(args, shared, folder, kind_limit, disk), folder)
             if folder / "run" != reference:
                 shutil.rmtree(folder / "run")
     if not args.no_kill:
         folder = _new(work / "job-killed")
         forget_cached(dataset)
-        every = max(1, -(-_last_line(reference)["num_batches"] // COMMITS_PER_EPOCH))
-        add(KILLED, train_killed(args, [*shared, f"checkpoint.every_batches={every}"], folder, limit), folder)
+        period = max(1, -(-_last_line(reference)["num_batches"] // COMMITS_PER_EPOCH))
+        add(
+            KILLED, train_killed(args, [*shared, f"checkpoint.every_batches={period}"], folder, limit), folder
+        )
         shutil.rmtree(folder / "run")
     shutil.rmtree(reference)
     if args.peer:
@@ -500,11 +504,11 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
             add(PEER, train_peer(args, shared, folder, limit, disk), folder)
         except (RuntimeError, subprocess.CalledProcessError) as error:
             # It may not fit into the limit, or not be there to install; the other figures stay.
-            found["peer_problem"] = str(error)
+            figures["peer_problem"] = str(error)
             print(f"out_of_core.py: {PEER}: {error}", file=sys.stderr)
         for name in ("model", "train", "valid", "test"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    return found
+    return figures
 
 
 def _new(folder: Path) -> Path:
@@ -513,16 +517,16 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def row(name: str, repeats: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
+def row(name: str, repeats: Sequence[dict[str, Any]], figures: dict[str, Any]) -> str:
     """Return the row of a run: medians over its repeats."""
 
     def middle(key: str) -> float:
-        return statistics.median(one.get(key, 0) for one in repeats)
+        return statistics.median(run.get(key, 0) for run in repeats)
 
-    in_memory = [one["edges_per_second"] for one in found["runs"][MEMORY]]
+    in_memory = [run["edges_per_second"] for run in figures["runs"][MEMORY]]
     speed, limit = middle("edges_per_second"), repeats[0]["limit_bytes"]
-    of_disk, of_ours = name in (DISK, PEER), name in (DISK, KILLED)
-    differing = [what for one in repeats for what in one.get("different_tables", ())]
+    is_on_disk, is_compared = name in (DISK, PEER), name in (DISK, KILLED)
+    differing = [table for run in repeats for table in run.get("different_tables", ())]
     # The epoch that was killed has no whole figures.
     is_whole = name != KILLED
     cells = [
@@ -531,27 +535,27 @@ def row(name: str, repeats: Sequence[dict[str, Any]], found: dict[str, Any]) -> 
         f"{middle('peak_group_bytes') / 1e9:.2f}" if limit else "",
         f"{speed:,.0f}" if is_whole else "",
         f"{speed / statistics.median(in_memory):.2f}" if is_whole else "",
-        f"{middle('read_bytes') / 1e9:.2f}" if of_disk else "",
-        f"{middle('written_bytes') / 1e9:.2f}" if of_disk else "",
-        f"{found['plan']['ranges']['read_bytes'] / 1e9:.2f}" if name == DISK else "",
-        (f"no: {', '.join(differing)}" if differing else "yes") if of_ours else "",
+        f"{middle('read_bytes') / 1e9:.2f}" if is_on_disk else "",
+        f"{middle('written_bytes') / 1e9:.2f}" if is_on_disk else "",
+        f"{figures['plan']['ranges']['read_bytes'] / 1e9:.2f}" if name == DISK else "",
+        (f"no: {', '.join(differing)}" if differing else "yes") if is_compared else "",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def report(found: dict[str, Any]) -> str:
+def report(figures: dict[str, Any]) -> str:
     """Return the table, and a line about the plan."""
-    plan, ranges = found["plan"], found["plan"]["ranges"]
+    plan, ranges = figures["plan"], figures["plan"]["ranges"]
     lines = [
         *HEADER.splitlines(),
-        *(row(name, repeats, found) for name, repeats in found["runs"].items() if repeats),
+        *(row(name, repeats, figures) for name, repeats in figures["runs"].items() if repeats),
         "",
         f"Rows and state: {plan['table_bytes'] / 1e9:.2f} GB; {ranges['num_ranges']} ranges, "
         f"{ranges['order']}, {ranges['loads']} loads an epoch. "
-        f"All else takes {plan['own_bytes'] / 1e9:.2f} GB by the plan. Disk: {found['disk']}.",
+        f"All else takes {plan['own_bytes'] / 1e9:.2f} GB by the plan. Disk: {figures['disk']}.",
     ]
-    if "peer_problem" in found:
-        lines.append(f"{PEER} is left out: {found['peer_problem'].splitlines()[0]}")
+    if "peer_problem" in figures:
+        lines.append(f"{PEER} is left out: {figures['peer_problem'].splitlines()[0]}")
     return "\n".join(lines)
 
 
@@ -566,16 +570,16 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         try:
             with expiry(args.expire_seconds):
-                found = measure(args, work)
+                figures = measure(args, work)
         finally:
             if not args.keep:
                 shutil.rmtree(work, ignore_errors=True)
     except (DglkgeError, RuntimeError) as error:
         print(f"out_of_core.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
-    print(report(found))
+    print(report(figures))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -82,9 +82,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="dglkge-pykeen-") as folder:
         run = dglkge.train(Nations(), "complex", output=Path(folder) / "run", settings=SETTINGS)
-        ours = run.evaluate("test")
+        evaluation = run.evaluate("test")
         rows = {
-            "dglkge evaluate": [ours.metrics(side).mrr for side in SIDES],
+            "dglkge evaluate": [evaluation.metrics(side).mrr for side in SIDES],
             "as above": in_pykeen(run, has_inverses=True, arrange=pairs),
             "without inverse triples": in_pykeen(run, has_inverses=False, arrange=pairs),
             "rows as they are": in_pykeen(run, has_inverses=True, arrange=as_they_are),

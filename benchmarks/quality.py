@@ -117,7 +117,7 @@ def partition(triples: Path, work: Path) -> tuple[Path, float]:
     return dataset, run_watched(command, work / "partition.log", LIMIT_SECONDS).seconds
 
 
-def recipes(chosen: str) -> list[Path]:
+def recipes(text: str) -> list[Path]:
     """Return the files of recipes, by name ("fb15k237/complex"), or all of them.
 
     Raises
@@ -125,17 +125,17 @@ def recipes(chosen: str) -> list[Path]:
     InputError
         If a name is unknown.
     """
-    found = {name: path for name, path in recipe_files().items() if path.parent.name in FOLDERS}
-    names = [name for name in chosen.split(",") if name] or list(found)
+    paths = {name: path for name, path in recipe_files().items() if path.parent.name in FOLDERS}
+    names = [name for name in text.split(",") if name] or list(paths)
     for name in names:
-        if name not in found:
-            raise unknown_name("recipe", name, found)
-    return [found[name] for name in names]
+        if name not in paths:
+            raise unknown_name("recipe", name, paths)
+    return [paths[name] for name in names]
 
 
 def measure_recipes(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Train each recipe as it stands; returns the lines of the table and the figures."""
-    lines, found = TABLE_HEADER.splitlines(), []
+    lines, figures = TABLE_HEADER.splitlines(), []
     datasets: dict[str, Path] = {}
     for number, path in enumerate(recipes(args.recipes)):
         data = FOLDERS[path.parent.name]
@@ -149,8 +149,8 @@ def measure_recipes(args: argparse.Namespace, work: Path) -> tuple[list[str], li
         name = f"{path.parent.name}/{path.stem}"
         lines.append(recipe_row(data, path, run, metrics))
         print(lines[-1], file=sys.stderr, flush=True)
-        found.append({"recipe": name, "data": data, "metrics": metrics, **run.to_dict()})
-    return lines, found
+        figures.append({"recipe": name, "data": data, "metrics": metrics, **run.to_dict()})
+    return lines, figures
 
 
 def recipe_row(data: str, path: Path, run: RunFigures, metrics: dict[str, Any]) -> str:
@@ -167,10 +167,10 @@ def recipe_row(data: str, path: Path, run: RunFigures, metrics: dict[str, Any]) 
 
 def measure(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """Partition and train; returns the lines of the table and the figures."""
-    lines, found = HEADER.splitlines(), []
+    lines, figures = HEADER.splitlines(), []
     dataset, partition_seconds = partition(args.input, work)
-    for number, chosen in enumerate(args.runs.split(",")):
-        products, _, num_epochs = chosen.partition(":")
+    for number, variant in enumerate(args.runs.split(",")):
+        products, _, num_epochs = variant.partition(":")
         sets = [
             f"dataset={dataset}",
             f"training.matmul_dtype={products}",
@@ -182,8 +182,8 @@ def measure(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[
         config = None if args.defaults else args.config
         run = our_job.train(config, sets, args.trainers, work / f"job-{number}", args.limit_seconds)
         lines.append(row(products, int(num_epochs), partition_seconds, run))
-        found.append({"products": products, "partition_seconds": partition_seconds, **run.to_dict()})
-    return lines, found
+        figures.append({"products": products, "partition_seconds": partition_seconds, **run.to_dict()})
+    return lines, figures
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -191,7 +191,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(words)
     work = Path(tempfile.mkdtemp(prefix="quality_benchmark_"))
     try:
-        lines, found = (measure_recipes if args.table else measure)(args, work)
+        lines, runs = (measure_recipes if args.table else measure)(args, work)
     except (DglkgeError, RuntimeError) as error:
         print(f"quality.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
@@ -199,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> int:
         shutil.rmtree(work, ignore_errors=True)
     print("\n".join(lines))
     if args.json:
-        figures = {"machine": describe_machine(), "runs": found}
+        figures = {"machine": describe_machine(), "runs": runs}
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -99,13 +99,13 @@ class Graph:
             choices = self.into.get(bound.get(tail, ""), [])
             if not choices:
                 return None
-            given, relation = choices[draws.integers(len(choices))]
+            anchor, relation = choices[draws.integers(len(choices))]
             if head.startswith("?"):
-                bound.setdefault(head, given)
-            links[place] = Fact(head if head.startswith("?") else given, relation, tail)
-        chosen = [links[place] for place in range(len(pattern))]
+                bound.setdefault(head, anchor)
+            links[place] = Fact(head if head.startswith("?") else anchor, relation, tail)
+        drawn = [links[place] for place in range(len(pattern))]
         # A link that is drawn twice makes the question one of another type.
-        return chosen if len(set(chosen)) == len(chosen) else None
+        return drawn if len(set(drawn)) == len(drawn) else None
 
 
 def ranks_of(
@@ -126,35 +126,39 @@ def ranks_of(
     table = []
     for kind in kinds:
         ranks: dict[bool, list[float]] = {False: [], True: []}
-        asked, seconds = 0, 0.0
-        while asked < number:
+        num_questions, seconds = 0, 0.0
+        while num_questions < number:
             links = whole.draw(kind, draws, names)
             if links is None:
                 continue
             planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"), adapter)
             true = whole.answers(planned._root, everything)
-            wanted = true - old.answers(planned._root, everything)
-            if not wanted or len(true) > 100:
+            new_answers = true - old.answers(planned._root, everything)
+            if not new_answers or len(true) > 100:
                 continue
             begin = time.process_time()
             with torch.no_grad():
                 values = planned._values(planned._root, type_)
             seconds += time.process_time() - begin
-            asked += 1
+            num_questions += 1
             hard = new.answers(planned._root, everything)
-            others = np.ones(len(names), bool)
-            others[[place[name] for name in true]] = False
-            for name in wanted:
+            is_wrong = np.ones(len(names), bool)
+            is_wrong[[place[name] for name in true]] = False
+            for name in new_answers:
                 value = values[place[name]]
-                better, same = (values[others] > value).sum(), (values[others] == value).sum()
+                better, same = (values[is_wrong] > value).sum(), (values[is_wrong] == value).sum()
                 ranks[name in hard].append(1 + better + same / 2)
-        row: dict[str, Any] = {"type": kind, "questions": asked, "cpu_ms": 1000 * seconds / asked}
-        for label, of_kind in (("all", ranks[False] + ranks[True]), ("hard", ranks[True])):
-            reciprocal = 1 / np.array(of_kind) if of_kind else np.empty(0)
+        row: dict[str, Any] = {
+            "type": kind,
+            "questions": num_questions,
+            "cpu_ms": 1000 * seconds / num_questions,
+        }
+        for label, ranks_of_kind in (("all", ranks[False] + ranks[True]), ("hard", ranks[True])):
+            reciprocal = 1 / np.array(ranks_of_kind) if ranks_of_kind else np.empty(0)
             row[label] = {
-                "answers": len(of_kind),
-                "mrr": float(reciprocal.mean()) if of_kind else None,
-                "hits@10": float((reciprocal >= 0.1).mean()) if of_kind else None,
+                "answers": len(ranks_of_kind),
+                "mrr": float(reciprocal.mean()) if ranks_of_kind else None,
+                "hits@10": float((reciprocal >= 0.1).mean()) if ranks_of_kind else None,
             }
         table.append(row)
         print(json.dumps(row), flush=True)

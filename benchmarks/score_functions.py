@@ -74,12 +74,12 @@ def run_ours(args: argparse.Namespace, name: str, loss: str, dtype: str, folder:
         "checkpoint.every_epochs=0",
         *args.set,
     ]
-    found = our_job.train(None, settings, args.trainers, folder, args.limit_seconds, args.max_batches)
+    run = our_job.train(None, settings, args.trainers, folder, args.limit_seconds, args.max_batches)
     shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
     return {
-        "edges_per_second": found.edges_per_second,
-        "peak_bytes": found.peak_bytes,
-        "phase_seconds": found.phase_seconds,
+        "edges_per_second": run.edges_per_second,
+        "peak_bytes": run.peak_bytes,
+        "phase_seconds": run.phase_seconds,
     }
 
 
@@ -122,10 +122,10 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
             for loss in args.losses.split(","):
                 row = rows.setdefault((name, loss), {"score_function": name, "loss": loss, "runs": {}})
                 for dtype in dtypes_of(name, args.dimension):
-                    found = run_ours(args, name, loss, dtype, work / f"{name}-{loss}-{dtype}-{turn}")
-                    row["runs"].setdefault(dtype, []).append(found)
-                found = run_peer(args, name, loss, work / f"{name}-{loss}-peer-{turn}")
-                row["runs"].setdefault("peer", []).append(found)
+                    figures = run_ours(args, name, loss, dtype, work / f"{name}-{loss}-{dtype}-{turn}")
+                    row["runs"].setdefault(dtype, []).append(figures)
+                figures = run_peer(args, name, loss, work / f"{name}-{loss}-peer-{turn}")
+                row["runs"].setdefault("peer", []).append(figures)
                 write(args, list(rows.values()))
                 print(f"{name}, {loss}: measured", file=sys.stderr, flush=True)
     return list(rows.values())
@@ -134,8 +134,8 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
 def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Write what has been measured: a run that is ended early keeps it."""
     if args.json:
-        found = {"machine": describe_machine(), "rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        report = {"machine": describe_machine(), "rows": rows}
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def report(rows: list[dict[str, Any]]) -> str:
@@ -146,7 +146,7 @@ def report(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         speeds = {
-            kind: statistics.median(one["edges_per_second"] for one in repeats)
+            kind: statistics.median(run["edges_per_second"] for run in repeats)
             for kind, repeats in row["runs"].items()
         }
         peer, exact, rounded = speeds["peer"], speeds["float32"], speeds.get("bfloat16")

@@ -137,8 +137,8 @@ def ask(url: str) -> Any:
 def draw_requests(url: str, count: int) -> dict[str, list[Request]]:
     """Draw the requests of each route: other entities, relations and beginnings of names each time."""
     draw = random.Random(0)
-    names = [one["name"] for one in ask(f"{url}entities?k=1000")["entities"]]
-    labels = [one["relation"] for one in ask(f"{url}relations")["relations"]]
+    names = [entity["name"] for entity in ask(f"{url}entities?k=1000")["entities"]]
+    labels = [relation["relation"] for relation in ask(f"{url}relations")["relations"]]
 
     def query() -> dict[str, str]:
         return {"head": draw.choice(names), "relation": draw.choice(labels)}
@@ -147,7 +147,7 @@ def draw_requests(url: str, count: int) -> dict[str, list[Request]]:
         body = json.dumps({"queries": [query() for _ in range(number)], "k": 10})
         return Request("POST", "/predict", body.encode())
 
-    found = {
+    requests = {
         "/entities?prefix= (k=12)": [
             Request("GET", f"/entities?k=12&anywhere=true&prefix={quote(draw.choice(names)[:4])}")
             for _ in range(count)
@@ -159,10 +159,10 @@ def draw_requests(url: str, count: int) -> dict[str, list[Request]]:
         "/predict (100 queries, k=10)": [prediction(100) for _ in range(max(1, count // 20))],
     }
     if ask(f"{url}model")["no_triples"] is None:
-        found["/triples (20 of each relation)"] = [
+        requests["/triples (20 of each relation)"] = [
             Request("GET", f"/triples?entity={quote(draw.choice(names), safe='')}") for _ in range(count)
         ]
-    return found
+    return requests
 
 
 def memory_mb(pid: int) -> dict[str, float]:
@@ -213,16 +213,16 @@ def main() -> None:
     for name, kind in (("RssAnon", "server's own memory"), ("RssFile", "mapped pages")):
         print(f"{kind}: {at_start[name]:.0f} MB at the start, {at_end[name]:.0f} MB at the end")
     print("\n| route | connections | requests/s | p50, ms | p99, ms |\n|---|--:|--:|--:|--:|")
-    for one in figures:
+    for route in figures:
         print(
-            f"| {one.route} | {one.connections} | {one.requests_per_second:.0f} | {one.p50_ms:.1f} | "
-            f"{one.p99_ms:.1f} |"
+            f"| {route.route} | {route.connections} | {route.requests_per_second:.0f} | {route.p50_ms:.1f} | "
+            f"{route.p99_ms:.1f} |"
         )
     if args.output:
         content = {
             "facts": facts,
             "memory_mb": {"start": at_start, "end": at_end},
-            "routes": [one._asdict() for one in figures],
+            "routes": [route._asdict() for route in figures],
         }
         Path(args.output).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

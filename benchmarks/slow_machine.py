@@ -63,39 +63,42 @@ def train(settings: Sequence[str], result: Path) -> None:
 
 
 @contextlib.contextmanager
-def slowed(host: ClusterHost, what: str) -> Iterator[None]:
+def slowed(host: ClusterHost, scope: str) -> Iterator[None]:
     """Stop and continue a host's trainer, or its trainer and server, half of the time."""
     over = threading.Event()
 
     def work() -> None:
-        found: list[psutil.Process] = []
+        processes: list[psutil.Process] = []
         looked = 0.0
         while not over.wait(HALF_PERIOD_SECONDS):
             if time.monotonic() - looked > 2:
-                found, looked = [one for one in host.processes() if is_slowed(one, what)], time.monotonic()
+                processes, looked = (
+                    [process for process in host.processes() if is_slowed(process, scope)],
+                    time.monotonic(),
+                )
             for number in (signal.SIGSTOP, signal.SIGCONT):
-                for process in found:
+                for process in processes:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
                 if number == signal.SIGSTOP:
                     time.sleep(HALF_PERIOD_SECONDS)
 
     thread = threading.Thread(target=work, daemon=True)
-    if what != "nothing":
+    if scope != "nothing":
         thread.start()
     try:
         yield
     finally:
         over.set()
-        if what != "nothing":
+        if scope != "nothing":
             thread.join()
 
 
-def is_slowed(process: psutil.Process, what: str) -> bool:
+def is_slowed(process: psutil.Process, scope: str) -> bool:
     """Whether a process of a host is one of those that are slowed."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         role = process.environ().get("DGL_ROLE", "")
-        return role == "client" or (what == "machine" and role == "server")
+        return role == "client" or (scope == "machine" and role == "server")
     return False
 
 
@@ -124,8 +127,8 @@ def run(dataset: Path, mode: str, slow: str, arguments: argparse.Namespace) -> M
         if job.returncode != 0:
             output = (folder / LAUNCHER_LOG).read_text(encoding="utf-8")
             raise RuntimeError(f"the job ended with {job.returncode}:\n{output}")
-        found = json.loads((folder / "trainer-0.json").read_text())
-    return float(found["seconds"][-1]), float(found["mrr"])
+        figures = json.loads((folder / "trainer-0.json").read_text())
+    return float(figures["seconds"][-1]), float(figures["mrr"])
 
 
 def main() -> int:
@@ -166,8 +169,8 @@ def main() -> int:
             runs[key].append(run(Path(name) / "graph", mode, slow, arguments))
             print(*key, *runs[key][-1], file=sys.stderr, flush=True)
     print("| machines | slowed | seconds of the other | to undisturbed | MRR |\n|---|---|--:|--:|--:|")
-    for (mode, slow), found in runs.items():
-        seconds, mrr = (statistics.median(values) for values in zip(*found))
+    for (mode, slow), repeats in runs.items():
+        seconds, mrr = (statistics.median(values) for values in zip(*repeats))
         base = statistics.median(values[0] for values in runs[mode, "nothing"])
         print(f"| {mode} | {slow} | {seconds:.1f} | {seconds / base:.2f} | {mrr:.4f} |")
     return 0

@@ -78,10 +78,10 @@ def row(data: str, source: str, model: str, dimension: int, metrics: dict[str, A
     return "| " + " | ".join([*cells, f"{seconds:.0f}"]) + " |"
 
 
-def ours(args: argparse.Namespace, data: str, work: Path) -> list[tuple[str, dict[str, Any]]]:
+def our_models(args: argparse.Namespace, data: str, work: Path) -> list[tuple[str, dict[str, Any]]]:
     """Train the recipes of a data set."""
     dataset, _ = partition(args.input / FOLDERS[data], work)
-    found = []
+    rows = []
     for path in recipes(""):
         if path.parent.name != data:
             continue
@@ -92,8 +92,8 @@ def ours(args: argparse.Namespace, data: str, work: Path) -> list[tuple[str, dic
         shutil.rmtree(folder)
         dimension = load_config(str(path), []).model.dimension
         line = row(FOLDERS[data], "ours", path.stem, dimension, metrics, run.wall_seconds)
-        found.append((line, {"data": data, "from": "ours", "recipe": path.stem, **metrics}))
-    return found
+        rows.append((line, {"data": data, "from": "ours", "recipe": path.stem, **metrics}))
+    return rows
 
 
 def plain_files(source: Path, folder: Path) -> Path:
@@ -110,7 +110,7 @@ def peers(
     args: argparse.Namespace, data: str, pythons: dict[str, Path], work: Path
 ) -> list[tuple[str, dict[str, Any]]]:
     """Train every model of every peer on a data set; a model that fails is a line that says so."""
-    found = []
+    rows = []
     for peer, python in pythons.items():
         for number, choice in enumerate(PEERS[peer]):
             # dicee writes beside the triples: each run has a copy of its own.
@@ -138,35 +138,35 @@ def peers(
                 continue
             line = row(FOLDERS[data], peer, name, args.dimension, result, result["seconds"])
             print(line, file=sys.stderr, flush=True)
-            found.append((line, {"data": data, "from": peer, **choice, **result}))
-    return found
+            rows.append((line, {"data": data, "from": peer, **choice, **result}))
+    return rows
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write."""
     args = build_parser().parse_args(words)
     work = Path(tempfile.mkdtemp(prefix="small_graphs_"))
-    given = dict(entry.split("=", 1) for entry in args.peer_python)
+    interpreters = dict(entry.split("=", 1) for entry in args.peer_python)
     try:
         pythons = {
             peer: peer_python(
-                peer, Path(given[peer]) if peer in given else None, Path(f".venv-{peer}"), []
+                peer, Path(interpreters[peer]) if peer in interpreters else None, Path(f".venv-{peer}"), []
             ).absolute()
             for peer in args.peers.split(",")
             if peer
         }
-        found = []
+        rows = []
         for data in args.data.split(","):
-            found += ours(args, data, work)
-            found += peers(args, data, pythons, work)
+            rows += our_models(args, data, work)
+            rows += peers(args, data, pythons, work)
     except (DglkgeError, RuntimeError) as error:
         print(f"small_graphs.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print("\n".join([HEADER, *(line for line, _ in found)]))
+    print("\n".join([HEADER, *(line for line, _ in rows)]))
     if args.json:
-        figures = {"machine": describe_machine(), "runs": [figures for _, figures in found]}
+        figures = {"machine": describe_machine(), "runs": [figures for _, figures in rows]}
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

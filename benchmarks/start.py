@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
             jobs.append(job(args.dataset.absolute(), args.num_trainers, folder))
             for text, command in commands(folder / "run", args.dataset).items():
                 short.setdefault(text, []).append(timed(command))
-    medians = {text: statistics.median(each[text] for each in jobs) for text in jobs[0]}
+    medians = {text: statistics.median(times[text] for times in jobs) for text in jobs[0]}
     processors = medians.pop("processor seconds")
     rows: dict[str, Sequence[float]] = {text: [seconds] for text, seconds in medians.items()}
     rows["end of the job"] = [medians["end of the job"], processors]

@@ -168,9 +168,11 @@ def definition(path: str, module: Module, graph: Graph, depth: int = 8) -> str |
         return None
     if first not in module.names:
         for star in module.stars:
-            found = definition(path, graph.modules[star], graph, depth - 1) if star in graph.modules else None
-            if found:
-                return found
+            target = (
+                definition(path, graph.modules[star], graph, depth - 1) if star in graph.modules else None
+            )
+            if target:
+                return target
         return path if path in graph.types and not rest else None
     path = ".".join([module.names[first], *([rest] if rest else [])])
     if graph.types.get(path) in ("class", "function"):

@@ -97,8 +97,8 @@ def edges(shape: Shape, start: int, end: int) -> tuple[Ids, Ids, Ids]:
     relations = zipf_ranks(random.random(end - start), shape.num_relations, shape.relation_exponent)
     turns = scatter(np.arange(start, end), shape.num_edges, shape.seed)
     for column, parity in ((heads, 0), (tails, 1)):
-        chosen = (turns < shape.num_entities) & (turns % 2 == parity)
-        column[chosen] = turns[chosen]
+        mask = (turns < shape.num_entities) & (turns % 2 == parity)
+        column[mask] = turns[mask]
     return heads, relations, tails
 
 

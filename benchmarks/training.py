@@ -161,10 +161,10 @@ def report(args: argparse.Namespace, runs: dict[str, list[RunFigures]], limits: 
         for name, repeats in runs.items()
         if len(repeats) > 1
     ]
-    ours = {name: repeats[-1] for name, repeats in runs.items() if name != args.peer}
-    marks = {name: run.start_marks for name, run in ours.items()}
+    last_runs = {name: repeats[-1] for name, repeats in runs.items() if name != args.peer}
+    marks = {name: run.start_marks for name, run in last_runs.items()}
     parts.append(tables.columns_table("seconds from the start of the command", marks, 1.0, 2))
-    phases = {name: run.phase_seconds for name, run in ours.items() if run.phase_seconds}
+    phases = {name: run.phase_seconds for name, run in last_runs.items() if run.phase_seconds}
     if phases:
         parts.append(tables.columns_table("ms of a trainer's batch", phases, 1e3, 2))
     return "\n\n".join(parts)
@@ -185,13 +185,13 @@ def main(words: Sequence[str] | None = None) -> int:
             shutil.rmtree(work, ignore_errors=True)
     print(report(args, runs, limits))
     if args.json:
-        found = {
+        content = {
             "machine": describe_machine(),
             "arguments": {name: str(value) for name, value in vars(args).items()},
             "product_flops_per_second": limits,
             "runs": {name: [run.to_dict() for run in repeats] for name, repeats in runs.items()},
         }
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -107,7 +107,7 @@ def settings_of(number: int) -> tuple[str, ...]:
     drawn = [axis[0 if random.random() < 0.3 else random.integers(len(axis))] for axis in CORE]
     # Few at a time: most pairs of them fit, and every pair is drawn in the end.
     drawn += [axis[random.integers(1, len(axis))] if random.random() < 0.15 else axis[0] for axis in FEATURES]
-    return tuple(word for one in drawn for word in one.split())
+    return tuple(word for choice in drawn for word in choice.split())
 
 
 def configuration(folder: Path, settings: Sequence[str], output: str) -> Config:
@@ -120,9 +120,9 @@ def configuration(folder: Path, settings: Sequence[str], output: str) -> Config:
 
 def draw(folder: Path, count: int) -> list[tuple[str, ...]]:
     """Return the settings of the first draws that can be trained."""
-    found: list[tuple[str, ...]] = []
+    drawn: list[tuple[str, ...]] = []
     number = 0
-    while len(found) < count:
+    while len(drawn) < count:
         settings = settings_of(number)
         number += 1
         try:
@@ -130,8 +130,8 @@ def draw(folder: Path, count: int) -> list[tuple[str, ...]]:
         except InputError:
             continue
         if not (WEIGHTED in str(settings) and "k_vs_all" in str(settings)):
-            found.append(settings)
-    return found
+            drawn.append(settings)
+    return drawn
 
 
 def make_dataset(folder: Path) -> None:
@@ -204,25 +204,25 @@ def digests(output: Path) -> dict[str, str]:
 
 def variants(folder: Path, settings: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the settings of the same configuration computed by other code, where it can be trained."""
-    kept = tuple(one for one in settings if not one.startswith(CODE_PATHS))
-    found = {"auto": kept}
+    kept = tuple(setting for setting in settings if not setting.startswith(CODE_PATHS))
+    by_name = {"auto": kept}
     for name in ("training.kernels=reference", "training.device=cpu_staged"):
         with contextlib.suppress(InputError):
             check_config(configuration(folder, (*kept, name), "none"), World())
-            found[name] = (*kept, name)
-    return found
+            by_name[name] = (*kept, name)
+    return by_name
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return a line for each configuration of both files whose results differ."""
     lines = []
-    for settings, found in after.items():
+    for settings, result in after.items():
         expected = before.get(settings)
-        if expected is None or expected == found:
+        if expected is None or expected == result:
             continue
-        parts = [part for part in ("losses", "tables") if expected[part] != found[part]]
-        every = {**expected["tables"], **found["tables"]}
-        names = [name for name in every if expected["tables"].get(name) != found["tables"].get(name)]
+        parts = [part for part in ("losses", "tables") if expected[part] != result[part]]
+        all_tables = {**expected["tables"], **result["tables"]}
+        names = [name for name in all_tables if expected["tables"].get(name) != result["tables"].get(name)]
         lines.append(f"{' and '.join(parts)} differ ({', '.join(names)}): {settings}")
     return lines
 
@@ -230,8 +230,11 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def work(folder: Path, count: int) -> None:
     """Train all configurations as one trainer of a job, and write the results of this rank."""
     drawn = draw(folder, count)
-    configs = {" ".join(one): configuration(folder, one, f"run{number}") for number, one in enumerate(drawn)}
-    found: dict[str, Any] = {}
+    configs = {
+        " ".join(settings): configuration(folder, settings, f"run{number}")
+        for number, settings in enumerate(drawn)
+    }
+    results: dict[str, Any] = {}
     for data in (PLAIN, WEIGHTED):
         some = {name: config for name, config in configs.items() if config.dataset == str(folder / data)}
         with dglkge.join_cluster(next(iter(some.values()))) as cluster:
@@ -239,10 +242,10 @@ def work(folder: Path, count: int) -> None:
             for name, config in some.items():
                 losses = [value.hex() for value in train(config, cluster)]
                 tables = digests(Path(config.output)) if rank == 0 else {}
-                found[name] = {"losses": losses, "tables": tables}
+                results[name] = {"losses": losses, "tables": tables}
             if cluster.world.launched:
                 break  # a launched process joins once
-    (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"rank{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 def run(folder: Path, trainers: int, count: int) -> dict[str, Any]:
@@ -259,8 +262,8 @@ def run(folder: Path, trainers: int, count: int) -> dict[str, Any]:
         raise InputError(f"the trainers ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(trainers)]
     return {
-        settings: {"losses": [one[settings]["losses"] for one in ranks], "tables": found["tables"]}
-        for settings, found in ranks[0].items()
+        settings: {"losses": [rank[settings]["losses"] for rank in ranks], "tables": result["tables"]}
+        for settings, result in ranks[0].items()
     }
 
 
@@ -280,15 +283,17 @@ def main() -> int:
         work(arguments.work, arguments.count)
         return 0
     with tempfile.TemporaryDirectory(prefix="training-net-") as folder:
-        found = run(Path(folder), arguments.trainers, arguments.count)
+        results = run(Path(folder), arguments.trainers, arguments.count)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        arguments.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     lines = []
     if arguments.compare:
         before = json.loads(arguments.compare.read_text(encoding="utf-8"))
-        lines = differences(before, found)
-        print(f"{len(found)} configurations, {len(set(before) & set(found))} in both, {len(lines)} differ")
-    print("\n".join(lines) or f"{len(found)} configurations trained")
+        lines = differences(before, results)
+        print(
+            f"{len(results)} configurations, {len(set(before) & set(results))} in both, {len(lines)} differ"
+        )
+    print("\n".join(lines) or f"{len(results)} configurations trained")
     return 1 if lines else 0
 
 

@@ -66,7 +66,7 @@ class StorageError(JobError):
 
 
 @contextlib.contextmanager
-def os_errors(kind: type[DglkgeError], what: str) -> Iterator[None]:
+def os_errors(kind: type[DglkgeError], action: str) -> Iterator[None]:
     """Raise a failure of the operating system in the block as an error with a text of ours, and the reason.
 
     Examples
@@ -80,10 +80,10 @@ def os_errors(kind: type[DglkgeError], what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}") from None
+        raise kind(f"{action}: {error.strerror or error}") from None
 
 
-def write_error(what: str, error: OSError) -> DglkgeError:
+def write_error(action: str, error: OSError) -> DglkgeError:
     """Return the error for a file or folder that cannot be written.
 
     It is a CheckpointError for a wrong path or missing rights, else a StorageError.
@@ -93,8 +93,8 @@ def write_error(what: str, error: OSError) -> DglkgeError:
     >>> write_error("cannot write a", OSError(errno.ENOSPC, "No space left on device"))
     StorageError('cannot write a: No space left on device')
     """
-    # strerror alone: str(error) would repeat the path, which `what` has. It is None for errors without errno.
-    text = f"{what}: {error.strerror or error}"
+    # strerror alone: str(error) would repeat the path of the action. It is None for errors without errno.
+    text = f"{action}: {error.strerror or error}"
     return CheckpointError(text) if error.errno in USERS_TO_MEND else StorageError(text)
 
 

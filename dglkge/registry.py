@@ -89,8 +89,8 @@ class Registry(Generic[T]):
                 try:
                     member = entry.load()
                 except Exception as error:  # another package's code: anything can be raised
-                    what = f"the entry point {entry.name} = {entry.value} of {group}"
-                    raise InputError(f"cannot load {what} ({_reason(error)})") from error
+                    source = f"the entry point {entry.name} = {entry.value} of {group}"
+                    raise InputError(f"cannot load {source} ({_reason(error)})") from error
                 # Unless it has registered itself.
                 self._members.setdefault(entry.name, member)
 
@@ -148,14 +148,14 @@ class Registry(Generic[T]):
 def registry_of(noun: str) -> Registry[Any]:
     """Return the registry of a kind of components, a key of :data:`HOMES`."""
     module, _, name = HOMES[noun].partition(":")
-    found: Registry[Any] = getattr(importlib.import_module(module), name)
-    return found
+    registry: Registry[Any] = getattr(importlib.import_module(module), name)
+    return registry
 
 
 def recorded_imports(config: Mapping[str, Any]) -> list[str]:
     """Return the modules that a saved configuration names; none if the field is absent or of another type."""
-    found = config.get("imports", [])
-    return [one for one in found if isinstance(one, str)] if isinstance(found, (list, tuple)) else []
+    names = config.get("imports", [])
+    return [name for name in names if isinstance(name, str)] if isinstance(names, (list, tuple)) else []
 
 
 def import_modules(modules: Iterable[str]) -> None:

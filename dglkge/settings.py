@@ -14,7 +14,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -171,7 +171,13 @@ Text = Annotated[str, not_empty("a non-empty text")]
 class Settings(BaseModel):
     """A group of settings: immutable, without unknown keys, each number finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # The JSON Schema has the help of the fields. Docstrings are for readers of the code.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra=lambda schema: cast(None, schema.pop("description", None)),
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -212,7 +218,7 @@ class FreeSettings(Settings):
             return {"name": values}
         if not isinstance(values, Tree):
             return values
-        return {key: one if key in cls.model_fields else one.plain() for key, one in values.items()}
+        return {key: value if key in cls.model_fields else value.plain() for key, value in values.items()}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -258,7 +264,7 @@ def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Membe
     name, option = values.get("name", ""), ".".join(map(str, problem["loc"]))
     if problem["type"] != "extra_forbidden":
         raise InputError(f"{option} of the {noun} {name!r} is {problem['input']!r}; {expected(problem, '')}")
-    known = ", ".join(repr(one) for one in of.model_fields if one != "name") or "none"
+    known = ", ".join(repr(field) for field in of.model_fields if field != "name") or "none"
     raise InputError(f"the {noun} {name!r} has no option {option!r}; its options: {known}")
 
 
@@ -276,7 +282,7 @@ def read_as(value: Any, kind: Any) -> Any:
     if origin in (Union, types.UnionType if hasattr(types, "UnionType") else Union):
         if isinstance(value, Scalar) and value.value is None:
             return None
-        return read_as(value, next(one for one in arguments if one is not type(None)))
+        return read_as(value, next(argument for argument in arguments if argument is not type(None)))
     if origin is Literal:
         return read_as(value, type(arguments[0]))
     if origin is tuple:
@@ -399,12 +405,12 @@ class Component:
 
     def options(self) -> dict[str, dict[str, FieldInfo]]:
         """Return the options of all members: by option, then by the names of those that have it."""
-        found: dict[str, dict[str, FieldInfo]] = {}
+        options: dict[str, dict[str, FieldInfo]] = {}
         for name, settings in self.members():
             for option, field in settings.model_fields.items():
                 if option != TAG:
-                    found.setdefault(option, {})[name] = field
-        return found
+                    options.setdefault(option, {})[name] = field
+        return options
 
     def read(self, value: Any) -> Any:
         """Return the settings that a mapping, or a name alone, describes."""
@@ -443,4 +449,4 @@ class Component:
 
 def component_of(field: FieldInfo) -> Component | None:
     """Return the component of a field, None if it is another field."""
-    return next((one for one in field.metadata if isinstance(one, Component)), None)
+    return next((entry for entry in field.metadata if isinstance(entry, Component)), None)

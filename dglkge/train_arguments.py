@@ -132,14 +132,14 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _as_yaml(name: str, value: Any) -> str:
     """Return a value as the right side of KEY=VALUE."""
 
-    def plain(each: Any) -> Any:
+    def plain(item: Any) -> Any:
         """Return numbers and arrays of numpy and torch as Python's, paths as texts."""
-        if hasattr(each, "tolist"):
-            return each.tolist()
-        if isinstance(each, os.PathLike):
-            return os.fspath(each)
+        if hasattr(item, "tolist"):
+            return item.tolist()
+        if isinstance(item, os.PathLike):
+            return os.fspath(item)
         raise _wrong_type(
-            f"settings: {name}", each, "a number, a text, true or false, or lists and mappings of them"
+            f"settings: {name}", item, "a number, a text, true or false, or lists and mappings of them"
         )
 
     if isinstance(value, os.PathLike):

@@ -149,10 +149,10 @@ def train(
             _say(pythonic(note), is_shown)
     elif overwrite and folder.exists():
         shutil.rmtree(folder)
-    chosen = adapted(file, words, dataset)
-    if chosen:
-        _say(describe(chosen), is_shown)
-    words += [f"dataset={dataset}", *chosen, *_unranked(read, dataset, is_shown)]
+    defaults = adapted(file, words, dataset)
+    if defaults:
+        _say(describe(defaults), is_shown)
+    words += [f"dataset={dataset}", *defaults, *_unranked(read, dataset, is_shown)]
     read = load_config(file, words)
     script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
     script += [] if file is None else ["--config", str(file)]
@@ -181,9 +181,9 @@ def _dataset_of(triples: Any, options: DataOptions) -> Path | None:
     if not paths:
         if options.reading.keys() - {"relation_attribute"}:
             raise InputError(not_read)
-        for name, each in (("triples", triples), ("valid", options.valid), ("test", options.test)):
-            if name == "triples" or each is not None:
-                check_kind(each, name)
+        for name, source in (("triples", triples), ("valid", options.valid), ("test", options.test)):
+            if name == "triples" or source is not None:
+                check_kind(source, name)
         return None
     if options.valid is not None or options.test is not None:
         raise InputError("valid and test go with an object; a folder has files of these names")

@@ -39,10 +39,10 @@ def main() -> None:
     options.random_seed = settings["seed"]
     report = Execute(options).start()
     test = report["Test"]
-    found = {"mrr": test["MRR"], "hits@1": test["H@1"], "hits@3": test["H@3"], "hits@10": test["H@10"]}
+    figures = {"mrr": test["MRR"], "hits@1": test["H@1"], "hits@3": test["H@3"], "hits@10": test["H@10"]}
     # It reports the whole run as text, such as "12.3 seconds".
     seconds = float(report["Runtime"])
-    Path(settings["result"]).write_text(json.dumps({**found, "seconds": seconds}))
+    Path(settings["result"]).write_text(json.dumps({**figures, "seconds": seconds}))
 
 
 if __name__ == "__main__":

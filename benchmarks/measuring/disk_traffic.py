@@ -93,8 +93,8 @@ class DiskTraffic:
     def between(self, start: float, end: float) -> tuple[int, int]:
         """Return the bytes read and written between two moments, in seconds since the epoch."""
         moments, read, written = zip(*self._samples)
-        found = (np.diff(np.interp([start, end], moments, counted))[0] for counted in (read, written))
-        read_bytes, written_bytes = (round(float(value)) for value in found)
+        differences = (np.diff(np.interp([start, end], moments, counted))[0] for counted in (read, written))
+        read_bytes, written_bytes = (round(float(value)) for value in differences)
         return read_bytes, written_bytes
 
     def _work(self) -> None:

@@ -95,10 +95,10 @@ class MemoryGroup:
             If some are still there after :data:`END_SECONDS`.
         """
         end = time.monotonic() + END_SECONDS
-        while found := self.processes():
+        while pids := self.processes():
             if time.monotonic() > end:
-                raise RuntimeError(f"processes {found} in {self.path} did not end in {END_SECONDS:g} s")
-            for pid in found:
+                raise RuntimeError(f"processes {pids} in {self.path} did not end in {END_SECONDS:g} s")
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)

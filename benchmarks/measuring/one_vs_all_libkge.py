@@ -49,11 +49,11 @@ def main() -> None:
         start = time.perf_counter()
         optimizer.zero_grad()
         # Reciprocal relations: heads are predicted with the relation's second row.
-        for given, relation, answer in (
+        for anchor, relation, answer in (
             (batch[:, 0], batch[:, 1], batch[:, 2]),
             (batch[:, 2], batch[:, 1] + num_relations, batch[:, 0]),
         ):
-            scores = scores_of_tails(entities(given), relations(relation), entities.weight)
+            scores = scores_of_tails(entities(anchor), relations(relation), entities.weight)
             # A backward pass for each side: the scores of only one side are in memory.
             (torch.nn.functional.cross_entropy(scores, answer, reduction="sum") / len(batch)).backward()
         optimizer.step()

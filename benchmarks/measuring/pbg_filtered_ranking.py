@@ -15,7 +15,7 @@ def main() -> None:
     from torchbiggraph.util import SubprocessInitializer, setup_logging
 
     setup_logging()
-    path, test, *others = sys.argv[1:]
+    path, test, *filters = sys.argv[1:]
     loader = ConfigFileLoader()
     config = loader.load_config(path)
     # All entities are candidates; its default samples them.
@@ -26,7 +26,7 @@ def main() -> None:
     initializer.register(add_to_sys_path, loader.config_dir.name)
     do_eval(
         config,
-        evaluator=FilteredRankingEvaluator(config, [test, *others]),
+        evaluator=FilteredRankingEvaluator(config, [test, *filters]),
         subprocess_init=initializer,
     )
 

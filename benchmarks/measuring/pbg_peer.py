@@ -223,14 +223,14 @@ def loading_seconds(log: str) -> list[float]:
 
 def timed_lines(log: str) -> list[tuple[float, str]]:
     """Return the log's lines with a time, as (seconds since the epoch, message)."""
-    found = []
+    lines = []
     for line in log.splitlines():
         if match := _LINE.match(line):
             moment = datetime.datetime.strptime(match.group(1), "%Y-%m-%d %H:%M:%S,%f")
-            found.append((moment.timestamp(), match.group(2)))
-    return found
+            lines.append((moment.timestamp(), match.group(2)))
+    return lines
 
 
 def read_mrr(log: str) -> float:
     """Return the MRR that its evaluation logs last."""
-    return [float(found.group(1)) for _, message in timed_lines(log) if (found := _MRR.match(message))][-1]
+    return [float(match.group(1)) for _, message in timed_lines(log) if (match := _MRR.match(message))][-1]

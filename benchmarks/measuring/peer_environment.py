@@ -18,13 +18,13 @@ INSTALLS = {
 }
 
 
-def peer_python(peer: str, given: Path | None, folder: Path, pip_flags: list[str]) -> Path:
+def peer_python(peer: str, python: Path | None, folder: Path, pip_flags: list[str]) -> Path:
     """Return an interpreter that has the peer: the given one, or that of an environment made in ``folder``.
 
     An environment that is there already is taken as it is.
     """
-    if given is not None:
-        return given
+    if python is not None:
+        return python
     python = folder / "bin" / "python"
     # Written last: an interrupted installation is done again.
     stamp = folder / "installed"

@@ -50,37 +50,37 @@ def hamilton_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.cat([real, i, j, k], -1)
 
 
-def queries(name: str, given: torch.Tensor, relation: torch.Tensor, tails: bool) -> torch.Tensor:
+def queries(name: str, entities: torch.Tensor, relation: torch.Tensor, tails: bool) -> torch.Tensor:
     """Return what is compared with tails (or heads): given heads (or tails) (B, D), relations (B, Dr)."""
     sign = 1 if tails else -1
-    dim = given.shape[1]
+    dim = entities.shape[1]
     if name in ("transe_l1", "transe_l2"):
-        return given + sign * relation
+        return entities + sign * relation
     if name == "distmult":
-        return given * relation
+        return entities * relation
     if name in ("complex", "keci"):  # keci with p = 0, q = 1, its default, is ComplEx
         real, imaginary = relation.chunk(2, -1)
-        return complex_product(given, real, sign * imaginary)
+        return complex_product(entities, real, sign * imaginary)
     if name == "rotate":
-        return complex_product(given, relation.cos(), sign * relation.sin())
+        return complex_product(entities, relation.cos(), sign * relation.sin())
     if name == "simple":
-        (head, tail), (forward, backward) = given.chunk(2, -1), relation.chunk(2, -1)
+        (head, tail), (forward, backward) = entities.chunk(2, -1), relation.chunk(2, -1)
         left, right = (forward, backward) if tails else (backward, forward)
         return torch.cat([tail * right, head * left], -1) / 2
     if name == "quate":
         parts = relation.unflatten(-1, (4, -1))
         unit = parts / parts.norm(dim=1, keepdim=True)
         signs = torch.tensor([1.0, sign, sign, sign]).view(4, 1)
-        return hamilton_product(given, (unit * signs).flatten(1))
+        return hamilton_product(entities, (unit * signs).flatten(1))
     if name == "rescal":
-        return torch.einsum("bi,bij->bj" if tails else "bj,bij->bi", given, relation.view(-1, dim, dim))
+        return torch.einsum("bi,bij->bj" if tails else "bj,bij->bi", entities, relation.view(-1, dim, dim))
     if name == "pairre":
-        return functional.normalize(given, dim=-1) * relation.chunk(2, -1)[0 if tails else 1]
+        return functional.normalize(entities, dim=-1) * relation.chunk(2, -1)[0 if tails else 1]
     if name == "triplere":
-        of_head, translation, of_tail = relation.chunk(3, -1)
-        return functional.normalize(given, dim=-1) * (of_head if tails else of_tail) + sign * translation
+        head_map, translation, tail_map = relation.chunk(3, -1)
+        return functional.normalize(entities, dim=-1) * (head_map if tails else tail_map) + sign * translation
     matrix = relation[:, dim:].view(-1, dim, dim)  # TransR
-    return torch.einsum("bi,bij->bj", given, matrix) + sign * relation[:, :dim]
+    return torch.einsum("bi,bij->bj", entities, matrix) + sign * relation[:, :dim]
 
 
 def compare(
@@ -133,9 +133,9 @@ def train_batch(
         negatives = torch.randint(entities.num_embeddings, (num_negatives,))
         for first in range(0, len(batch), size):
             head, relation_id, tail = batch[first : first + size].T
-            given, answer = (head, tail) if tails else (tail, head)
+            anchor, answer = (head, tail) if tails else (tail, head)
             relation = relations(relation_id)
-            query = queries(name, entities(given), relation, tails)
+            query = queries(name, entities(anchor), relation, tails)
             true = compare(name, query, relation, entities(answer).unsqueeze(1), tails)
             negative = compare(name, query, relation, entities(negatives), tails)
             (sum_of_losses(settings["loss"], true, negative) / len(batch)).backward()

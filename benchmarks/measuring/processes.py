@@ -57,8 +57,8 @@ class Finished:
 
 def proportional_bytes(rollup: bytes) -> int:
     """Return the proportional set size in ``/proc/PID/smaps_rollup``; 0 if none (man 5 proc_pid_smaps)."""
-    found = _PSS.search(rollup)
-    return 1024 * int(found.group(1)) if found else 0
+    match = _PSS.search(rollup)
+    return 1024 * int(match.group(1)) if match else 0
 
 
 def total_proportional_bytes(pids: Sequence[int]) -> int:

@@ -40,7 +40,7 @@ def main() -> None:
         random_seed=settings["seed"],
         device="cpu",
     )
-    found = {
+    figures = {
         name: float(result.metric_results.get_metric(f"both.realistic.{key}"))
         for name, key in {
             "mrr": "inverse_harmonic_mean_rank",
@@ -51,7 +51,7 @@ def main() -> None:
     }
     training = float(result.train_seconds)
     whole = time.perf_counter() - start
-    Path(settings["result"]).write_text(json.dumps({**found, "seconds": training, "whole": whole}))
+    Path(settings["result"]).write_text(json.dumps({**figures, "seconds": training, "whole": whole}))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def main() -> None:
     everything = np.load(settings["triples"], mmap_mode="r")
     num_entities, num_relations = int(everything[:, [0, 2]].max()) + 1, int(everything[:, 1].max()) + 1
     # A random sample, in ascending order: the file is mapped and read forwards.
-    chosen = np.random.default_rng(0).permutation(len(everything))[: settings["max_triples"]]
-    triples = torch.from_numpy(np.ascontiguousarray(everything[np.sort(chosen)]))
+    places = np.random.default_rng(0).permutation(len(everything))[: settings["max_triples"]]
+    triples = torch.from_numpy(np.ascontiguousarray(everything[np.sort(places)]))
     factory = CoreTriplesFactory(triples, num_entities, num_relations)
     model = model_resolver.make(
         settings["model"],

@@ -114,8 +114,8 @@ COLUMNS = (
 
 def medians(runs: Sequence[RunFigures]) -> dict[str, float | None]:
     """Return the median of each number over the repeats of a run; None where no run has it."""
-    found: dict[str, float | None] = {}
+    figures: dict[str, float | None] = {}
     for name in COLUMNS:
         values = [value for run in runs if (value := getattr(run, name)) is not None]
-        found[name] = statistics.median(values) if values else None
-    return found
+        figures[name] = statistics.median(values) if values else None
+    return figures

@@ -139,8 +139,8 @@ def _print_converted(result: Any, args: argparse.Namespace) -> None:
     if isinstance(result, list):
         _print_files(result, args)
         return
-    what = "of the run" if args.to == TO_RUN else "(the number of finished passes)"
-    print_text(f"version {result['version']} {what} is in {result['path']}")
+    source = "of the run" if args.to == TO_RUN else "(the number of finished passes)"
+    print_text(f"version {result['version']} {source} is in {result['path']}")
 
 
 def _score_option(text: str) -> tuple[str, int]:

@@ -168,10 +168,10 @@ def num_threads(text: str) -> int:
     return number
 
 
-def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
+def goes_with(args: argparse.Namespace, dest: str, holds: object, condition: str, name: str = "") -> None:
     """Refuse an option (its attribute; its name, if that differs) that is given where it has no effect."""
     if getattr(args, dest) not in (None, False, []) and not holds:
-        raise InputError(f"--{name or dest.replace('_', '-')} goes with {what}")
+        raise InputError(f"--{name or dest.replace('_', '-')} goes with {condition}")
 
 
 @dataclass(frozen=True)
@@ -200,13 +200,13 @@ class Command:
         """Declare help and options in a parser."""
         parser.description, parser.epilog = self.description, self.examples
         place: Any = parser
-        for each in self.options:
-            if isinstance(each, str):
-                place = parser.add_argument_group(each)
+        for item in self.options:
+            if isinstance(item, str):
+                place = parser.add_argument_group(item)
             else:
-                _declare(each, place)
-        for each in COMMON:
-            _declare(each, parser)
+                _declare(item, place)
+        for common_option in COMMON:
+            _declare(common_option, parser)
 
     def parser(self, prog: str) -> Parser:
         """Return a parser of this command."""
@@ -236,9 +236,9 @@ class Command:
         return self.status(result)
 
 
-def _declare(each: Option, place: Any) -> None:
-    action = place.add_argument(*each.names, *each.former, **each.settings)
-    action.option_strings = [name for name in action.option_strings if name not in each.former]
+def _declare(argument: Option, place: Any) -> None:
+    action = place.add_argument(*argument.names, *argument.former, **argument.settings)
+    action.option_strings = [name for name in action.option_strings if name not in argument.former]
 
 
 COMMON = (
@@ -307,12 +307,12 @@ def open_model(args: argparse.Namespace) -> Run:
     """Open the run that the options of a command name."""
     from dglkge.inference.run import open_run  # here: --help does without torch
 
-    given = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
-    model = open_run(args.run, given["dataset"], verify=not given["no_verify"])
-    model = model.with_features(given["features"]) if given["features"] else model
-    if given["about"]:
+    values = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
+    model = open_run(args.run, values["dataset"], verify=not values["no_verify"])
+    model = model.with_features(values["features"]) if values["features"] else model
+    if values["about"]:
         texts: dict[str, str] = {}
-        for about in given["about"]:
+        for about in values["about"]:
             name, _, text = about.partition("=")
             if not name or not text:
                 raise InputError(f"--about {about!r} is not of the form NAME=TEXT")
@@ -320,7 +320,7 @@ def open_model(args: argparse.Namespace) -> Run:
                 raise InputError(f"--about gives the entity {name!r} twice; allowed: once")
             texts[name] = text
         model = model.with_new_texts(texts)
-    return model.with_rules() if given["rules"] else model
+    return model.with_rules() if values["rules"] else model
 
 
 def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
@@ -414,14 +414,11 @@ def write_text(path: Path, text: str) -> None:
     StorageError
         If the disk is full or fails.
     """
-    temporary = path.with_name(path.name + ".tmp")  # in the same file system: renaming is atomic
+    from dglkge.config import load  # here: pydantic takes a moment
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        load.write_text(path, text)
     except OSError as error:
-        # On a full disk the removal may fail too; the first error is the one to report.
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         kind = InputError if error.errno in (errno.ENOENT, *USERS_TO_MEND) else StorageError
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -125,7 +125,7 @@ def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, or read what was measured."""
+    """Read what was measured."""
     from dglkge.data.dataset import Dataset
 
     return Dataset.open(args.dataset).quality()
@@ -284,7 +284,7 @@ def get_data(args: argparse.Namespace) -> dict[str, Any]:
 
 def show_data(entry: dict[str, Any], args: argparse.Namespace) -> None:
     """Print counts, source and folder."""
-    counts = ", ".join(f"{count:,} {what}" for what, count in entry["counts"].items())
+    counts = ", ".join(f"{count:,} {noun}" for noun, count in entry["counts"].items())
     print_text("{name}: {}\n{citation}\nlicence: {licence}\n{folder}".format(counts, **entry))
 
 

@@ -109,7 +109,7 @@ def evaluate(args: argparse.Namespace) -> int:
         return 0
     print_text(format_table(result, args.per_relation, args.by))
     if buckets:
-        print_columns(list(buckets[0]), [[_figure(value) for value in one.values()] for one in buckets])
+        print_columns(list(buckets[0]), [[_figure(value) for value in bucket.values()] for bucket in buckets])
     if args.classify:
         _print_classification(report["classification"], "relation" in args.by or args.per_relation)
     if args.features:
@@ -131,11 +131,11 @@ def _ranked(
     if args.buckets is None:
         return model.evaluate(protocol, triples, progress, also_known, args.device), []
     sets = {protocol.split: triples}
-    found = model.evaluate_buckets(sets, protocol, args.buckets, progress, also_known, args.device)
-    *buckets, (_, _, result), _ = found
+    results = model.evaluate_buckets(sets, protocol, args.buckets, progress, also_known, args.device)
+    *buckets, (_, _, result), _ = results
     rows = [
-        {"lhs_partition": bucket[0], "rhs_partition": bucket[1], **of_bucket.both.to_dict()}
-        for _, bucket, of_bucket in buckets
+        {"lhs_partition": bucket[0], "rhs_partition": bucket[1], **bucket_result.both.to_dict()}
+        for _, bucket, bucket_result in buckets
         if bucket is not None
     ]
     return result, rows
@@ -158,10 +158,12 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     return {"path": str(path), **fields, "curves_by_relation": len(fitted.by_relation), **quality}
 
 
-def _require_valid(what: str, model: Run) -> None:
+def _require_valid(calibration: str, model: Run) -> None:
     """Refuse a data set without valid triples to fit on."""
     if not len(model.dataset.split(VALID)):
-        raise InputError(f"{what} fits on the valid split, and {model.dataset.path} has no valid triples")
+        raise InputError(
+            f"{calibration} fits on the valid split, and {model.dataset.path} has no valid triples"
+        )
 
 
 def _print_classification(report: dict[str, Any], per_relation: bool) -> None:

@@ -85,13 +85,13 @@ def _find(text: str) -> JobEntry:
     """Return the one job of that run, id or pid whose launcher is on this machine."""
     jobs = live_jobs()
     # Entries of other users may name this user's run.
-    own = [entry for entry in jobs if entry.owner == os.geteuid()]
-    matches = matching_jobs(text, own) or matching_jobs(text, jobs)
+    jobs_of_user = [entry for entry in jobs if entry.owner == os.geteuid()]
+    matches = matching_jobs(text, jobs_of_user) or matching_jobs(text, jobs)
     if len(matches) != 1:
         names = ", ".join(entry.run or entry.job for entry in matches or jobs) or "none"
-        what = "several jobs match" if matches else "no job of this machine matches"
+        problem = "several jobs match" if matches else "no job of this machine matches"
         raise InputError(
-            f"{what} {text!r}; {'they are' if matches else 'running'}: {names} (dglkge job list)"
+            f"{problem} {text!r}; {'they are' if matches else 'running'}: {names} (dglkge job list)"
         )
     (entry,) = matches
     if not entry.is_launched_here:

@@ -287,9 +287,9 @@ class _Job:
     def _check(self, hosts: Sequence[Host], settings: JobSettings, config: Config | None) -> None:
         """Check that all machines can take the job, as far as its needs are known."""
         graph = settings.part_config
-        found = partition_file(config, self.places.here)
-        if graph is None and found is not None:
-            graph = str(self.places.on_machines(found))
+        partitions = partition_file(config, self.places.here)
+        if graph is None and partitions is not None:
+            graph = str(self.places.on_machines(partitions))
         num_machines = len(self.site.addresses)
         needs = machine_needs(config, self.places, num_machines, settings.num_trainers, settings.num_servers)
         self.site.check(hosts, settings, graph, needs)

@@ -46,8 +46,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
 
     file, words = config_words(args)
     config = load_config(file, words, args.imports)
-    chosen = adapted(file, words, Path(config.dataset))
-    config = load_config(file, [*words, *chosen], args.imports)
+    defaults = adapted(file, words, Path(config.dataset))
+    config = load_config(file, [*words, *defaults], args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
     size = read_dataset_size(config.dataset)
@@ -90,7 +90,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     for machine, walk in zip(report["machines"], ranges or []):
         machine["ranges"] = None if walk is None else dataclasses.asdict(walk)
     return report | {
-        "chosen": chosen,
+        "chosen": defaults,
         "num_epochs": config.training.num_epochs,
         "epoch_seconds": float(f"{seconds:.3g}"),
         "on_device": on_device,
@@ -144,8 +144,8 @@ def measure_rates(config: Config) -> Rates:
     dim = config.model.dimension
     products = []
     for name in names:
-        left, right = torch.randn(2, PRODUCT_ROWS, dim).to(getattr(torch, name, torch.float32))
-        products.append(_seconds_of(functools.partial(torch.matmul, left, right.T)))
+        queries, candidates = torch.randn(2, PRODUCT_ROWS, dim).to(getattr(torch, name, torch.float32))
+        products.append(_seconds_of(functools.partial(torch.matmul, queries, candidates.T)))
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
     copy = _seconds_of(lambda: target.copy_(source))
@@ -203,14 +203,14 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
     machines, there = report["machines"], report["this_machine"]
     on_device, in_files = report["on_device"], report["tables_in_files"]
     rows = [
-        [what, *(human_bytes(machine["memory"][what]) for machine in machines), ""]
-        for what in machines[0]["memory"]
-        if any(machine["memory"][what] for machine in machines)
+        [item, *(human_bytes(machine["memory"][item]) for machine in machines), ""]
+        for item in machines[0]["memory"]
+        if any(machine["memory"][item] for machine in machines)
     ]
-    for what, (planned, here) in TOTALS.items():
+    for item, (planned, here) in TOTALS.items():
         if here or on_device:
             free = human_bytes(there[here]) if here else ""
-            rows.append([what, *(human_bytes(machine[planned]) for machine in machines), free])
+            rows.append([item, *(human_bytes(machine[planned]) for machine in machines), free])
     print_columns(["", *(f"machine {machine['machine']}" for machine in machines), "here now"], rows)
     if there["other_jobs"]:
         claims = {name: human_bytes(value) for name, value in there["planned_by_other_jobs"].items()}

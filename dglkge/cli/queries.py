@@ -110,8 +110,8 @@ def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> d
     reports = {}
     for row, group in by_query(queries, answers).items():
         parts, missing = tuple(queries.loc[row]), group["missing"]
-        given = {role: part for role, part in zip(ROLES, parts) if role != missing}
-        report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **given}
+        known = {role: part for role, part in zip(ROLES, parts) if role != missing}
+        report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **known}
         if group["problem"] is not None:
             reports[row] = {**report, "problem": f"{places[row]}: {group['problem']}"}
             continue
@@ -140,15 +140,15 @@ def _print_prediction(report: Report) -> None:
     if "problem" in report:
         print_text(f"{report['query']}: no answer: {report['problem']}")
         return
-    of_type = f" of type {report['type']}" if "type" in report else ""
-    print_text(f"{report['query']}: best {report['asked']}s{of_type}")
+    type_note = f" of type {report['type']}" if "type" in report else ""
+    print_text(f"{report['query']}: best {report['asked']}s{type_note}")
     _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
 
 
-def _print_table(reports: list[Report], names: list[str], asked: str = "") -> None:
+def _print_table(reports: list[Report], names: list[str], heading: str = "") -> None:
     """Print reports as a table; a column that none of them needs is left out."""
     shown = [name for name in names if any(report.get(name) is not None for report in reports)]
-    headings = {"name": asked, "known": "known from"}
+    headings = {"name": heading, "known": "known from"}
     if reports:
         print_table({headings.get(name, name): partial(_cell, name) for name in shown}, reports)
 

@@ -119,7 +119,7 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 def _print_answers(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(f"{result['question']}: best answers of type {result['type']}")
     cells: common.Cells = {"rank": "{rank}", "probability": "{probability:.4f}", "answer": "{entity}"}
-    print_table({**cells, "path": lambda one: "; ".join(map(_link, one["path"]))}, result["answers"])
+    print_table({**cells, "path": lambda answer: "; ".join(map(_link, answer["path"]))}, result["answers"])
 
 
 def _link(link: dict[str, Any]) -> str:
@@ -184,8 +184,8 @@ def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_table(rules, result["rules"])
 
 
-def _triple(one: Mapping[str, Any]) -> str:
-    return f"({', '.join(one[role] for role in ROLES)})"
+def _triple(triple: Mapping[str, Any]) -> str:
+    return f"({', '.join(triple[role] for role in ROLES)})"
 
 
 EXPLAIN = Command(
@@ -233,7 +233,7 @@ def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None
     )
     cells: common.Cells = {
         "predicted": "{predicted:.6g}",
-        "known": lambda one: "" if one["known"] is None else f"{one['known']:.6g}",
+        "known": lambda value: "" if value["known"] is None else f"{value['known']:.6g}",
         "entity": "{entity}",
     }
     print_table(cells, result["entities"])

@@ -35,10 +35,10 @@ def report(args: argparse.Namespace) -> Any:
     bars: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                bars[what] = stack.enter_context(common.progress_bar(args, total, desc=what))
-            bars[what].update(done - bars[what].n)
+        def show(section: str, done: int, total: int) -> None:
+            if section not in bars:
+                bars[section] = stack.enter_context(common.progress_bar(args, total, desc=section))
+            bars[section].update(done - bars[section].n)
 
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
     if target is not None:
@@ -131,8 +131,10 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
         if progress["num_batches"]
         else ""
     )
-    left = "" if state["seconds_left"] is None else f"{duration(state['seconds_left'])} left"
-    head.add_row("epoch", ", ".join(filter(None, [f"{progress['epoch']} of {num_epochs}", batches, left])))
+    remaining = "" if state["seconds_left"] is None else f"{duration(state['seconds_left'])} left"
+    head.add_row(
+        "epoch", ", ".join(filter(None, [f"{progress['epoch']} of {num_epochs}", batches, remaining]))
+    )
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
     head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
     head.add_row(

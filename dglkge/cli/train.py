@@ -57,10 +57,10 @@ def train(args: argparse.Namespace) -> int:
     if Path(config.output).is_file():
         raise InputError(f"output is {config.output}, which is a file; expected a folder")
     dataset = _dataset(config, args)
-    chosen = adapted(file, overrides, dataset)
-    if chosen:
-        _say(args, describe(chosen))
-    overrides = [*overrides, f"dataset={dataset}", *chosen]
+    defaults = adapted(file, overrides, dataset)
+    if defaults:
+        _say(args, describe(defaults))
+    overrides = [*overrides, f"dataset={dataset}", *defaults]
     config = load_config(file, overrides, args.imports)
     if args.ip_config is None:
         # On this machine: its servers would say the same, many seconds later.

@@ -5,6 +5,7 @@ A file and its overrides are merged key by key to a tree, in which each value ha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,36 +28,6 @@ NAMED_SCHEMA = "../../schema.json"
 """Its path in the first line of a recipe."""
 
 _QUOTES = ("'", '"')
-
-FORMER = {
-    "training.label_smoothing": "training.objective.label_smoothing",
-    "negatives.sampler": "negatives.name",
-    "negatives.all_entities": "negatives.name: all_entities",
-    "optimizer.schedule_every": "optimizer.schedule.every",
-    "dense.schedule_every": "dense.schedule.every",
-    "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
-    "dense.schedule_options": "dense.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
-    "dense.options": "dense.optimizer, a map: {name: AdamW, weight_decay: 0.01}",
-    "optimizer.relation_name": "optimizer.relations.name",
-    "optimizer.relation_lr": "optimizer.relations.lr",
-    "optimizer.beta1": "optimizer.betas, a list",
-    "optimizer.beta2": "optimizer.betas, a list",
-    "training.products": "training.matmul_dtype",
-    "features.projection": "features.mlp, a map: {hidden: [512]}; null: linear",
-    "evaluation.eval_fraction": "evaluation.held_out.fraction",
-    "evaluation.eval_num_batch_negs": "evaluation.held_out.batch_negatives",
-    "evaluation.eval_num_uniform_negs": "evaluation.held_out.uniform_negatives",
-    **{f"features.{name}": f"features.mlp.{name}" for name in ("hidden", "activation")},
-    **{
-        f"training.early_stopping_{name}": f"training.early_stopping.{name}"
-        for name in ("patience", "min_gain")
-    },
-    **{
-        f"model.{name}": f"model.score_function.{name}"
-        for name in ("p", "q", "relation_dimension", "channels", "layers", "heads")
-    },
-}
-"""Former names of fields: the error of a file that has one names the present one."""
 
 
 def load_config(
@@ -81,8 +52,8 @@ def load_config(
     Raises
     ------
     InputError
-        For a file that cannot be read, and for all unknown keys (with the nearest known one), former names,
-        and values of the wrong type or out of range at once; with file and line for those of the file.
+        For a file that cannot be read, and for all unknown keys (with the nearest known one) and values of
+        the wrong type or out of range at once; with file and line for those of the file.
     """
     tree = read_tree(path, overrides)
     added = _import_components(tree, imports)
@@ -122,9 +93,15 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that appears only when it is complete: a reader finds the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    temporary = path.with_name(path.name + ".tmp")  # in the same file system: renaming is atomic
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        # On a full disk the removal may fail too; the first error is the one to report.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _problems(error: ValidationError, tree: Tree) -> list[str]:
@@ -149,8 +126,6 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
 
 def _unknown_key(key: str, known: Mapping[str, tuple[str, ...]]) -> str:
     """Return the message about a key that is no field's, or only one of other components, by key."""
-    if key in FORMER:
-        return f"{key} is now called {FORMER[key]}"
     if known.get(key):
         return f"{key} has no effect here; it is an option of {', '.join(known[key])}"
     return str(unknown_name("key", key, known))
@@ -160,7 +135,7 @@ def _leaves(key: str, value: Any, where: str) -> list[tuple[str, str]]:
     """Return (dotted key, place) of each value in a mapping, or of the value itself."""
     if not isinstance(value, Tree) or not value:
         return [(key, where)]
-    return [leaf for name, one in value.items() for leaf in _leaves(f"{key}.{name}", one, one.where)]
+    return [leaf for name, inner in value.items() for leaf in _leaves(f"{key}.{name}", inner, inner.where)]
 
 
 def _place(tree: Any, keys: Sequence[str | int]) -> str:
@@ -187,7 +162,7 @@ def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> 
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
-        _override(tree, key.strip().split("."), _of_override(value.strip(), f"override {text!r}"))
+        _override(tree, key.strip().split("."), _read_override(value.strip(), f"override {text!r}"))
     return tree
 
 
@@ -207,19 +182,19 @@ def _read_file(path: Path) -> Tree:
     if not isinstance(node, yaml.MappingNode):
         raise InputError(f"{path}:{node.start_mark.line + 1}: expected 'key: value' lines")
     tree = Tree(str(path))
-    for key, value in _of_node(node, str(path), str(path)).items():
+    for key, value in _read_node(node, str(path), str(path)).items():
         _merge(tree, key.split("."), value, "")
     return tree
 
 
-def _of_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
+def _read_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
     """Return a node; with the path of its file, what is inside it has lines of its own."""
     if isinstance(node, yaml.ScalarNode):
         value = _constructed(node)
         return Scalar(value, "" if value is None else node.value, where)
     if isinstance(node, yaml.SequenceNode):
         items = Items(where, text)
-        items.extend(_of_node(item, where, path) for item in node.value)
+        items.extend(_read_node(item, where, path) for item in node.value)
         return items
     tree = Tree(where, text)
     # SafeLoader makes no other nodes than these three.
@@ -232,18 +207,18 @@ def _of_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text
             raise InputError(
                 f"{place}: the key {prefix}{name} stands in line {first} already; allowed is once"
             )
-        tree[name] = _of_node(value, place, path, f"{prefix}{name}.")
+        tree[name] = _read_node(value, place, path, f"{prefix}{name}.")
     return tree
 
 
-def _of_override(text: str, where: str) -> Any:
+def _read_override(text: str, where: str) -> Any:
     """Return the value of an override; only quotes around the whole of it mean something."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             return Scalar(None, text, where)
         if not isinstance(node, yaml.ScalarNode):
-            return _of_node(node, where, text=text)
+            return _read_node(node, where, text=text)
         value = _constructed(node)
     except yaml.YAMLError:
         # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
@@ -260,8 +235,8 @@ def _merge(tree: Tree, keys: Sequence[str], value: Any, prefix: str) -> None:
         value = below
     there = tree.get(name)
     if isinstance(there, Tree) and isinstance(value, Tree):
-        for inner, one in value.items():
-            _merge(there, [inner], one, f"{key}.")
+        for key_, inner_value in value.items():
+            _merge(there, [key_], inner_value, f"{key}.")
     elif there is not None:
         raise InputError(f"{value.where}: the key {key} is given at {there.where} already; allowed is once")
     else:

@@ -43,11 +43,11 @@ class Allowed(NamedTuple):
 
 
 class When(NamedTuple):
-    """A condition on the value of a field; with ``of_component`` on the component that it names."""
+    """A condition on the value of a field; with ``names_component`` on the component that it names."""
 
     key: str
     test: Callable[[Any], bool]
-    of_component: bool = False
+    names_component: bool = False
 
 
 class Row(NamedTuple):
@@ -85,7 +85,7 @@ def is_set(key: str) -> When:
 
 def component(key: str, test: Callable[[Any], bool]) -> When:
     """Condition: a component has a fact."""
-    return When(key, test, of_component=True)
+    return When(key, test, names_component=True)
 
 
 SCORE = "model.score_function"
@@ -103,7 +103,7 @@ several_operators = component(SCORE, lambda made: bool(made.operators))
 has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = When(OBJECTIVE, lambda value: value != NEGATIVE_SAMPLING)
-by_queries = component(OBJECTIVE, lambda chosen: chosen.by_queries)
+by_queries = component(OBJECTIVE, lambda member: member.by_queries)
 on_devices = has("tables.storage", DEVICE_STORAGE)
 in_buckets = When("sampling.num_ranges", lambda value: value > 1)
 several_machines = When(MACHINES, lambda value: value > 1)
@@ -238,16 +238,16 @@ def refuse(config: Config, num_machines: int = 1) -> None:
 
 def problems_of(config: Config, num_machines: int) -> Iterator[str]:
     """Yield a line for each row that refuses something: field, other field, reason and what is allowed."""
-    for one in ROWS:
-        value = _value(config, one.field, num_machines)
-        if value is _ABSENT or one.allowed.test(value):
+    for refusal in ROWS:
+        value = _value(config, refusal.field, num_machines)
+        if value is _ABSENT or refusal.allowed.test(value):
             continue
-        if all(_holds(config, condition, num_machines) for condition in one.conditions):
-            key = one.conditions[0].key
-            allowed = one.allowed.words.format(section=one.field.rpartition(".")[0])
+        if all(_holds(config, condition, num_machines) for condition in refusal.conditions):
+            key = refusal.conditions[0].key
+            allowed = refusal.allowed.words.format(section=refusal.field.rpartition(".")[0])
             allowed += "" if key == MACHINES else f", or another value of {key}"
-            other = _words(_value(config, key, num_machines))
-            yield f"{one.field} is {_words(value)} and {key} is {other}, {one.reason}; allowed: {allowed}"
+            other = f"{key} is {_words(_value(config, key, num_machines))}"
+            yield f"{refusal.field} is {_words(value)} and {other}, {refusal.reason}; allowed: {allowed}"
 
 
 def _value(config: Config, key: str, num_machines: int) -> Any:
@@ -262,7 +262,7 @@ def _value(config: Config, key: str, num_machines: int) -> Any:
 
 def _holds(config: Config, condition: When, num_machines: int) -> bool:
     """Return whether a condition holds; one of a field that is not there does not."""
-    if condition.of_component:
+    if condition.names_component:
         return condition.test(_component(config, condition.key))
     value = _value(config, condition.key, num_machines)
     return value is not _ABSENT and condition.test(value)

@@ -627,7 +627,7 @@ def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
 
 def _not_none(kind: Any) -> Any:
     """Return X of the type ``X | None``, and any other type as it is."""
-    inner = [one for one in get_args(kind) if one is not type(None)]
+    inner = [argument for argument in get_args(kind) if argument is not type(None)]
     return inner[0] if len(inner) < len(get_args(kind)) else kind
 
 

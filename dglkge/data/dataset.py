@@ -13,7 +13,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
-from dglkge.data.quality import NumberedTriples, measure_quality
+from dglkge.data.quality import NumberedTriples
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
 from dglkge.errors import InputError
 
@@ -231,9 +231,7 @@ class Dataset:
         return dataset_size(self.path, self.description, self.layout().description)
 
     def quality(self) -> dict[str, Any]:
-        """Return figures of the data's quality: repeated triples, leaks, unseen names, degrees and others.
-
-        Partitioning stores them. They are measured now if the data set is of an older version.
+        """Return the figures of the data's quality that partitioning has measured, of leaks and others.
 
         Returns
         -------
@@ -246,8 +244,8 @@ class Dataset:
         {'triples': 4698, 'share': 0.9396}
         """
         report = dataset_files.load_json(self.path / dataset_files.PARTITIONS / dataset_files.REPORT)
-        stored: dict[str, Any] | None = report.get(Field.QUALITY)
-        return measure_quality(self.numbered()).report if stored is None else stored
+        figures: dict[str, Any] = report[Field.QUALITY]
+        return figures
 
     def numbered(self) -> NumberedTriples:
         """Return the triples with entities counted over all types, type after type."""

@@ -288,10 +288,10 @@ def verify_checksums(folder: Path, checksums: Mapping[str, int]) -> None:
         if part_of_folder(name) is not None and not (partitions / name).is_dir()
     }
     here = [path for path in checksums if "/".join(Path(path).parts[:2]) not in elsewhere]
-    for path, found in zip(here, _checksums([folder / path for path in here])):
-        if found != checksums[path]:
+    for path, crc32 in zip(here, _checksums([folder / path for path in here])):
+        if crc32 != checksums[path]:
             raise InputError(
-                f"{folder / path} is damaged: its CRC-32 is {found:08x}, {DESCRIPTION} says "
+                f"{folder / path} is damaged: its CRC-32 is {crc32:08x}, {DESCRIPTION} says "
                 f"{checksums[path]:08x}; copy it again, or partition again"
             )
 
@@ -381,6 +381,29 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         return DatasetSize(parts, int(description[Field.NUM_RELATIONS]), splits)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _foreign(folder, error) from error
+
+
+@contextlib.contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the parent folders of a path; if the block fails, remove those that it made and that are empty.
+
+    Raises InputError if they cannot be made, or the innermost one is not writable.
+    """
+    parent = path.absolute().parent
+    try:
+        made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the parent folder of {path} cannot be made: {error.strerror}") from error
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"the parent folder of {path} is not writable")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:

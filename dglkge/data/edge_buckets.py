@@ -79,8 +79,8 @@ class EdgeBuckets:
     @property
     def triples_of_sets(self) -> Ids:
         """Number of triples of each edge set: (S,)."""
-        found: Ids = self.counts.sum(axis=(1, 2, 3))
-        return found
+        totals: Ids = self.counts.sum(axis=(1, 2, 3))
+        return totals
 
     @property
     def starts(self) -> Ids:
@@ -147,9 +147,9 @@ class BucketFiles:
         for parent in (layout.part_path(self.part), self.spare):
             folder = self._folder(parent)
             try:
-                found = load_json(folder / dataset_files.BUCKETS_OF)
-                if found != made_of:
-                    raise InputError(f"{folder} was made of other files: {found}, expected {made_of}")
+                recorded = load_json(folder / dataset_files.BUCKETS_OF)
+                if recorded != made_of:
+                    raise InputError(f"{folder} was made of other files: {recorded}, expected {made_of}")
                 shape = (self.sets.num_sets, len(self.pairs), self.num_ranges, self.num_ranges)
                 counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
                 num = int(counts.sum())
@@ -175,13 +175,13 @@ class BucketFiles:
             """Yield a set's number, blocks of its rows, and edge type and bucket in one number."""
             for edge_set, block in _blocks(rows_of_sets):
                 heads, relations, tails = np.asarray(edges.edges[block]).T
-                of_pair = pair_of_relation[relations]
+                pairs = pair_of_relation[relations]
                 numbers = np.empty(len(heads), np.int64)
                 for number, (lhs, rhs) in enumerate(self.pairs):
-                    of_type = np.flatnonzero(of_pair == number)
-                    first = ranges_of(heads[of_type], bounds[lhs], self.num_ranges)
-                    second = ranges_of(tails[of_type], bounds[rhs], self.num_ranges)
-                    numbers[of_type] = (number * self.num_ranges + first) * self.num_ranges + second
+                    rows = np.flatnonzero(pairs == number)
+                    first = ranges_of(heads[rows], bounds[lhs], self.num_ranges)
+                    second = ranges_of(tails[rows], bounds[rhs], self.num_ranges)
+                    numbers[rows] = (number * self.num_ranges + first) * self.num_ranges + second
                 yield edge_set, block, numbers
 
         counts = np.zeros(shape, np.int64)
@@ -202,12 +202,12 @@ class BucketFiles:
             buckets = edge_set * self.num_ranges**2 + numbers % self.num_ranges**2
             # Stable: triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
             order = np.argsort(buckets, kind="stable")
-            of_block = np.bincount(buckets, minlength=len(free))
-            turn = np.arange(len(order)) - np.repeat(np.cumsum(of_block) - of_block, of_block)
-            places = np.repeat(free, of_block) + turn
+            block_counts = np.bincount(buckets, minlength=len(free))
+            turn = np.arange(len(order)) - np.repeat(np.cumsum(block_counts) - block_counts, block_counts)
+            places = np.repeat(free, block_counts) + turn
             for source, target in targets:
                 target[places] = np.asarray(source[block])[order]
-            free += of_block
+            free += block_counts
         for _, target in targets:
             if isinstance(target, np.memmap):
                 target.flush()

@@ -65,9 +65,9 @@ class Direction:
     def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first answer of each query and the number of its answers: two (Q,) int64."""
         entities, relations = np.asarray(entity_ids, np.int64), np.asarray(relation_ids, np.int64)
-        wanted = np.concatenate([entities, entities + 1]).astype(np.uint64) << _LOW_BITS
+        bounds = np.concatenate([entities, entities + 1]).astype(np.uint64) << _LOW_BITS
         low, high = np.tile(self.starts[relations], 2), np.tile(self.starts[relations + 1], 2)
-        first, end = np.split(_lower_bound(self.keys, low, high, wanted), 2)
+        first, end = np.split(_lower_bound(self.keys, low, high, bounds), 2)
         return first, end - first
 
     def queries(self) -> tuple[np.ndarray, np.ndarray]:
@@ -95,21 +95,21 @@ class Direction:
     def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
         """Return whether each query (Q,) has an answer (Q,): bool."""
         first, count = self.runs(entity_ids, relation_ids)
-        wanted = np.asarray(answer_ids, np.int64)
-        place = _lower_bound(self.answers, first, first + count, wanted)
-        found = place < first + count
-        found[found] = self.answers[place[found]] == wanted[found]
-        return found
+        answers = np.asarray(answer_ids, np.int64)
+        place = _lower_bound(self.answers, first, first + count, answers)
+        is_known = place < first + count
+        is_known[is_known] = self.answers[place[is_known]] == answers[is_known]
+        return is_known
 
 
-def _lower_bound(values: np.ndarray, low: np.ndarray, high: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return for each range [low, high) of ascending values the first place not below the wanted value."""
+def _lower_bound(values: np.ndarray, low: np.ndarray, high: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return for each range [low, high) of ascending values the first place not below its target."""
     if not len(values):
         return low
     # All queries take a step of the binary search at a time; numpy.searchsorted has one range for all.
     for _ in range(int((high - low).max(initial=0)).bit_length()):
         middle = (low + high) >> 1
-        is_below = (low < high) & (values[np.minimum(middle, len(values) - 1)] < wanted)
+        is_below = (low < high) & (values[np.minimum(middle, len(values) - 1)] < targets)
         low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, middle)
     return low
 
@@ -121,14 +121,14 @@ Index = dict[Side, Direction]
 def index_in_memory(triples: Sequence[np.ndarray], num_relations: int, sides: Sequence[Side]) -> Index:
     """Build directions of triples (n, 3) in this process's memory; duplicates count once."""
     counts = _count(triples, num_relations)
-    found = {}
+    index = {}
     for side in sides:
         room = np.empty(int(counts.sum()), np.uint64)
         starts = _fill(triples, side, counts, room)
         # Without duplicates the keys are a part of the room; the rest is given back where it is much.
         keys = room[: starts[-1]]
-        found[side] = Direction.of(starts, keys.copy() if starts[-1] < 0.9 * len(room) else keys)
-    return found
+        index[side] = Direction.of(starts, keys.copy() if starts[-1] < 0.9 * len(room) else keys)
+    return index
 
 
 def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -152,11 +152,11 @@ def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: n
     for chunk in _chunks(triples):
         anchors, relations, answers = (chunk[:, column] for column in (side.anchor_column, 1, side.column))
         order = np.argsort(relations, kind="stable")
-        of_chunk = np.bincount(relations, minlength=len(counts))
+        chunk_counts = np.bincount(relations, minlength=len(counts))
         # Place of a row: the next free one of its relation, plus its number within the chunk's run.
-        within = np.arange(len(chunk)) - np.repeat(np.cumsum(of_chunk) - of_chunk, of_chunk)
-        room[np.repeat(places, of_chunk) + within] = anchors[order] << 32 | answers[order]
-        places += of_chunk
+        within = np.arange(len(chunk)) - np.repeat(np.cumsum(chunk_counts) - chunk_counts, chunk_counts)
+        room[np.repeat(places, chunk_counts) + within] = anchors[order] << 32 | answers[order]
+        places += chunk_counts
     starts = np.zeros(len(counts) + 1, np.int64)
     end = 0
     for relation, (stop, count) in enumerate(zip(places.tolist(), counts.tolist())):
@@ -205,9 +205,9 @@ def open_known_index(
             # The process that held the lock has built it meanwhile.
             with contextlib.suppress(OSError, ValueError):
                 return _map(path, identity)
-            for left in path.parent.glob(partial_files(path.name)):
-                if not os.path.exists(f"/proc/{left.name.split('.')[-2]}"):  # of a process that was killed
-                    left.unlink(missing_ok=True)
+            for remnant in path.parent.glob(partial_files(path.name)):
+                if not os.path.exists(f"/proc/{remnant.name.split('.')[-2]}"):  # of a process that was killed
+                    remnant.unlink(missing_ok=True)
             with replacing(path) as file:
                 _write(file, identity, triples)
             return _map(path, identity)
@@ -271,11 +271,11 @@ def _map(path: Path, identity: dict[str, Any]) -> Index:
         raise ValueError("it does not begin as an index of this version")
     try:
         header = json.loads(start[len(_MAGIC) :].rstrip(b"\0"))
-        found, end = {key: header[key] for key in identity}, int(header["checksums_at"])
+        recorded, end = {key: header[key] for key in identity}, int(header["checksums_at"])
     except (ValueError, TypeError, KeyError):
         raise ValueError("its header is damaged") from None
-    if found != identity:
-        raise ValueError(f"it is of {found}, expected {identity}")
+    if recorded != identity:
+        raise ValueError(f"it is of {recorded}, expected {identity}")
     num_blocks = -(-end // CHECKED_BYTES)
     if size != end + 4 * num_blocks:
         raise ValueError(f"it has {size} bytes, expected {end + 4 * num_blocks}")
@@ -335,11 +335,11 @@ class KnownTriples:
         answer_ids : (M,) int64
             The answers, ascending within a query.
         """
-        found = [_gather(one, entity_ids, relation_ids) for one in self.directions(side)]
-        found = [(queries, answers) for queries, answers in found if len(queries)] or found[:1]
-        if len(found) == 1:
-            return found[0]
-        queries, answers = (np.concatenate(columns) for columns in zip(*found))
+        parts = [_gather(direction, entity_ids, relation_ids) for direction in self.directions(side)]
+        parts = [(queries, answers) for queries, answers in parts if len(queries)] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
+        queries, answers = (np.concatenate(columns) for columns in zip(*parts))
         base = int(answers.max()) + 1
         if base * max(len(entity_ids), 1) >= 2**63:
             order = np.lexsort((answers, queries))
@@ -375,9 +375,11 @@ class KnownTriples:
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray
     ) -> np.ndarray:
         """Return whether each answer (Q,) is a known one of its query (Q,): bool."""
-        of_each = [one.contain(entity_ids, relation_ids, answer_ids) for one in self.directions(side)]
-        found: np.ndarray = np.any(of_each, axis=0)
-        return found
+        marks = [
+            direction.contain(entity_ids, relation_ids, answer_ids) for direction in self.directions(side)
+        ]
+        is_known: np.ndarray = np.any(marks, axis=0)
+        return is_known
 
     def seen(self, side: Side, relation_id: int) -> np.ndarray:
         """Return the entities (n,) int64 that triples of a relation have on a side, ascending."""
@@ -390,11 +392,11 @@ class KnownTriples:
         if side not in self._directions:
             if self._opened is None:
                 self._opened = [open_index() for open_index in self._splits]
-            found = [index[side] for index in self._opened]
-            if self._triples or not found:
+            directions = [index[side] for index in self._opened]
+            if self._triples or not directions:
                 # In memory: only the side that is asked for.
-                found.append(index_in_memory(self._triples, self._num_relations, [side])[side])
-            self._directions[side] = found
+                directions.append(index_in_memory(self._triples, self._num_relations, [side])[side])
+            self._directions[side] = directions
         return self._directions[side]
 
 

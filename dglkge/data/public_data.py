@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import SPLITS, blocks_of
+from dglkge.data.dataset_files import SPLITS, blocks_of, parents_of
 from dglkge.errors import InputError, StorageError, unknown_name
 
 REGISTRY = Path(__file__).with_name("datasets.yaml")
@@ -61,11 +61,11 @@ class PublicData:
     def check_counts(self, entities: int, relations: int, triples: Mapping[str, int], place: Path) -> None:
         """Compare the counts of what was read from a place; raises InputError if one differs."""
         counts = {"entities": entities, "relations": relations, **triples}
-        for what, expected in self.counts.items():
-            if counts.get(what, 0) != expected:
-                noun = f"{what} triples" if what in SPLITS else what
+        for key, expected in self.counts.items():
+            if counts.get(key, 0) != expected:
+                noun = f"{key} triples" if key in SPLITS else key
                 raise InputError(
-                    f"{place} has {counts.get(what, 0):,} {noun}, {self.name} has {expected:,}: another "
+                    f"{place} has {counts.get(key, 0):,} {noun}, {self.name} has {expected:,}: another "
                     "version of the data, or a damaged file; remove the folder and get it again"
                 )
 
@@ -149,8 +149,10 @@ def _fill(target: Path, entry: PublicData, source: str, progress: bool) -> None:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{entry.name}-") as temporary:
+    with (
+        parents_of(target),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{entry.name}-") as temporary,
+    ):
         files, unpacked = Path(temporary) / "files", Path(temporary) / entry.name
         files.mkdir()
         unpacked.mkdir()

@@ -93,8 +93,8 @@ class TripleIndex:
         del keys
         ends = np.cumsum([len(heads) for heads, _, _ in splits.values()])
         self.codes = {
-            split: of_split * self._num_relations + relations
-            for (split, (_, relations, _)), of_split in zip(splits.items(), np.split(ranks, ends[:-1]))
+            split: split_ranks * self._num_relations + relations
+            for (split, (_, relations, _)), split_ranks in zip(splits.items(), np.split(ranks, ends[:-1]))
         }
 
     @cached_property
@@ -104,12 +104,12 @@ class TripleIndex:
         reverse = np.where(heads == tails, np.arange(len(heads)), -1)
         # Only the half with head < tail is searched, in ascending order: random access to the array is slow.
         lower = np.flatnonzero(heads < tails)
-        wanted = tails[lower] * self._num_entities + heads[lower]
-        order = np.argsort(wanted)
-        lower, wanted = lower[order], wanted[order]
-        places, found = find_sorted(self._pairs, wanted)
-        reverse[lower[found]] = places[found]
-        reverse[places[found]] = lower[found]
+        reversed_keys = tails[lower] * self._num_entities + heads[lower]
+        order = np.argsort(reversed_keys)
+        lower, reversed_keys = lower[order], reversed_keys[order]
+        places, exists = find_sorted(self._pairs, reversed_keys)
+        reverse[lower[exists]] = places[exists]
+        reverse[places[exists]] = lower[exists]
         return reverse
 
     @cached_property
@@ -152,7 +152,7 @@ class TripleIndex:
             relations, rows, (ends - counts)[opposite], counts[opposite], num_relations
         )
         both = relations[reverse != ranks], relations
-        return inverses, duplicates, np.array([np.bincount(one, minlength=num_relations) for one in both])
+        return inverses, duplicates, np.array([np.bincount(ids, minlength=num_relations) for ids in both])
 
     def leaks(self, split: str, pairs: np.ndarray) -> Leaks:
         """Return the triples of a split that train gives away, with the near relations (n,) of _PAIR."""
@@ -190,7 +190,7 @@ class TripleIndex:
 
 def _near_pairs(overlaps: list[Counted], sizes: np.ndarray) -> np.ndarray:
     """Return the near-inverses and near-duplicates (n,) of _PAIR, largest overlap first."""
-    found = []
+    blocks = []
     for is_duplicate, (keys, overlap) in enumerate(overlaps):
         pairs, size = np.empty(len(keys), _PAIR), sizes[is_duplicate]
         first, second = np.divmod(keys, len(size))
@@ -199,18 +199,18 @@ def _near_pairs(overlaps: list[Counted], sizes: np.ndarray) -> np.ndarray:
         columns = is_duplicate, first, second, overlap, size[first], size[second]
         for name, column in zip(_PAIR.names or (), columns):
             pairs[name] = column
-        found.append(pairs)
-    pairs = np.concatenate(found)
+        blocks.append(pairs)
+    pairs = np.concatenate(blocks)
     share = pairs["overlap"] / np.maximum(pairs["num_first"], pairs["num_second"])
     near = pairs[(share >= NEAR_SHARE) & (pairs["overlap"] >= MIN_OVERLAP)]
     return near[np.argsort(-near["overlap"], kind="stable")]
 
 
-def _sum_by_key(one: Counted, other: Counted) -> Counted:
+def _sum_by_key(first: Counted, second: Counted) -> Counted:
     """Add counts of equal keys; keys ascend."""
-    keys, inverse = np.unique(np.concatenate([one[0], other[0]]), return_inverse=True)
+    keys, inverse = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
     total = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(total, inverse, np.concatenate([one[1], other[1]]))
+    np.add.at(total, inverse, np.concatenate([first[1], second[1]]))
     return keys, total
 
 
@@ -223,17 +223,17 @@ def sorted_distinct(values: np.ndarray) -> np.ndarray:
     return values[new]
 
 
-def find_sorted(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place (n,) of each wanted number in an ascending array, and whether it is there."""
+def find_sorted(values: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place (n,) of each number in an ascending array, and whether it is there."""
     if len(values) == 0:
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
-    places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    return places, values[places] == wanted
+        return np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
+    places = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
+    return places, values[places] == numbers
 
 
-def contains(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return whether each wanted number is in an ascending array, (n,) bool."""
-    return find_sorted(values, wanted)[1]
+def contains(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return whether each number is in an ascending array, (n,) bool."""
+    return find_sorted(values, numbers)[1]
 
 
 def _combinations(
@@ -261,8 +261,8 @@ def _count_combinations(
     """
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for mine, places in _combinations(rows, first, num):
-        one, other = relations[mine], relations[places]
-        key = np.minimum(one, other) * num_relations + np.maximum(one, other)
+        first, second = relations[mine], relations[places]
+        key = np.minimum(first, second) * num_relations + np.maximum(first, second)
         piece, count = np.unique(key, return_counts=True)
         keys, counts = _sum_by_key((keys, counts), (piece, count))
     return keys, counts
@@ -365,14 +365,14 @@ def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
     num_triples = 0
     for split in (VALID, TEST):
         heads, relations, tails = triples.splits[split]
-        own = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
-        own[0][heads] = own[0][tails] = True
-        own[1][relations] = True
+        unseen = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
+        unseen[0][heads] = unseen[0][tails] = True
+        unseen[1][relations] = True
         touched = int((new_entity[heads] | new_entity[tails] | new_relation[relations]).sum())
-        for found, is_new, of_both in zip(own, (new_entity, new_relation), both):
-            found &= is_new
-            of_both |= found
-        counts[split] = _count(own, touched)
+        for mask, is_new, union in zip(unseen, (new_entity, new_relation), both):
+            mask &= is_new
+            union |= mask
+        counts[split] = _count(unseen, touched)
         num_triples += touched
     counts["valid_and_test"] = _count(both, num_triples)
     return counts
@@ -422,11 +422,11 @@ def _sizes_of_alone(
     for split in SPLITS:
         for start, (heads, relations, tails) in _pieces(triples.splits[split]):
             alone = ~again[split][start : start + len(heads)]
-            found = np.bincount(relations[alone], minlength=num_relations)
+            counts = np.bincount(relations[alone], minlength=num_relations)
             loops = np.bincount(relations[alone & (heads == tails)], minlength=num_relations)
-            sizes += [found - loops, found]
+            sizes += [counts - loops, counts]
             if split == TRAIN:
-                uses += found
+                uses += counts
     return sizes, uses
 
 
@@ -468,9 +468,9 @@ def _buckets(
         return rows, index, index.overlaps()
 
     for first in range(0, num_buckets, per_round):
-        found = list(threads.map(indexed, range(first, first + per_round)))
-        yield from found
-        del found  # before the next round takes the same memory
+        indexed_buckets = list(threads.map(indexed, range(first, first + per_round)))
+        yield from indexed_buckets
+        del indexed_buckets  # before the next round takes the same memory
 
 
 def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:

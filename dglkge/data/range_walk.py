@@ -99,15 +99,15 @@ def unordered(walk: Pairs) -> Pairs:
 
 def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Return the layers from the inside; the new range of a layer meets those first that were used last."""
-    found = [(0, 0)]
+    walk = [(0, 0)]
     partners: list[int] = []
     for layer in range(1, num_ranges):
         # The range of the layer before is in memory and meets the new one first. The order of the others
         # turns from layer to layer, so that a larger memory finds them too.
         partners = [layer - 1, *reversed(partners)]
         pairs = [pair for other in partners for pair in ((layer, other), (other, layer))]
-        found += [*pairs[:2], (layer, layer), *pairs[2:]]
-    return found
+        walk += [*pairs[:2], (layer, layer), *pairs[2:]]
+    return walk
 
 
 def _outside_in(num_ranges: int, key: int) -> list[tuple[int, int]]:
@@ -118,23 +118,23 @@ def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Follow the most shared ranges; ties by one keyed word for each step."""
     is_left = np.ones((num_ranges, num_ranges), bool)
     draws = words(key, np.arange(num_ranges**2, dtype=np.int64))
-    found: list[tuple[int, int]] = []
+    walk: list[tuple[int, int]] = []
     for step in range(num_ranges**2):
         near: list[tuple[int, int]] = []
-        if found:
-            i, j = found[-1]
+        if walk:
+            i, j = walk[-1]
             # Both ranges are there for these: nothing is loaded.
             near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if is_left[pair]]
             if not near:
-                lines = [(one, other) for one in (i, j) for other in range(num_ranges)]
+                lines = [(row, column) for row in (i, j) for column in range(num_ranges)]
                 both = dict.fromkeys([*lines, *((tail, head) for head, tail in lines)])
                 near = [pair for pair in both if is_left[pair]]
         if not near:
             near = [(int(i), int(j)) for i, j in np.argwhere(is_left)]
-        chosen = near[int(draws[step] % np.uint64(len(near)))]
-        is_left[chosen] = False
-        found.append(chosen)
-    return found
+        pair = near[int(draws[step] % np.uint64(len(near)))]
+        is_left[pair] = False
+        walk.append(pair)
+    return walk
 
 
 def _random(num_ranges: int, key: int) -> list[tuple[int, int]]:
@@ -145,8 +145,8 @@ def _random(num_ranges: int, key: int) -> list[tuple[int, int]]:
 def _hilbert(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Walk along the curve of the smallest power of two."""
     size = 1 << (num_ranges - 1).bit_length()
-    found = (_on_hilbert_curve(size, place) for place in range(size * size))
-    return [(x, y) for x, y in found if x < num_ranges and y < num_ranges]
+    points = (_on_hilbert_curve(size, place) for place in range(size * size))
+    return [(x, y) for x, y in points if x < num_ranges and y < num_ranges]
 
 
 def _on_hilbert_curve(size: int, place: int) -> tuple[int, int]:
@@ -199,14 +199,14 @@ def count_loads(steps: Iterable[AbstractSet[Any]], sizes: Mapping[Any, int], cap
     held: OrderedDict[Any, int] = OrderedDict()
     used = count = num_bytes = 0
     for needed in steps:
-        for one in sorted(needed):
-            if one in held:
-                held.move_to_end(one)
+        for range_ in sorted(needed):
+            if range_ in held:
+                held.move_to_end(range_)
             else:
-                held[one] = sizes[one]
-                used += sizes[one]
+                held[range_] = sizes[range_]
+                used += sizes[range_]
                 count += 1
-                num_bytes += sizes[one]
+                num_bytes += sizes[range_]
         # Needed ranges were just used: they are at the end, and the first ones are dropped.
         while used > capacity_bytes and len(held) > len(needed):
             used -= held.popitem(last=False)[1]

@@ -213,10 +213,10 @@ def edge_list_header(fields: list[str]) -> dict[str, str]:
     by_word = {name.strip().lower(): name for name in fields}
     names = {}
     for role, words in _HEADER_WORDS.items():
-        found = [by_word[word] for word in words if word in by_word]
-        if not found:
+        columns = [by_word[word] for word in words if word in by_word]
+        if not columns:
             return {}
-        names[role] = found[0]
+        names[role] = columns[0]
     return names
 
 

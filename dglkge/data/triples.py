@@ -198,15 +198,15 @@ class TripleFile:
         names = columns.names
         if not names and not self._skip_first:
             # Of a second line of CSV nothing is asked; its quotes may go on in the third.
-            others = [] if text.quoted or not second else text.split(second)
-            names = _header_names(fields, others, columns, text)
+            second_fields = [] if text.quoted or not second else text.split(second)
+            names = _header_names(fields, second_fields, columns, text)
         if not names or self._skip_first:
             return _TextFile(text, list(columns.order), self._skip_first, by_place)
         for column in names.values():
             if fields.count(column) != 1:
-                found = "no" if column not in fields else "more than one"
+                count = "no" if column not in fields else "more than one"
                 raise InputError(
-                    f"{path}:1: {found} column {column!r}; the header has {', '.join(fields)} (see --columns)"
+                    f"{path}:1: {count} column {column!r}; the header has {', '.join(fields)} (see --columns)"
                 )
         return _TextFile(text, fields, True, names)
 
@@ -372,11 +372,11 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
             raise InputError(f"{place}: the {role} column holds {array.type}, expected names or integers")
         try:
             is_number = rules.integer_ids and role != TIME
-            wanted = pa.float64() if role == WEIGHT else pa.int64() if is_number else pa.string()
-            array = array.cast(wanted)
+            expected = pa.float64() if role == WEIGHT else pa.int64() if is_number else pa.string()
+            array = array.cast(expected)
         except pa.ArrowException as error:
             raise InputError(
-                f"{place}: the {role} column holds {array.type}, expected {wanted}: {error}"
+                f"{place}: the {role} column holds {array.type}, expected {expected}: {error}"
             ) from error
         if array.null_count:
             row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])

@@ -155,15 +155,19 @@ class _Parquet(VectorFile):
             if schema.get_field_index(name) < 0:
                 known = ", ".join(schema.names)
                 raise InputError(f"{path} has no column {name!r} (or several); its columns: {known}")
-        kind, of_names = schema.field(column).type, schema.field(name_column).type
+        kind, name_type = schema.field(column).type, schema.field(name_column).type
         types = pa.types
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
             raise InputError(f"{path}: column {column!r} is {kind}; allowed: lists of numbers")
-        if types.is_dictionary(of_names):
-            of_names = of_names.value_type
-        if not (types.is_string(of_names) or types.is_large_string(of_names) or types.is_integer(of_names)):
-            raise InputError(f"{path}: column {name_column!r} is {of_names}; allowed: texts or whole numbers")
+        if types.is_dictionary(name_type):
+            name_type = name_type.value_type
+        if not (
+            types.is_string(name_type) or types.is_large_string(name_type) or types.is_integer(name_type)
+        ):
+            raise InputError(
+                f"{path}: column {name_column!r} is {name_type}; allowed: texts or whole numbers"
+            )
         groups = range(self._file.num_row_groups)
         self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
         first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None

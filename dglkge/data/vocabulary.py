@@ -145,7 +145,21 @@ def at_times(relations: Sequence[Relation], times: Sequence[str]) -> list[Relati
     """Return every relation at every time, by number; without times the relations."""
     if not times:
         return list(relations)
-    return [Relation(label_at(one.name, time), one.lhs, one.rhs) for one in relations for time in times]
+    return [
+        Relation(label_at(relation.name, time), relation.lhs, relation.rhs)
+        for relation in relations
+        for time in times
+    ]
+
+
+def limit_pairs(num_relations: int, num_times: int) -> None:
+    """Raise InputError for more relations at a time than :data:`MAX_PAIRS`."""
+    num_pairs = num_relations * num_times
+    if num_pairs > MAX_PAIRS:
+        raise InputError(
+            f"{num_relations:,} relations at {num_times:,} times are {num_pairs:,}; allowed: up to "
+            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity of dglkge data build"
+        )
 
 
 def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
@@ -279,7 +293,7 @@ class MappedNames(Sequence[str]):
 
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[line] for line in range(*place.indices(len(self)))]
         place = range(len(self))[place]
         return self._bytes[self._ends[place] : self._ends[place + 1] - 1].decode("utf-8")
 
@@ -304,6 +318,7 @@ class RelationVocabulary:
     def __init__(self, relations: Sequence[Relation], times: Sequence[str] = ()) -> None:
         self.times = times
         self.timeless = list(relations)
+        limit_pairs(len(self.timeless), self.num_times)
         self.relations = at_times(self.timeless, times)
         # A label identifies a relation alone, while names repeat where one joins several pairs of types.
         uses = Counter(relation.name for relation in self.relations)
@@ -324,7 +339,7 @@ class RelationVocabulary:
     def ids_of(self, label_or_name: str) -> list[int]:
         """Return the ids of all relations with a name, or of the one with a label; none is an InputError."""
         ids = self._ids_of_name.get(label_or_name)
-        if ids is None and self.times and any(one.name == label_or_name for one in self.timeless):
+        if ids is None and self.times and any(relation.name == label_or_name for relation in self.timeless):
             raise InputError(
                 f"relation {label_or_name!r} has times, from {self.times[0]} to {self.times[-1]}; say which"
             )
@@ -334,7 +349,7 @@ class RelationVocabulary:
         """Return the ids of relations of a name, or of all, at a time, or at all; none is an InputError."""
         if time is not None and time not in self.times:
             raise unknown_name("time", time, self.times)
-        names = [one.name for one in self.timeless]
+        names = [relation.name for relation in self.timeless]
         if name is not None and name not in names:
             raise unknown_name("relation", name, sorted(set(names)))
         rows = [row for row, known in enumerate(names) if name in (None, known)]
@@ -366,8 +381,8 @@ class RelationVocabulary:
             return fitting[0]
         known = ", ".join(repr(self.labels[id_]) for id_ in ids)
         if not fitting:
-            wanted = f"{lhs or 'any'} → {rhs or 'any'}"
-            raise InputError(f"relation {label_or_name!r} does not join {wanted}; known: {known}")
+            pair = f"{lhs or 'any'} → {rhs or 'any'}"
+            raise InputError(f"relation {label_or_name!r} does not join {pair}; known: {known}")
         raise InputError(
             f"relation {label_or_name!r} joins several pairs of entity types; say which: {known}"
         )

@@ -291,13 +291,13 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
         def owned(piece: tuple[str, str, int, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
             """Return the triple ids and edges of each partition."""
             lhs, rhs, start, rows = piece
-            found = np.empty((len(rows), 3), "<i4")
-            mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], found)
+            node_rows = np.empty((len(rows), 3), "<i4")
+            mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], node_rows)
             if job.num_parts == 1:
-                return [(np.arange(start, start + len(rows), dtype="<i8"), found)]
-            owner = layout.part_of(rhs, found[:, 2])
+                return [(np.arange(start, start + len(rows), dtype="<i8"), node_rows)]
+            owner = layout.part_of(rhs, node_rows[:, 2])
             mine = [np.flatnonzero(owner == part_id) for part_id in range(job.num_parts)]
-            return [((places + start).astype("<i8"), np.take(found, places, axis=0)) for places in mine]
+            return [((places + start).astype("<i8"), np.take(node_rows, places, axis=0)) for places in mine]
 
         for parts in map_in_order(owned, _pieces(job, train), job.num_workers):
             for part_id, (triple_ids, edges) in enumerate(parts):
@@ -392,14 +392,14 @@ def verify_dgl_partition(config_path: Path, part_id: int, layout: PartitionLayou
         bool(graph.ndata["inner_node"].bool().all()) and bool(graph.edata["inner_edge"].bool().all()),
         f"partition {part_id}: DGL's files hold nodes or edges of other partitions",
     )
-    type_ids, in_type = (found.numpy() for found in book.map_to_per_ntype(node_ids))
+    type_ids, in_type = (tensor.numpy() for tensor in book.map_to_per_ntype(node_ids))
     for number, ntype in enumerate(book.ntypes):
         start, end = layout.node_range(ntype, part_id)
         same = np.array_equal(np.sort(in_type[type_ids == number]), np.arange(start, end))
         _check(same, f"partition {part_id}: DGL's files hold other nodes of type {ntype} than the id maps")
     types_here = set(graph.edata[dgl.ETYPE].tolist())
-    every = set(dataset_files.load_json(config_path)[Field.EDGE_TYPE_IDS].values())
-    _check(types_here == every, f"partition {part_id}: DGL's files have no edge of some type")
+    expected_types = set(dataset_files.load_json(config_path)[Field.EDGE_TYPE_IDS].values())
+    _check(types_here == expected_types, f"partition {part_id}: DGL's files have no edge of some type")
 
 
 def _check(condition: bool, message: str) -> None:

@@ -21,6 +21,7 @@ from dglkge.data.dataset_files import (
     TRAIN,
     Field,
     file_checksums,
+    parents_of,
     read_description,
 )
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
@@ -38,12 +39,7 @@ OriginalIds = Callable[[np.ndarray], np.ndarray]
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Make the parent folder of a data set to be written.
-
-    Raises InputError if the output exists and must stay, or its parent cannot be made or is not writable.
-    """
-    parent = output.absolute().parent
-    problem = f"the output {output} cannot be used"
+    """Raise InputError if the output exists and must stay."""
     try:
         exists = os.path.lexists(output)
         if exists and not stat.S_ISDIR(output.lstat().st_mode):
@@ -57,12 +53,8 @@ def check_output(output: Path, overwrite: bool) -> None:
                 raise InputError(
                     f"--overwrite replaces only a dataset, and {output} is none: {error}"
                 ) from error
-        problem = f"the output's parent folder {parent} cannot be made"
-        parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{problem}: {error.strerror}") from error
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"the output's parent folder {parent} is not writable")
+        raise InputError(f"the output {output} cannot be used: {error.strerror}") from error
 
 
 @contextmanager
@@ -72,13 +64,15 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     The block writes the description as :data:`dglkge.data.dataset_files.PENDING_DESCRIPTION`. The description
     gets its own name last, so the folder of a killed run never loads.
 
-    On an exception the folder is removed. A killed run leaves it under a name that begins with a dot; the
-    next run for the same output removes it. A lock on a file inside shows whether its run is still alive.
+    On an exception the folder is removed, and parent folders that were made for it. A killed run leaves it
+    under a name that begins with a dot; the next run for the same output removes it. A lock on a file inside
+    shows whether its run is still alive.
 
     Raises
     ------
     InputError
-        If the output must stay (see :func:`check_output`), or another run is writing it.
+        If the output must stay (see :func:`check_output`), its parent folder cannot be made or written to, or
+        another run is writing it.
     StorageError
         If a file cannot be written.
     """
@@ -86,7 +80,7 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     # In the same parent folder, because a rename is atomic within one file system only.
     output = output.absolute()
     folder, old = (output.with_name(f".{output.name}.{state}") for state in ("partial", "replaced"))
-    with _locked(output, folder):
+    with parents_of(output), _locked(output, folder):
         try:
             if not output.exists() and old.is_dir():
                 # The run that was replacing the data set was killed between its two renames.

@@ -40,24 +40,25 @@ def types_of_entities(
     """
     if path is None:
         return [DEFAULT_TYPE], np.zeros(len(entities), dtype=np.int32)
-    given: dict[str, str] = {}
+    type_by_entity: dict[str, str] = {}
     for line, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True):
-        if given.setdefault(entity, type_) != type_:
+        if type_by_entity.setdefault(entity, type_) != type_:
             raise InputError(
-                f"{path}:{line}: entity {entity!r} has type {type_!r}, a line before says {given[entity]!r}"
+                f"{path}:{line}: entity {entity!r} has type {type_!r}, "
+                f"a line before says {type_by_entity[entity]!r}"
             )
         if fault := type_name_fault(type_):
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
     keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
-    untyped = [key for key in keys if key not in given]
+    untyped = [key for key in keys if key not in type_by_entity]
     if untyped:
         raise InputError(
             f"{path}: {len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
         )
-    types = sorted({given[key] for key in keys})
+    types = sorted({type_by_entity[key] for key in keys})
     index = {type_: place for place, type_ in enumerate(types)}
-    return types, np.array([index[given[key]] for key in keys], dtype=np.int32)
+    return types, np.array([index[type_by_entity[key]] for key in keys], dtype=np.int32)
 
 
 def type_name_fault(name: str) -> str | None:
@@ -102,27 +103,27 @@ def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: 
     pairs = np.unique(pairs[usable[pairs[:, 0]]].astype(np.int64), axis=0)
     # Members that no triple has would make a class large that then has few entities.
     members = np.bincount(pairs[:, 1], minlength=num_entities)
-    chosen = _largest(pairs, members)
+    class_of = _largest(pairs, members)
     kept = np.zeros(num_entities, dtype=bool)
-    sizes = np.bincount(chosen[chosen >= 0], minlength=num_entities)
+    sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
     kept[np.argsort(-sizes, kind="stable")[:max_types]] = True
     while True:
-        chosen = _largest(pairs[kept[pairs[:, 1]]], members)
-        sizes = np.bincount(chosen[chosen >= 0], minlength=num_entities)
+        class_of = _largest(pairs[kept[pairs[:, 1]]], members)
+        sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
         small = kept & (sizes > 0) & (sizes < min_size)
         if not small.any():
-            return chosen
+            return class_of
         # Its members may have another class; which in turn may become large enough.
         kept &= ~small
 
 
 def _largest(pairs: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Return for each entity the class with the most members, of equal ones the first by name."""
-    chosen = np.full(len(members), -1, dtype=np.int64)
+    class_of = np.full(len(members), -1, dtype=np.int64)
     # Ids follow names; of several assignments to one entity the last holds.
     order = np.lexsort((-pairs[:, 1], members[pairs[:, 1]]))
-    chosen[pairs[order, 0]] = pairs[order, 1]
-    return chosen
+    class_of[pairs[order, 0]] = pairs[order, 1]
+    return class_of
 
 
 def types_from_triples(
@@ -153,14 +154,14 @@ def types_from_triples(
             weights[split] = triples.weights[split][~is_type]
     all_pairs = np.concatenate(pairs)
     all_pairs = all_pairs[~general[all_pairs[:, 1]]]
-    chosen = main_types(all_pairs, used, max_types, min_size)[used]
+    class_of = main_types(all_pairs, used, max_types, min_size)[used]
     places = (np.cumsum(used) - 1).astype(np.int32)
     for rows in splits.values():
         rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
         rows[:, 1] -= rows[:, 1] > relation
-    classes = np.unique(chosen[chosen >= 0]).tolist()
+    classes = np.unique(class_of[class_of >= 0]).tolist()
     names = type_names([triples.entities[class_] for class_ in classes])
-    has_untyped = bool((chosen < 0).any())
+    has_untyped = bool((class_of < 0).any())
     present = sorted([*names, *([UNTYPED] if has_untyped else [])])
     # By class, the last place for none: -1 is its index.
     lookup = np.zeros(num_entities + 1, dtype=np.int32)
@@ -170,7 +171,7 @@ def types_from_triples(
     relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
     kept = IdTriples(entities, relations, splits, weights)
     classes_of = {name: triples.entities[class_] for class_, name in zip(classes, names)}
-    return kept, (present, lookup[chosen]), dict(sorted(classes_of.items()))
+    return kept, (present, lookup[class_of]), dict(sorted(classes_of.items()))
 
 
 def type_names(classes: list[str]) -> list[str]:
@@ -199,10 +200,10 @@ def _allowed(name: str) -> str:
 
 def take_types(reading: Reading, options: Options, family: str) -> None:
     """Turn the triples of the relation ``types_from`` into entity types; InputError if it is not there."""
-    wanted = options.reading.types_from
-    if reading.types is not None and (wanted is not None or options.entity_types is not None):
+    types_from = options.reading.types_from
+    if reading.types is not None and (types_from is not None or options.entity_types is not None):
         raise InputError("the input has entity types of its own: give no --types-from and no --entity-types")
-    if wanted is None:
+    if types_from is None:
         return
     triples = reading.triples
     relation, general = _type_relation(triples, reading, options.reading, family)
@@ -212,14 +213,14 @@ def take_types(reading: Reading, options: Options, family: str) -> None:
         triples, relation, general, options.reading.max_types, options.num_parts
     )
     if len(triples.splits[TRAIN]) == 0:
-        raise InputError(f"--types-from {wanted}: no triple is left to train on")
+        raise InputError(f"--types-from {types_from}: no triple is left to train on")
     reading.triples, reading.types = triples, types
     num_rows = rows_before - sum(map(len, triples.splits.values()))
     left_out = before - len(triples.entities)
-    figures = {"from": wanted, "triples": num_rows, "entities_left_out": left_out, "classes": classes}
+    figures = {"from": types_from, "triples": num_rows, "entities_left_out": left_out, "classes": classes}
     reading.figures["types"] = figures
     reading.notes.append(
-        f"{num_rows:,} triples of {wanted} became {len(types[0])} entity types; "
+        f"{num_rows:,} triples of {types_from} became {len(types[0])} entity types; "
         f"{left_out:,} entities and classes without other triples are left out"
     )
 
@@ -228,22 +229,22 @@ def _type_relation(
     triples: IdTriples, reading: Reading, options: ReadingOptions, family: str
 ) -> tuple[int, np.ndarray]:
     """Return the id of the relation, and which entities are classes that say nothing."""
-    wanted = options.types_from or ""
+    types_from = options.types_from or ""
     no_class = np.zeros(len(triples.entities), dtype=bool)
     if family == GRAPHML:
         if TYPE_RELATION not in triples.relations:
-            raise InputError(f"--types-from: no node has the attribute {wanted!r}")
+            raise InputError(f"--types-from: no node has the attribute {types_from!r}")
         return triples.relations.index(TYPE_RELATION), no_class
-    name = wanted
+    name = types_from
     if family == RDF:
         table = PrefixTable(reading.figures["prefixes"])
-        iri = PrefixTable(options.prefixes, reading.figures["prefixes"], WELL_KNOWN).expand(wanted)
+        iri = PrefixTable(options.prefixes, reading.figures["prefixes"], WELL_KNOWN).expand(types_from)
         name = table.shorten(iri)
         for id_, entity in enumerate(triples.entities):
             # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
             no_class[id_] = entity[0] in '"_' or table.expand(entity) in _TOO_GENERAL
     if name not in triples.relations:
-        raise unknown_name("relation of --types-from", wanted, triples.relations)
+        raise unknown_name("relation of --types-from", types_from, triples.relations)
     return triples.relations.index(name), no_class
 
 
@@ -289,8 +290,8 @@ class TypedIds:
         """Return the original relation id of each triple, (n,) int64."""
         if len(self.types) == 1:
             # Each relation id has its one key, those that no triple has too: ids are places.
-            found: np.ndarray = triples[:, 1].astype(np.int64)
-            return found
+            ids: np.ndarray = triples[:, 1].astype(np.int64)
+            return ids
         keys = _keys(triples, self.type_of, len(self.types), self.num_times)
         return np.searchsorted(self.relation_keys, keys) * self.num_times + triples[:, 1] % self.num_times
 

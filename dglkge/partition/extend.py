@@ -24,7 +24,7 @@ from dglkge.data.text_format import Columns
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, extended
 from dglkge.errors import InputError
-from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.dataset_writer import finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids
 from dglkge.partition.ingest import IdTriples, ingest, table_chunks
 from dglkge.partition.readers.id_folders import read_pairs
@@ -82,7 +82,6 @@ def extend_dataset(
     """
     dataset = Dataset.open(source)
     dataset.verify()
-    check_output(output, overwrite)
     if output.resolve() == source.resolve():
         raise InputError(f"the output {output} is the data set itself; choose another folder")
     if name in dataset.edge_set_names:
@@ -182,7 +181,7 @@ def _find_types(
             if type_of[head] in (-1, types.index(pair[0])) and type_of[tail] in (-1, types.index(pair[1]))
         ]
         if len(fitting) == 1:
-            type_of[head], type_of[tail] = (types.index(one) for one in fitting[0])
+            type_of[head], type_of[tail] = (types.index(type_) for type_ in fitting[0])
     missing = np.flatnonzero(type_of < 0)
     if len(missing):
         raise InputError(
@@ -227,8 +226,8 @@ def _at_new_times(dataset: Dataset, times: Sequence[str], split: str) -> np.ndar
         return triples
     number = {time: place for place, time in enumerate(times)}
     places = np.array([number[time] for time in old.times])
-    rows, of_old = np.divmod(triples[:, 1], old.num_times)
-    return np.stack([triples[:, 0], rows * len(times) + places[of_old], triples[:, 2]], axis=1)
+    rows, old_times = np.divmod(triples[:, 1], old.num_times)
+    return np.stack([triples[:, 0], rows * len(times) + places[old_times], triples[:, 2]], axis=1)
 
 
 def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
@@ -254,11 +253,11 @@ def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
     for head, relation_id, tail in new.triples.tolist():
         relation = new.relations[relation_id]
         ends = (relation.lhs, head), (relation.rhs, tail)
-        for one, other in (ends, ends[::-1]):
-            if one[1] >= dataset.num_entities(one[0]):
-                neighbours.setdefault(one, []).append(other)
-    for (type_, id_), others in neighbours.items():
-        placed = [int(parts[name][other]) for name, other in others if parts[name][other] >= 0]
+        for entity, neighbour in (ends, ends[::-1]):
+            if entity[1] >= dataset.num_entities(entity[0]):
+                neighbours.setdefault(entity, []).append(neighbour)
+    for (type_, id_), adjacent in neighbours.items():
+        placed = [int(parts[name][neighbour]) for name, neighbour in adjacent if parts[name][neighbour] >= 0]
         votes = np.bincount(np.array(placed, np.int64), minlength=layout.num_parts).astype(float)
         # Among equal votes the smallest partition; full ones only if all are.
         best = min(
@@ -266,9 +265,9 @@ def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
         )
         parts[type_][id_] = best
         sizes[best] += 1
-    of_relations = parts[RELATION]
-    counts = np.bincount(of_relations[of_relations >= 0], minlength=layout.num_parts)
-    for place in np.flatnonzero(of_relations < 0).tolist():
-        of_relations[place] = int(counts.argmin())
-        counts[of_relations[place]] += 1
+    relation_parts = parts[RELATION]
+    counts = np.bincount(relation_parts[relation_parts >= 0], minlength=layout.num_parts)
+    for place in np.flatnonzero(relation_parts < 0).tolist():
+        relation_parts[place] = int(counts.argmin())
+        counts[relation_parts[place]] += 1
     return parts

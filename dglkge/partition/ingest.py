@@ -21,7 +21,7 @@ import pyarrow as pa
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
-from dglkge.data.vocabulary import MAX_PAIRS, granularity_of, time_spans
+from dglkge.data.vocabulary import granularity_of, limit_pairs, time_spans
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import mapped
 from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
@@ -59,7 +59,7 @@ _BYTES_A_BYTE = 4
 
 @dataclass
 class IdTriples:
-    """Triples as ids, before entities have types.
+    """Triples as ids, before entities have types; names that a data set cannot hold are an InputError.
 
     Attributes
     ----------
@@ -81,6 +81,17 @@ class IdTriples:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     times: Sequence[str] = ()
     in_order: bool = True
+
+    def __post_init__(self) -> None:
+        for noun, names, forbidden in (("entity", self.entities, "\n"), ("relation", self.relations, "\n\t")):
+            for character in forbidden:
+                if isinstance(names, NameList) and not names.has_byte(ord(character)):
+                    continue
+                name = next((name for name in names if character in name), None)
+                if name is not None:
+                    raise InputError(
+                        f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
+                    )
 
     @property
     def num_times(self) -> int:
@@ -149,8 +160,8 @@ class IdMaps:
 def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chunks:
     """Return the blocks of the files of each split, to be parsed in any thread."""
 
-    def chunks(of_split: Sequence[TripleFile]) -> Iterator[Callable[[], Chunk]]:
-        for file in of_split:
+    def chunks(split_files: Sequence[TripleFile]) -> Iterator[Callable[[], Chunk]]:
+        for file in split_files:
             report = watch(file.path)
             for block in file.blocks():
                 yield partial(file.arrays, block)
@@ -158,7 +169,7 @@ def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chu
             # Empty lines at the end are in no block.
             report(file.path.stat().st_size)
 
-    return {split: chunks(of_split) for split, of_split in files.items()}
+    return {split: chunks(split_files) for split, split_files in files.items()}
 
 
 def ingest(
@@ -199,12 +210,10 @@ def ingest(
     index = {"head": entities, "relation": relations, "tail": entities, TIME: stamps}
     if known_times:
         stamps.add(pa.array(known_times))
-    if maps is not None:
-        check_names(maps.entities or (), maps.relations or ())
 
     def ids_of(role: str, column: Any) -> np.ndarray:
-        found: np.ndarray = index[role].add(column) if maps is None or role == TIME else column.to_numpy()
-        return found
+        ids: np.ndarray = index[role].add(column) if maps is None or role == TIME else column.to_numpy()
+        return ids
 
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
@@ -214,7 +223,6 @@ def ingest(
         return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity, known_times)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
-    check_names(entity_names, relation_names)
 
     def renumbered(piece: np.ndarray) -> None:
         rows = np.asarray(piece)
@@ -251,12 +259,8 @@ def _at_times(
     if known_times and granularity is None:
         granularity = granularity_of(known_times, names)
     times, first, last = time_spans(list(names), granularity)
-    num_pairs = len(triples.relations) * len(times)
-    if num_pairs > MAX_PAIRS:
-        raise InputError(
-            f"{len(triples.relations):,} relations at {len(times):,} times are {num_pairs:,}; allowed: up to "
-            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity"
-        )
+    # Ids have 32 bits. Entity types may make more relations of these: the vocabulary compares again.
+    limit_pairs(len(triples.relations), len(times))
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
             some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
@@ -266,12 +270,12 @@ def _at_times(
     for split, rows in triples.splits.items():
         stamp_ids = places[times_of[split]]
         counts = last[stamp_ids] - first[stamp_ids] + 1
-        chosen = np.repeat(np.arange(len(rows)), counts)
-        splits[split] = rows[chosen]
+        sources = np.repeat(np.arange(len(rows)), counts)
+        splits[split] = rows[sources]
         starts = np.cumsum(counts) - counts
-        splits[split][:, 1] += (np.arange(len(chosen)) - starts[chosen]).astype(np.int32)
+        splits[split][:, 1] += (np.arange(len(sources)) - starts[sources]).astype(np.int32)
         if split in triples.weights:
-            weights[split] = triples.weights[split][chosen]
+            weights[split] = triples.weights[split][sources]
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
@@ -305,38 +309,26 @@ def _collect(
         ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
         for place, role in enumerate(ROLES):
             ids[:, place] = ids_of(role, columns[role])
-        others = {}
+        extra = {}
         if WEIGHT in columns:
-            others[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
+            extra[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
         if TIME in columns:
-            others[TIME] = ids_of(TIME, columns[TIME])
-        return split, ids, others
+            extra[TIME] = ids_of(TIME, columns[TIME])
+        return split, ids, extra
 
-    chunks = ((split, chunk) for split, of_split in source.items() for chunk in of_split)
-    for split, ids, others in map_in_order(numbered, chunks, num_workers):
+    chunks = ((split, chunk) for split, split_chunks in source.items() for chunk in split_chunks)
+    for split, ids, extra in map_in_order(numbered, chunks, num_workers):
         triples[split].append(ids)
-        for role, values in others.items():
-            of_role = more[role]
-            if split not in of_role:
-                of_role[split] = CollectedRows(folder, (), values.dtype.type)
-            of_role[split].append(values)
-    found, weights, times = (
-        {split: rows.array() for split, rows in one.items()} for one in (triples, more[WEIGHT], more[TIME])
+        for role, values in extra.items():
+            collected = more[role]
+            if split not in collected:
+                collected[split] = CollectedRows(folder, (), values.dtype.type)
+            collected[split].append(values)
+    triple_ids, weights, times = (
+        {split: rows.array() for split, rows in collection.items()}
+        for collection in (triples, more[WEIGHT], more[TIME])
     )
-    return found, weights, times
-
-
-def check_names(entities: Sequence[str], relations: Sequence[str]) -> None:
-    """Raise InputError if a name holds a character that the data set's files cannot hold."""
-    for noun, names, forbidden in (("entity", entities, "\n"), ("relation", relations, "\n\t")):
-        for character in forbidden:
-            if isinstance(names, NameList) and not names.has_byte(ord(character)):
-                continue
-            name = next((name for name in names if character in name), None)
-            if name is not None:
-                raise InputError(
-                    f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
-                )
+    return triple_ids, weights, times
 
 
 def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:
@@ -377,8 +369,8 @@ def available_cores() -> int:
 
 def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
     """Return the size of a block for which all in memory take a quarter of the limit, if possible."""
-    wanted = max_memory // (4 * _BYTES_A_BYTE * _BLOCKS_A_WORKER * num_workers)
-    return min(max(wanted, _MIN_BLOCK_BYTES), BLOCK_BYTES)
+    share = max_memory // (4 * _BYTES_A_BYTE * _BLOCKS_A_WORKER * num_workers)
+    return min(max(share, _MIN_BLOCK_BYTES), BLOCK_BYTES)
 
 
 def column_order_advice(
@@ -442,14 +434,14 @@ def misplaced_relations(
     return None
 
 
-def _shared(one: np.ndarray, other: np.ndarray) -> int:
-    few, many = sorted((one, other), key=len)
+def _shared(first: np.ndarray, second: np.ndarray) -> int:
+    few, many = sorted((first, second), key=len)
     return int(contains(many, few).sum())
 
 
-def _jaccard(one: np.ndarray, other: np.ndarray) -> float:
-    shared = _shared(one, other)
-    return shared / (len(one) + len(other) - shared)
+def _jaccard(first: np.ndarray, second: np.ndarray) -> float:
+    shared = _shared(first, second)
+    return shared / (len(first) + len(second) - shared)
 
 
 def _as_entities(entities: Sequence[str], relations: Sequence[str]) -> np.ndarray:

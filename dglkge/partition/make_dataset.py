@@ -19,13 +19,13 @@ import psutil
 from dglkge import __version__
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import GIVEN_PARTS, TRAIN, TRAIN_WEIGHTS, Field, candidates_path
+from dglkge.data.dataset_files import GIVEN_PARTS, TRAIN, TRAIN_WEIGHTS, Field, candidates_path, parents_of
 from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
-from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.dataset_writer import finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids, types_of_entities
-from dglkge.partition.ingest import IdTriples, Reading, available_cores, column_order_advice
+from dglkge.partition.ingest import IdTriples, available_cores, column_order_advice
 from dglkge.partition.options import AUTO_SPLIT, DATASET_FOLDER, DEFAULT_SPLIT, Options
 from dglkge.partition.report import show_line
 from dglkge.partition.sources import read_source
@@ -76,12 +76,92 @@ def partition_triples(
     InputError
         If the input is wrong; the message names file and line, or split and row.
     """
-    # All options and the output are checked first: reading the triples may take minutes.
     options = options or Options()
-    check_output(output, options.overwrite)
-    reading = read_source(source, output.absolute().parent, options, delimiter, valid, test)
-    reading.integer_ids |= options.integer_ids
-    return _make(reading, output, options)
+    with staged(output, options.overwrite) as folder, ThreadPoolExecutor(1) as beside:
+        reading = read_source(source, folder, options, delimiter, valid, test)
+        triples, typing, columns, place = reading.triples, reading.types, reading.columns, reading.place
+        write_side_files, candidates = reading.write_side_files, reading.candidates
+        integer_ids = reading.integer_ids or options.integer_ids
+        if candidates and (options.drop_leaks or isinstance(options.split, tuple)):
+            raise InputError("the input has candidates for each triple to rank: its splits stay as they are")
+        num_parts, part_method = options.num_parts, options.method
+        parts = reading.parts
+        if parts is not None:
+            num_parts, part_method = int(parts.max()) + 1, reading.part_method
+            if options.num_parts not in (1, num_parts):
+                raise InputError(
+                    f"the input has {num_parts} partitions, which are kept; "
+                    f"--num-parts is {options.num_parts}"
+                )
+        fractions = _fractions(triples, options, reading.notes)
+        input_figures = {**reading.figures, "notes": reading.notes}
+        del reading
+        advice = None
+        if columns is not None:
+            names = () if integer_ids else (triples.entities, triples.relations)
+            advice = None if triples.times else column_order_advice(triples.splits, columns, *names)
+        if advice:
+            logger.warning(advice)
+        if fractions is not None:
+            triples = split_by_hash(triples, fractions, options.seed, folder)
+        types, type_of = typing or types_of_entities(
+            options.entity_types, triples.entities, options.integer_ids
+        )
+        ids = assign_ids(triples, types, type_of)
+        for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
+            # DGL cannot store a partition without a node of some type.
+            if num_parts > count:
+                kind = "relations" if noun == RELATION else f"entities of type {noun!r}"
+                raise InputError(
+                    f"{num_parts} partitions are more than there are {kind} ({count}): "
+                    "every partition must own at least one"
+                )
+        num_workers = options.num_workers or available_cores()
+        bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
+        if num_parts > 1 and parts is None and options.method == "metis":
+            needed = metis_memory(len(triples.splits[TRAIN]), options.max_memory)
+            show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
+        show_line(options.progress, "measuring the quality of the data")
+        measure = partial(measure_triples, ids=ids, bucket_bytes=bucket_bytes, num_workers=num_workers)
+        dropped: dict[str, int] = {}
+        name = options.name or output.absolute().name
+        if options.drop_leaks:
+            triples, dropped = drop_leaks(triples, measure(triples).leaks, options.drop_leaks)
+        quality = beside.submit(measure, triples)
+        if options.strict_splits is not None:
+            # A split and dropping change the numbers of the rows.
+            in_order = triples.in_order and not (fractions or options.drop_leaks)
+            check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
+        # Beside the measurement, which leaves cores idle in parts.
+        weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
+        named = ids.vocabularies(triples.entities)
+        description = write_triples(folder, named, ids.relations, triples.splits, weights, ids.original_ids)
+        write_side_files(folder, triples.entities)
+        for split, array in candidates.items():
+            np.save(candidates_path(folder, split), np.asarray(array, np.int32))
+        if parts is not None:
+            # Type after type; relations have none yet.
+            by_type = [parts[type_of == number] for number in range(len(types))]
+            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relation_keys), -1)]))
+        measured = quality.result().report
+        # The child needs the memory. It reads the triples from the files that were written.
+        del triples, ids, type_of, typing, measure, quality, weights
+        show_line(options.progress, f"partitioning into {num_parts} ({part_method})")
+        description |= {
+            Field.NAME: name,
+            # DGL makes file names of the graph's name.
+            Field.GRAPH_NAME: re.sub(r"[^A-Za-z0-9_-]", "_", name),
+            Field.NUM_PARTS: num_parts,
+            Field.PART_METHOD: part_method,
+            Field.SEED: options.seed,
+            Field.IDS: "integers" if integer_ids else "names",
+            Field.CREATED_BY: f"dglkge {__version__}",
+            Field.INPUT: input_figures,
+        }
+        warnings = [advice] if advice else []
+        facts = {Field.INPUT: input_figures, "warnings": warnings, "dropped_leaks": dropped}
+        job = {"num_workers": num_workers, "has_parts": parts is not None}
+        return finish_dataset(folder, description, measured, facts, **job)
 
 
 def dataset_of_run(
@@ -104,12 +184,11 @@ def dataset_of_run(
         If the input is wrong, or the folder has a run of other triples.
     """
     made = (run / DATASET_FOLDER).absolute()
-    try:
-        made.parent.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output is {run}, whose parent cannot be made: {error.strerror}") from error
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
-    with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{run.name}-") as temporary:
+    with (
+        parents_of(run),
+        tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{run.name}-") as temporary,
+    ):
         new = Path(temporary) / DATASET_FOLDER
         figures = partition_triples(source, new, options, **splits)
         if overwrite and run.exists():
@@ -189,88 +268,3 @@ def _fractions(triples: IdTriples, options: Options, notes: list[str]) -> tuple[
         notes.append("one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training")
         return DEFAULT_SPLIT
     return None
-
-
-def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
-    """Split, type and number the triples, check them, and build the dataset folder."""
-    triples, typing, columns, place = reading.triples, reading.types, reading.columns, reading.place
-    write_side_files, candidates = reading.write_side_files, reading.candidates
-    integer_ids = reading.integer_ids
-    if candidates and (options.drop_leaks or isinstance(options.split, tuple)):
-        raise InputError("the input has candidates for each triple to rank: its splits stay as they are")
-    num_parts, part_method = options.num_parts, options.method
-    parts = reading.parts
-    if parts is not None:
-        num_parts, part_method = int(parts.max()) + 1, reading.part_method
-        if options.num_parts not in (1, num_parts):
-            raise InputError(
-                f"the input has {num_parts} partitions, which are kept; --num-parts is {options.num_parts}"
-            )
-    fractions = _fractions(triples, options, reading.notes)
-    input_figures = {**reading.figures, "notes": reading.notes}
-    del reading
-    advice = None
-    if columns is not None:
-        names = () if integer_ids else (triples.entities, triples.relations)
-        advice = None if triples.times else column_order_advice(triples.splits, columns, *names)
-    if advice:
-        logger.warning(advice)
-    if fractions is not None:
-        triples = split_by_hash(triples, fractions, options.seed, output.absolute().parent)
-    types, type_of = typing or types_of_entities(options.entity_types, triples.entities, options.integer_ids)
-    ids = assign_ids(triples, types, type_of)
-    for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
-        # DGL cannot store a partition without a node of some type.
-        if num_parts > count:
-            what = "relations" if noun == RELATION else f"entities of type {noun!r}"
-            raise InputError(
-                f"{num_parts} partitions are more than there are {what} ({count}): "
-                "every partition must own at least one"
-            )
-    num_workers = options.num_workers or available_cores()
-    bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
-    if num_parts > 1 and parts is None and options.method == "metis":
-        needed = metis_memory(len(triples.splits[TRAIN]), options.max_memory)
-        show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
-    show_line(options.progress, "measuring the quality of the data")
-    measure = partial(measure_triples, ids=ids, bucket_bytes=bucket_bytes, num_workers=num_workers)
-    dropped: dict[str, int] = {}
-    name = options.name or output.absolute().name
-    with ThreadPoolExecutor(1) as beside, staged(output, options.overwrite) as folder:
-        if options.drop_leaks:
-            triples, dropped = drop_leaks(triples, measure(triples).leaks, options.drop_leaks)
-        quality = beside.submit(measure, triples)
-        if options.strict_splits is not None:
-            # A split and dropping change the numbers of the rows.
-            in_order = triples.in_order and not (fractions or options.drop_leaks)
-            check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
-        # Beside the measurement, which leaves cores idle in parts.
-        weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
-        named = ids.vocabularies(triples.entities)
-        description = write_triples(folder, named, ids.relations, triples.splits, weights, ids.original_ids)
-        write_side_files(folder, triples.entities)
-        for split, array in candidates.items():
-            np.save(candidates_path(folder, split), np.asarray(array, np.int32))
-        if parts is not None:
-            # Type after type; relations have none yet.
-            by_type = [parts[type_of == number] for number in range(len(types))]
-            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relation_keys), -1)]))
-        measured = quality.result().report
-        # The child needs the memory. It reads the triples from the files that were written.
-        del triples, ids, type_of, typing, measure, quality, weights
-        show_line(options.progress, f"partitioning into {num_parts} ({part_method})")
-        description |= {
-            Field.NAME: name,
-            # DGL makes file names of the graph's name.
-            Field.GRAPH_NAME: re.sub(r"[^A-Za-z0-9_-]", "_", name),
-            Field.NUM_PARTS: num_parts,
-            Field.PART_METHOD: part_method,
-            Field.SEED: options.seed,
-            Field.IDS: "integers" if integer_ids else "names",
-            Field.CREATED_BY: f"dglkge {__version__}",
-            Field.INPUT: input_figures,
-        }
-        warnings = [advice] if advice else []
-        facts = {Field.INPUT: input_figures, "warnings": warnings, "dropped_leaks": dropped}
-        job = {"num_workers": num_workers, "has_parts": parts is not None}
-        return finish_dataset(folder, description, measured, facts, **job)

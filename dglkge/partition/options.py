@@ -120,7 +120,7 @@ class ReadingOptions:
         graphs = values.get("graphs", ())
         return cls(**{**values, "graphs": (graphs,) if isinstance(graphs, str) else tuple(graphs)})
 
-    def given(self) -> set[str]:
+    def non_defaults(self) -> set[str]:
         """Return the names of the options that differ from their default."""
         default = ReadingOptions()
         return {o.name for o in fields(self) if getattr(self, o.name) != getattr(default, o.name)}
@@ -197,7 +197,7 @@ class Options:
         ):
             if value not in allowed:
                 raise unknown_name(noun, str(value), [name for name in allowed if name is not None])
-        for what, number, least, most, expected in (
+        for option, number, least, most, expected in (
             ("the number of partitions", self.num_parts, 1, math.inf, "1 or more"),
             ("the seed", self.seed, 0, 2**63 - 1, "0 to 2**63 - 1"),
             ("--strict-splits", self.strict_splits, 0, 1, "a share from 0 to 1"),
@@ -206,7 +206,7 @@ class Options:
             ("max_types", reading.max_types, 1, math.inf, "1 or more"),
         ):
             if number is not None and not least <= number <= most:
-                raise InputError(f"{what} is {number}, expected {expected}")
+                raise InputError(f"{option} is {number}, expected {expected}")
         if (self.entity_map or self.relation_map) and not self.integer_ids:
             raise InputError("an entity or relation map was given, but the ids are not said to be integers")
         if self.entity_types is not None and reading.types_from is not None:
@@ -219,9 +219,9 @@ class Options:
                     f"the prefix {name!r} is not allowed: a letter first, then letters, digits, . _ -"
                 )
         iris = {f"the IRI of prefix {name!r}": iri for name, iri in reading.prefixes.items()}
-        for what, iri in {**iris, "the base IRI": reading.base_iri}.items():
+        for option, iri in {**iris, "the base IRI": reading.base_iri}.items():
             if iri is not None and not _IRI.fullmatch(iri):
-                raise InputError(f"{what} is {iri!r}, expected an absolute IRI such as http://example.org/")
+                raise InputError(f"{option} is {iri!r}, expected an absolute IRI such as http://example.org/")
         for path in (self.entity_types, self.entity_map, self.relation_map):
             if path is not None and not path.is_file():
                 raise InputError(f"{path}: there is no such file")

@@ -104,8 +104,8 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         Field.UNSEEN: description[Field.UNSEEN],
         Field.PARTS: parts,
         "balance": {
-            what: _largest_over_mean([part[f"num_{what}"] for part in parts])
-            for what in ("entities", "edges")
+            noun: _largest_over_mean([part[f"num_{noun}"] for part in parts])
+            for noun in ("entities", "edges")
         },
         "edge_cut": {"edges": num_cut, "fraction": num_cut / num_edges},
     }
@@ -166,15 +166,17 @@ def print_quality(quality: dict[str, Any], console: Console) -> None:
     table.add_row("triples", *(f"{quality['triples'][split]:,}" for split in SPLITS))
     table.add_row("repeat an earlier one", *(f"{quality['duplicates'][split]:,}" for split in SPLITS))
     for leak, text in _LEAKS.items():
-        found = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
-        table.add_row(text, *(f"{one['triples']:,} ({one['share']:.1%})" if one else "" for one in found))
-    for what, text in (
+        figures = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
+        table.add_row(
+            text, *(f"{counts['triples']:,} ({counts['share']:.1%})" if counts else "" for counts in figures)
+        )
+    for noun, text in (
         ("triples", "have a name unseen in train"),
         ("entities", "entities unseen in train"),
         ("relations", "relations unseen in train"),
     ):
         unseen = [quality["unseen"].get(split) for split in SPLITS]
-        table.add_row(text, *(f"{one[what]:,}" if one else "" for one in unseen))
+        table.add_row(text, *(f"{counts[noun]:,}" if counts else "" for counts in unseen))
     console.print(table)
     say = _plain(console)
     _print_relations(quality, say)

@@ -71,9 +71,11 @@ def read_source(
             return read_files(paths, temporary, options, delimiter)
         return read_named(entry, temporary, options, delimiter)[1]
     splits = {TRAIN: source, VALID: valid, TEST: test}
-    splits = _own_splits(source) or {split: each for split, each in splits.items() if each is not None}
-    tables = {split: _table(each, split, options) for split, each in splits.items()}
-    numbered = {split: each for split, each in tables.items() if isinstance(each, Numbered)}
+    splits = _own_splits(source) or {
+        split: triples for split, triples in splits.items() if triples is not None
+    }
+    tables = {split: _table(triples, split, options) for split, triples in splits.items()}
+    numbered = {split: triples for split, triples in tables.items() if isinstance(triples, Numbered)}
     if not numbered:
         return _read_frames(tables, options)
     other = next((split for split in tables if split not in numbered), None)
@@ -94,8 +96,8 @@ def as_paths(source: Any) -> list[Path]:
     """Return the paths of a source; empty if it is an object."""
     if isinstance(source, (str, os.PathLike)):
         return [Path(source)]
-    if isinstance(source, Sequence) and all(isinstance(each, (str, os.PathLike)) for each in source):
-        return [Path(each) for each in source]
+    if isinstance(source, Sequence) and all(isinstance(path, (str, os.PathLike)) for path in source):
+        return [Path(path) for path in source]
     # A data set of OGB is the folder that it was read from.
     if hasattr(source, "get_edge_split") and hasattr(source, "root"):
         return [Path(source.root)]
@@ -139,13 +141,13 @@ def read_named(
 def _own_splits(source: Any) -> dict[str, Any]:
     """Return the splits of a mapping of them, or of a data set of PyKEEN; empty for anything else."""
     if isinstance(source, Mapping) and source and all(str(key).lower() in WORDS for key in source):
-        splits = {WORDS[str(key).lower()]: each for key, each in source.items()}
+        splits = {WORDS[str(key).lower()]: triples for key, triples in source.items()}
         if TRAIN not in splits:
             raise InputError(f"the splits are {', '.join(source)}; expected train among them")
         return {split: splits[split] for split in SPLITS if split in splits}
     if hasattr(source, "training") and hasattr(source, "testing"):
         splits = {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
-        return {split: each for split, each in splits.items() if each is not None}
+        return {split: triples for split, triples in splits.items() if triples is not None}
     return {}
 
 
@@ -178,7 +180,7 @@ def _table(source: Any, split: str, options: Options) -> Any:
         are_texts = all(isinstance(name, str) for name in source.columns)
         return source if are_texts else source.set_axis([*map(str, source.columns)], axis=1)
     if hasattr(source, "mapped_triples"):
-        return _of_factory(source)
+        return _read_factory(source)
     if hasattr(source, "canonical_etypes"):
         return numbered_graph(source, options, split)
     if hasattr(source, "edge_types") and hasattr(source, "edge_index_dict"):
@@ -186,7 +188,7 @@ def _table(source: Any, split: str, options: Options) -> Any:
         counts = {node_type: source[node_type].num_nodes for node_type in source.node_types}
         return numbered_edges({key: as_array(index) for key, index in edges.items()}, counts)
     if hasattr(source, "is_multigraph") and hasattr(source, "edges"):
-        return _of_networkx(source, options)
+        return _read_networkx(source, options)
     if hasattr(source, "collect") and hasattr(source, "lazy"):
         source = source.collect()
     if hasattr(source, "__arrow_c_stream__"):
@@ -196,9 +198,9 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if isinstance(source, Mapping):
         return pd.DataFrame(dict(source))
     if hasattr(source, "__array__"):
-        return _of_array(as_array(source), split, options)
+        return _read_array(as_array(source), split, options)
     check_kind(source, split)
-    return _of_rows(source, split, options)
+    return _read_rows(source, split, options)
 
 
 def _decoded(table: pa.Table) -> pa.Table:
@@ -211,7 +213,7 @@ def _decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def _of_rows(source: Iterable[Any], split: str, options: Options) -> Any:
+def _read_rows(source: Iterable[Any], split: str, options: Options) -> Any:
     # The order of a set of names differs between processes.
     rows = sorted(source, key=str) if isinstance(source, Set) else list(source)
     if rows and isinstance(rows[0], Mapping):
@@ -224,11 +226,11 @@ def _of_rows(source: Iterable[Any], split: str, options: Options) -> Any:
             )
     are_ids = all(isinstance(value, (int, np.integer)) for row in rows for value in row)
     if rows and are_ids and width == len(ROLES):
-        return _of_array(np.array(rows, np.int64), split, options)
+        return _read_array(np.array(rows, np.int64), split, options)
     return pd.DataFrame([tuple(row) for row in rows], columns=list(options.columns.order))
 
 
-def _of_array(array: np.ndarray, split: str, options: Options) -> Any:
+def _read_array(array: np.ndarray, split: str, options: Options) -> Any:
     if array.dtype.names:
         return pd.DataFrame(array)
     order = options.columns.order
@@ -243,7 +245,7 @@ def _of_array(array: np.ndarray, split: str, options: Options) -> Any:
     return Numbered(array[:, [order.index(role) for role in ROLES]])
 
 
-def _of_factory(factory: Any) -> Numbered:
+def _read_factory(factory: Any) -> Numbered:
     """Return the triples of a factory of PyKEEN; one without labels has their numbers alone."""
     names = []
     for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
@@ -255,7 +257,7 @@ def _of_factory(factory: Any) -> Numbered:
     return Numbered(as_array(factory.mapped_triples), names[0], names[1])
 
 
-def _of_networkx(graph: Any, options: Options) -> pd.DataFrame:
+def _read_networkx(graph: Any, options: Options) -> pd.DataFrame:
     """Return the edges of a graph of NetworkX, whose relation is an attribute or a key."""
     attribute = options.reading.relation_attribute
     attributes = RELATION_ATTRIBUTES if attribute is None else (attribute,)

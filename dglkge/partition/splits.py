@@ -82,8 +82,8 @@ def drop_leaks(
     ``which`` is ``"exact"`` for triples that stand in train, ``"implied"`` also for those that train implies.
     """
     splits, weights, dropped = dict(triples.splits), dict(triples.weights), {}
-    for split, found in leaks.items():
-        keep = ~(found["in_train"] | found["implied"]) if which == IMPLIED else ~found["in_train"]
+    for split, marks in leaks.items():
+        keep = ~(marks["in_train"] | marks["implied"]) if which == IMPLIED else ~marks["in_train"]
         dropped[split] = len(keep) - int(keep.sum())
         for arrays in (splits, weights):
             if split in arrays:

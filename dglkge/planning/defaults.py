@@ -64,14 +64,14 @@ def adapted(file: str | Path | None, overrides: Sequence[str], dataset: Path) ->
     if file is not None or not (dataset / DESCRIPTION).is_file():
         return []
     config = load_config(None, [*overrides, f"dataset={dataset}"])
-    given = read_tree(None, overrides)
-    wanted = _wanted(config, read_description(dataset)[Field.SPLITS][TRAIN])
-    chosen = [f"{key}={value}" for key, value in wanted.items() if not _is_given(given, key)]
+    tree = read_tree(None, overrides)
+    defaults = _values_of_rule(config, read_description(dataset)[Field.SPLITS][TRAIN])
+    settings = [f"{key}={value}" for key, value in defaults.items() if not _is_given(tree, key)]
     try:
-        refuse(load_config(None, [*overrides, f"dataset={dataset}", *chosen]))
+        refuse(load_config(None, [*overrides, f"dataset={dataset}", *settings]))
     except InputError:
         return []  # something given goes without averages, say
-    return chosen
+    return settings
 
 
 def num_epochs(num_triples: int) -> int:
@@ -90,7 +90,7 @@ def describe(settings: Sequence[str]) -> str:
     return f"chosen for this data set (docs/quality.md): {' '.join(settings)}"
 
 
-def _wanted(config: Config, num_triples: int) -> dict[str, Any]:
+def _values_of_rule(config: Config, num_triples: int) -> dict[str, Any]:
     """Return the values that the rule has, by dotted key."""
     regularizer = chosen_regularizer(config.regularizer, config.model.score_function.name)
     fits = (
@@ -116,11 +116,11 @@ def _wanted(config: Config, num_triples: int) -> dict[str, Any]:
 
 def _is_given(tree: Tree, key: str) -> bool:
     """Return whether a field, or a component in its place, is given."""
-    found: Any = tree
+    value: Any = tree
     for name in key.split("."):
-        if not isinstance(found, Tree):
+        if not isinstance(value, Tree):
             return True
-        if name not in found:
+        if name not in value:
             return False
-        found = found[name]
+        value = value[name]
     return True

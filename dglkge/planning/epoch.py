@@ -66,7 +66,7 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
 MOST_RANGES = 256
 """Ranges that a plan proposes at most: an epoch has their square of buckets."""
 
-OF_TABLES = ("tables", "optimizer state", "edges and ids, mapped files", "checkpoint's background copy")
+TABLE_ITEMS = ("tables", "optimizer state", "edges and ids, mapped files", "checkpoint's background copy")
 """Items of a plan that a run with tables on a disk does not hold in memory."""
 
 
@@ -96,8 +96,8 @@ class RangePlan:
 
 def range_budget(host: PlannedHost, memory_bytes: int) -> int:
     """Return what is left for rows and state of a machine's memory; 0 if nothing."""
-    others = sum(num_bytes for what, num_bytes in host.memory if what not in OF_TABLES)
-    return max(0, memory_bytes - others)
+    rest = sum(num_bytes for item, num_bytes in host.memory if item not in TABLE_ITEMS)
+    return max(0, memory_bytes - rest)
 
 
 def propose_ranges(
@@ -131,10 +131,11 @@ def plan_ranges(
             sizes[name, turn] = int(length) * _row_bytes(config)
     walk = walk_pairs(order, num_ranges, config.seed, 0)
     if config.sampling.buckets == MIXED:
-        steps = [{(name, one) for name in names for one in pair} for pair in unordered(walk).tolist()]
+        steps = [{(name, range_) for name in names for range_ in pair} for pair in unordered(walk).tolist()]
     else:
         steps = [
-            {one for lhs, rhs in types for one in ((lhs, head), (rhs, tail))} for head, tail in walk.tolist()
+            {range_ for lhs, rhs in types for range_ in ((lhs, head), (rhs, tail))}
+            for head, tail in walk.tolist()
         ]
     loads = count_loads(steps, sizes, budget_bytes)
     needs = _table_bytes(config, part, types), budget_bytes, _pair_bytes(config, part, types, num_ranges)

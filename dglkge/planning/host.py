@@ -93,12 +93,12 @@ def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
     >>> hierarchies("cpu", "0::/a/b", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 none rw")[0].folders[0]
     PosixPath('/sys/fs/cgroup/a/b')
     """
-    own = {}
+    groups_of_process = {}
     for line in groups.splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(","):
-            own[name] = path
-    found = []
+            groups_of_process[name] = path
+    trees = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         place, kind = before.split(), after.split()
@@ -106,10 +106,10 @@ def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
             continue
         is_first = kind[0] == "cgroup" and controller in kind[2].split(",")
         key = controller if is_first else "" if kind[0] == "cgroup2" else None
-        if key is not None and key in own:
-            folders = _folders(own[key], _unescaped(place[3]), Path(_unescaped(place[4])))
-            found.append(Hierarchy(1 if is_first else 2, folders))
-    return found
+        if key is not None and key in groups_of_process:
+            folders = _folders(groups_of_process[key], _unescaped(place[3]), Path(_unescaped(place[4])))
+            trees.append(Hierarchy(1 if is_first else 2, folders))
+    return trees
 
 
 def _folders(group: str, root: str, mount: Path) -> tuple[Path, ...]:
@@ -131,7 +131,7 @@ def free_memory(process: Path = PROCESS) -> int | None:
 
     Page cache counts as free, as in the kernel's ``MemAvailable``: what was read twice can go as well.
     """
-    found = []
+    free = []
     for version, folder in _groups("memory", process):
         limit_file, used_file, prefix = _MEMORY_FILES[version]
         limit, used = _number(_text(folder / limit_file)), _number(_text(folder / used_file))
@@ -140,13 +140,13 @@ def free_memory(process: Path = PROCESS) -> int | None:
         lines = _text(folder / "memory.stat").splitlines()
         cached = (f"{prefix}inactive_file", f"{prefix}active_file")
         cache = sum(_number(line.partition(" ")[2]) or 0 for line in lines if line.startswith(cached))
-        found.append(max(0, limit - used + cache))
-    return min(found, default=None)
+        free.append(max(0, limit - used + cache))
+    return min(free, default=None)
 
 
 def quota_of_cores(process: Path = PROCESS) -> float | None:
     """Return the processor time that this process's control groups allow, in cores; None without a quota."""
-    found = []
+    quotas = []
     for version, folder in _groups("cpu", process):
         if version == 1:
             words = [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
@@ -155,8 +155,8 @@ def quota_of_cores(process: Path = PROCESS) -> float | None:
         quota, period = (_number(word) for word in words) if len(words) == 2 else (None, None)
         # None: "max" of version 2, -1 of version 1, or a group without the controller.
         if quota and period:
-            found.append(quota / period)
-    return min(found, default=None)
+            quotas.append(quota / period)
+    return min(quotas, default=None)
 
 
 def cores_to_use(allowed: Collection[int], quota: float | None) -> int:

@@ -374,8 +374,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     index = 0
     if config.training.objective.by_queries:
         # Held-out triples are none of its answers, so that each trainer makes an index of its own.
-        own = OWN_INDEX_BYTES if config.evaluation.held_out is not None else 0
-        index = (QUERY_INDEX_BYTES + own) * size.splits[TRAIN]
+        index_copy = OWN_INDEX_BYTES if config.evaluation.held_out is not None else 0
+        index = (QUERY_INDEX_BYTES + index_copy) * size.splits[TRAIN]
     # One query of each triple for its relation, beside two for its entities.
     index += index // 2 if RELATION in owned else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
@@ -555,21 +555,21 @@ def held_out_bytes(config: Config) -> int:
 
 def features_bytes(config: Config, size: DatasetSize) -> int:
     """Return the bytes of the vectors of all entities, of which each machine maps one copy."""
-    chosen = config.features
-    if chosen is None:
+    features = config.features
+    if features is None:
         return 0
     # Here: few runs have features, and numpy, which nothing else needs here, takes a tenth of a second.
     from dglkge.data.vector_files import feature_files, open_vectors
 
     entity_types = [table for table in size.num_rows if table != RELATION]
-    number_bytes = 2 if chosen.dtype == "float16" else shared.FLOAT_BYTES
+    number_bytes = 2 if features.dtype == "float16" else shared.FLOAT_BYTES
     total = 0
-    for one in feature_files(chosen.files, entity_types, "features.files"):
+    for source in feature_files(features.files, entity_types, "features.files"):
         # A resume needs no more than the run's copy; training reports a file that is missing.
-        if not one.path.is_file():
+        if not source.path.is_file():
             continue
-        file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
-        total += number_bytes * file.width * sum(size.num_rows[name] for name in one.entity_types)
+        file = open_vectors(source.path, features.names, features.entity_column, features.vector_column)
+        total += number_bytes * file.width * sum(size.num_rows[name] for name in source.entity_types)
     return total
 
 
@@ -594,13 +594,13 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
     lines = []
     for host in hosts:
         figures = {
-            **{what: num_bytes for what, num_bytes in host.memory if num_bytes},
+            **{item: num_bytes for item, num_bytes in host.memory if num_bytes},
             "memory, all processes": host.memory_bytes,
             "of this in /dev/shm": host.shared_memory_bytes,
             "disk for the checkpoint": host.disk_bytes,
         }
         lines.append(f"machine {host.machine}:")
-        lines += [f"  {what:32}{readable(num_bytes):>10}" for what, num_bytes in figures.items()]
+        lines += [f"  {item:32}{readable(num_bytes):>10}" for item, num_bytes in figures.items()]
     return "\n".join(lines)
 
 
@@ -626,8 +626,8 @@ def order_bytes(config: Config, part: PartSize, num_machines: int) -> int:
 
 def _kept_versions(config: Config) -> int:
     """Return the number of old versions that stay on the disk."""
-    every = config.checkpoint.keep_every_epochs
-    kept = config.training.num_epochs // every if every else 0
+    period = config.checkpoint.keep_every_epochs
+    kept = config.training.num_epochs // period if period else 0
     return kept + int(config.checkpoint.keep_best)
 
 
@@ -645,12 +645,12 @@ def misfits(
     """
     needed = planned.needed_bytes(in_files) - (planned.base_bytes if has_started else 0)
     shared = planned.structure_bytes if in_files else planned.shared_memory_bytes
-    others = ""
+    job_note = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:
-        others = f" beside {there.claims.num_jobs} other job(s) (dglkge job list)"
+        job_note = f" beside {there.claims.num_jobs} other job(s) (dglkge job list)"
     return [
-        f"{readable(num_bytes)} of {what} are needed and {readable(free)} are there{others}"
-        for what, num_bytes, free in (
+        f"{readable(num_bytes)} of {resource} are needed and {readable(free)} are there{job_note}"
+        for resource, num_bytes, free in (
             ("memory", needed, there.memory_bytes),
             (SHARED_MEMORY_FOLDER, shared, there.shared_memory_bytes),
         )

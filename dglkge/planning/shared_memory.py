@@ -107,15 +107,15 @@ def query_numbers(config: Config) -> int:
 
 def configured_score_function(config: Config) -> Any:
     """Return the score function, which states its widths and its costs."""
-    chosen = config.model.score_function
-    made = registry_of("score function").get(chosen.name)(chosen)
+    settings = config.model.score_function
+    made = registry_of("score function").get(settings.name)(settings)
     return made if config.model.reciprocal_relations else made.static()
 
 
 def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]:
     """Return the width of a row in each tensor that is kept beside a table: optimizer state, and averages."""
-    chosen = config.optimizer
-    name = chosen.relations.name or chosen.name if table == RELATION else chosen.name
+    optimizer = config.optimizer
+    name = optimizer.relations.name or optimizer.name if table == RELATION else optimizer.name
     averages = () if config.training.averaging is None else (width,)
     return (*choices.state_widths(name, width), *averages)
 

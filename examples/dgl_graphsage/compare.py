@@ -29,8 +29,8 @@ def trained(folder: Path, optimizer: str, ip_config: str) -> dict[str, Any]:
     ]
     command = [*launch, str(HERE / "train.py"), "--optimizer", optimizer, "--output", str(output)]
     subprocess.run(command, check=True, timeout=600)
-    found: dict[str, Any] = json.loads((output / "curve.json").read_text(encoding="utf-8"))
-    return found
+    curve: dict[str, Any] = json.loads((output / "curve.json").read_text(encoding="utf-8"))
+    return curve
 
 
 def main() -> None:
@@ -44,12 +44,12 @@ def main() -> None:
     make = [sys.executable, str(HERE / "make_graph.py"), "--output", str(arguments.output)]
     subprocess.run(make, check=True, timeout=300, stdout=subprocess.DEVNULL)
     # Two jobs, one after the other: both get all cores, and the same seeds.
-    ours, theirs = (trained(arguments.output, name, arguments.ip_config) for name in ("dglkge", "dgl"))
+    sparse, dense = (trained(arguments.output, name, arguments.ip_config) for name in ("dglkge", "dgl"))
     print(f"\n{'epoch':>8}  {'dglkge.optim':>14}  {'dgl.distributed.optim':>22}")
-    for epoch, (mine, other) in enumerate(zip(ours["losses"], theirs["losses"]), start=1):
+    for epoch, (mine, other) in enumerate(zip(sparse["losses"], dense["losses"]), start=1):
         print(f"{epoch:>8}  {mine:>14.4f}  {other:>22.4f}")
-    print(f"{'accuracy':>8}  {ours['accuracy']:>14.4f}  {theirs['accuracy']:>22.4f}")
-    both = {"dglkge": ours, "dgl": theirs}
+    print(f"{'accuracy':>8}  {sparse['accuracy']:>14.4f}  {dense['accuracy']:>22.4f}")
+    both = {"dglkge": sparse, "dgl": dense}
     (arguments.output / "curves.json").write_text(json.dumps(both, indent=2) + "\n", encoding="utf-8")
 
 

@@ -44,9 +44,9 @@ rows = dgl.distributed.DistEmbedding(graph.num_nodes(), EMBEDDING_DIM, name="nod
 adagrad = dgl.distributed.optim.SparseAdagrad if arguments.optimizer == "dgl" else SparseAdagrad
 sparse, adam = adagrad([rows], lr=0.1), torch.optim.Adam(model.parameters(), lr=0.01)
 losses = Losses()
-ours = sparse if arguments.optimizer == "dglkge" else None
+elastic_optimizer = sparse if arguments.optimizer == "dglkge" else None
 objects = {"model": model, "adam": adam, "losses": losses}
-job = dglkge.elastic(arguments.output, [rows], ours, objects)
+job = dglkge.elastic(arguments.output, [rows], elastic_optimizer, objects)
 for _ in dglkge.remaining_epochs_until(arguments.num_epochs):
     batches = job.batches(loader(graph, train_nodes, shuffle=True))
     losses.values.append(train_epoch(graph, batches, model, rows, [adam, sparse]))

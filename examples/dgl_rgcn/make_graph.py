@@ -15,10 +15,10 @@ import torch
 NUM_CLASSES, NUM_PAPERS, NUM_AUTHORS, NUM_FIELDS = 4, 800, 400, 40
 
 
-def links(source: torch.Tensor, num_targets: int, each: int) -> tuple[torch.Tensor, torch.Tensor]:
+def links(source: torch.Tensor, num_targets: int, per_source: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return links to random targets, four of five of which have the class of their source."""
-    tails = torch.randint(0, num_targets, (len(source) * each,))
-    heads = torch.arange(len(source)).repeat_interleave(each)
+    tails = torch.randint(0, num_targets, (len(source) * per_source,))
+    heads = torch.arange(len(source)).repeat_interleave(per_source)
     same = tails - tails % NUM_CLASSES + source[heads]
     return heads, torch.where(torch.rand(len(tails)) < 0.8, same, tails)
 

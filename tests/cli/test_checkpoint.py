@@ -20,13 +20,13 @@ def test_inspect_and_verify(run, dataset, shown, report, refusal):
         assert words in out
     rows = [line.split()[:5] for line in out.splitlines()]
     assert ["person", "40", "6", "2", "sum"] in rows and ["relation", "5", "12", "1", "sum"] in rows
-    found = report("inspect", run / "checkpoint")
-    assert (found["version"], found["verified"], found["seed"]) == (1, False, 3)
-    assert found["dataset"]["fingerprint"] == dataset.fingerprint
-    num_rows = {table["name"]: table["num_rows"] for table in found["tables"]}
+    inspection = report("inspect", run / "checkpoint")
+    assert (inspection["version"], inspection["verified"], inspection["seed"]) == (1, False, 3)
+    assert inspection["dataset"]["fingerprint"] == dataset.fingerprint
+    num_rows = {table["name"]: table["num_rows"] for table in inspection["tables"]}
     assert num_rows == {"country": 3, "person": 40, "town": 10, "relation": 5}
     files = (run / "checkpoint" / "v1").glob("*.h5")
-    assert found["size_bytes"] == sum(path.stat().st_size for path in files)
+    assert inspection["size_bytes"] == sum(path.stat().st_size for path in files)
     assert "all 26 files are as they were written" in shown("checkpoint", "verify", run)
     path = run / "checkpoint" / "v1" / "model.v1.h5"
     content = bytearray(path.read_bytes())
@@ -54,10 +54,10 @@ def test_there_and_back(run, convert, tmp_path, shown, refusal, kind):
     """Every table, relations of the same name among them, bit for bit."""
     back = [*convert(kind), tmp_path / "back"]
     shown(*back)
-    ours, again = open_checkpoint(run), open_checkpoint(tmp_path / "back")
-    for table in [*ours.entity_types, RELATION]:
-        assert again[table][:].numpy().tobytes() == ours[table][:].numpy().tobytes()
-    assert again.meta.dataset_fingerprint == ours.meta.dataset_fingerprint
+    original, again = open_checkpoint(run), open_checkpoint(tmp_path / "back")
+    for table in [*original.entity_types, RELATION]:
+        assert again[table][:].numpy().tobytes() == original[table][:].numpy().tobytes()
+    assert again.meta.dataset_fingerprint == original.meta.dataset_fingerprint
     assert "holds a checkpoint already" in refusal(*back)
 
 

@@ -47,7 +47,9 @@ def test_nothing_is_done_where_dgl_works(capsys):
 def test_a_dry_run_prints_and_installs_nothing(monkeypatch, capsys):
     monkeypatch.setattr(engine, "works", lambda: "")
     monkeypatch.setattr(sys, "version_info", (3, 13))
-    monkeypatch.setattr(engine.subprocess, "run", lambda *given, **more: pytest.fail("a command was run"))
+    monkeypatch.setattr(
+        engine.subprocess, "run", lambda *command, **options: pytest.fail("a command was run")
+    )
     assert engine.main(["--dry-run", "--pip_flags=--no-index"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and " pip download --no-index " in lines[0] and " wheel tags " in lines[1]

@@ -59,18 +59,18 @@ def test_buckets(shown, run, dataset):
         halves = tuple(int(id_ >= dataset.num_entities(name) // 2) for id_, name in zip((head, tail), types))
         expected.setdefault(halves, []).extend(ranks[place] for ranks in whole.ranks.values())
     assert len(written["buckets"]) == len(expected) > 1
-    for one in written["buckets"]:
-        ranks = np.array(expected[one["lhs_partition"], one["rhs_partition"]])
-        assert one["mrr"] == pytest.approx((1 / ranks).mean()) and one["num_queries"] == len(ranks)
+    for bucket in written["buckets"]:
+        ranks = np.array(expected[bucket["lhs_partition"], bucket["rhs_partition"]])
+        assert bucket["mrr"] == pytest.approx((1 / ranks).mean()) and bucket["num_queries"] == len(ranks)
 
 
 def test_another_protocol(report, run, tmp_path):
     target = tmp_path / "mine.json"
     options = ["--raw", "--candidates", "4", "--ties", "pessimistic", "--limit", "3", "--output", target]
-    found = report("evaluate", run, *options)
-    assert found == json.loads(target.read_text()) and found["num_triples"] == 3
+    result = report("evaluate", run, *options)
+    assert result == json.loads(target.read_text()) and result["num_triples"] == 3
     protocol = {"split": "test", "filtering": "raw", "candidates": "sampled 4", "ties": "pessimistic"}
-    assert found["protocol"] == {**protocol, "seed": 0} and not (run / "metrics-test.json").exists()
+    assert result["protocol"] == {**protocol, "seed": 0} and not (run / "metrics-test.json").exists()
 
 
 def test_by_category_and_side(shown, run, dataset):
@@ -102,9 +102,9 @@ def test_triples_of_a_file_are_known(report, run, tmp_path):
     """Answers that only the file has are left out of the candidates of its other queries."""
     path = tmp_path / "mine.tsv"
     path.write_text("".join(f"town{j}\tlies_in\tcountry{i}\n" for j in range(10) for i in range(3)))
-    found = report("evaluate", run, "--triples", path, "--limit", "3")
-    assert found["num_triples"] == 3
-    assert found["tail"]["mr"] == 1.0 and found["tail"]["num_queries"] == 3
+    result = report("evaluate", run, "--triples", path, "--limit", "3")
+    assert result["num_triples"] == 3
+    assert result["tail"]["mr"] == 1.0 and result["tail"]["num_queries"] == 3
 
 
 @pytest.fixture
@@ -120,12 +120,12 @@ def with_candidates(tmp_path, dataset):
 
 def test_candidates_that_came_with_the_data_set(report, with_candidates, dataset):
     words = ["evaluate", with_candidates, "--candidates", "given"]
-    found = report(*words)
-    assert found["protocol"]["candidates"] == "given" and found["protocol"]["filtering"] == "raw"
+    printed = report(*words)
+    assert printed["protocol"]["candidates"] == "given" and printed["protocol"]["filtering"] == "raw"
     assert (with_candidates / "metrics-test-given.json").is_file()
     opened, protocol = dglkge.open_run(with_candidates), Protocol(filtered=False, given=True)
     result = opened.evaluate(protocol)
-    assert result.both.mrr == found["both"]["mrr"]
+    assert result.both.mrr == printed["both"]["mrr"]
     # Each is ranked against one other; where that is itself, against none.
     for side, negatives in result.num_negatives.items():
         test = dataset.split("test")[:, side.column]
@@ -232,11 +232,11 @@ def test_rules_beside_the_model(report, refusal, run):
     assert report("evaluate", run, "--rules", "--buckets", "2")["both"]["mrr"] == pytest.approx(
         both.evaluate("test").both.mrr
     )
-    asked = ["predict", run, "--head", "person1", "--relation", "knows", "--rules"]
+    words = ["predict", run, "--head", "person1", "--relation", "knows", "--rules"]
     frame = both.predict_tails("person1", "knows")
-    assert [one["name"] for one in report(*asked)["answers"]] == frame["entity"].tolist()
-    assert [one["score"] for one in report(*asked)["answers"]] == frame["score"].tolist()
-    assert "probabilities are fitted to scores of the model alone" in refusal(*asked, "--probability")
+    assert [answer["name"] for answer in report(*words)["answers"]] == frame["entity"].tolist()
+    assert [answer["score"] for answer in report(*words)["answers"]] == frame["score"].tolist()
+    assert "probabilities are fitted to scores of the model alone" in refusal(*words, "--probability")
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])

@@ -22,13 +22,13 @@ def plain_scores(run, triples):
     """Score triples one at a time: the mean of both sides in float64."""
     opened = open_run(run)
     relations, tables, model = opened.tables.meta.relations, opened.tables, opened.model
-    found = []
+    scores = []
     for head, relation_id, tail in triples.tolist():
         relation = relations[relation_id]
         rows = tables[relation.lhs][[head]].double(), tables[relation.rhs][[tail]].double()
         row = tables[RELATION][[relation_id]].double()
-        found.append(np.mean([float(model.score(rows[0], row, rows[1], side)) for side in Side]))
-    return np.array(found)
+        scores.append(np.mean([float(model.score(rows[0], row, rows[1], side)) for side in Side]))
+    return np.array(scores)
 
 
 def test_given_negatives(shown, report, run, dataset, tmp_path):
@@ -45,12 +45,12 @@ def test_given_negatives(shown, report, run, dataset, tmp_path):
     files = tmp_path / "valid.tsv", tmp_path / "test.tsv"
     words = ["evaluate", run, "--classify", "--negatives", *files]
     classification = report(*words)["classification"]
-    found = {}
+    sides = {}
     for split in ("valid", "test"):
         both = np.concatenate([dataset.split(split), false[split]])
-        found[split] = both[:, 1], plain_scores(run, both), np.arange(len(both)) < len(dataset.split(split))
-    thresholds = fit_thresholds(*found["valid"])
-    relation_ids, scores, labels = found["test"]
+        sides[split] = both[:, 1], plain_scores(run, both), np.arange(len(both)) < len(dataset.split(split))
+    thresholds = fit_thresholds(*sides["valid"])
+    relation_ids, scores, labels = sides["test"]
     expected = vars(ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels))
     assert {name: classification[name] for name in expected} == pytest.approx(expected)
     assert classification["negatives"] == "given" and classification["num_false"] == len(false["test"])
@@ -70,8 +70,8 @@ def test_drawn_negatives_are_repeatable_and_not_known(shown, report, run):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_probabilities_of_predictions(shown, report, refusal, run, dataset, method):
-    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
-    line = refusal(*asked, "--probability")
+    predict = ["predict", run, "--head", "person1", "--relation", "knows"]
+    line = refusal(*predict, "--probability")
     assert f"{run}/calibration.json does not exist: fit probabilities first" in line
     words = ["calibrate", run, "--method", method, "--corruptions", "3", "--positive-rate", "0.25"]
     out = shown(*words)
@@ -84,14 +84,14 @@ def test_probabilities_of_predictions(shown, report, refusal, run, dataset, meth
         opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid")
     )
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
-    answers = report(*asked, "--probability")["answers"]
+    answers = report(*predict, "--probability")["answers"]
     assert len(answers) == 10
     for answer in answers:
         assert answer["probability"] == pytest.approx(float(curve(answer["score"])), abs=1e-6)
-    lines = shown(*asked, "--probability").splitlines()
+    lines = shown(*predict, "--probability").splitlines()
     assert lines[1].split() == ["rank", "score", "probability", "tail"]
     assert lines[2].split()[2] == f"{answers[0]['probability']:.4f}"
-    assert report(*asked)["answers"] == answers  # shown since it was fitted
+    assert report(*predict)["answers"] == answers  # shown since it was fitted
 
 
 def test_true_scores_are_those_of_each_side(run, dataset):
@@ -119,9 +119,11 @@ def test_probabilities_by_relation(report, shown, run):
     queries = pd.DataFrame({"head": ["person1", None], "relation": "knows", "tail": [None, "person1"]})
     answers = opened.predict(queries, k=3)
     for side in Side:
-        of_side = answers[answers["missing"] == side.value]
+        side_answers = answers[answers["missing"] == side.value]
         curve = fitted.by_relation[id_, side]
-        assert of_side["probability"].tolist() == pytest.approx(curve(of_side["score"].to_numpy()).tolist())
+        assert side_answers["probability"].tolist() == pytest.approx(
+            curve(side_answers["score"].to_numpy()).tolist()
+        )
     (whole,) = opened.score(answers.head(1)).to_dict("records")
     names = opened.tables.vocabulary("person")
     scores = opened.scores(np.array([[names.id("person1"), id_, names.id(whole["tail"])]]))
@@ -136,13 +138,13 @@ def test_probabilities_of_another_version_are_refused(shown, refusal, run):
     opened = open_run(run)
     fitted = calibrate(opened, opened.known_triples(), "platt")
     path = run / layout.RUN_CALIBRATION_FILE
-    asked = ["predict", run, "--head", "person1", "--relation", "knows", "--probability"]
+    words = ["predict", run, "--head", "person1", "--relation", "knows", "--probability"]
     path.write_text(json.dumps({**fitted.to_dict(), "version": 7}))
-    assert "is of version 7 of its run, the checkpoint has version 1: fit" in refusal(*asked)
+    assert "is of version 7 of its run, the checkpoint has version 1: fit" in refusal(*words)
     path.write_text(json.dumps(fitted.to_dict())[:-9])
-    assert f"{path} is damaged" in refusal(*asked)
+    assert f"{path} is damaged" in refusal(*words)
     path.write_text(json.dumps(fitted.to_dict()))
-    assert Calibration.load(path) == fitted and shown(*asked)
+    assert Calibration.load(path) == fitted and shown(*words)
 
 
 def test_a_bad_line_of_negatives_is_found_before_the_ranking(refusal, run, tmp_path):

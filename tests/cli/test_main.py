@@ -190,14 +190,14 @@ def test_quality_of_a_data_set(shown, report, refusal, dataset, tmp_path):
 
 
 def test_recipes(shown, report, refusal, tmp_path):
-    found = {entry["name"]: entry for entry in report("recipes")}
-    assert found["fb15k237/complex"]["score function"] == "complex" and "fb15k237/space" not in found
+    recipes = {entry["name"]: entry for entry in report("recipes")}
+    assert recipes["fb15k237/complex"]["score function"] == "complex" and "fb15k237/space" not in recipes
     first, rest = shown("recipes", "fb15k237/complex").split("\n", 1)
     recipe = ROOT / "dglkge" / "config" / "recipes" / "fb15k237" / "complex.yaml"
     assert rest == recipe.read_text().split("\n", 1)[1]
     # The schema is named by its place on this machine.
     assert Path(first.removeprefix("# yaml-language-server: $schema=")).is_file()
-    assert len(shown("recipes").splitlines()) == len(found) + 1
+    assert len(shown("recipes").splitlines()) == len(recipes) + 1
     for words in (["recipes", "fb15k237/complx"], ["train", "--recipe", "fb15k237/complx"]):
         line = refusal(*words)
         assert line.startswith("unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'")

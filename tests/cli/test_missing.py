@@ -45,7 +45,7 @@ def test_answers_a_question(report, shown, refusal, run):
     words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]
     result = report(*words)
     expected = dglkge.open_run(run).ask(words[2], k=3)["entity"].tolist()
-    assert result["type"] == "town" and [one["entity"] for one in result["answers"]] == expected
+    assert result["type"] == "town" and [answer["entity"] for answer in result["answers"]] == expected
     lines = shown(*words).splitlines()
     assert lines[1].split() == ["rank", "probability", "answer", "path"] and "knows" in lines[2]
     assert "begins with a variable" in refusal("ask", run, "(person1, knows, ?y)")
@@ -59,7 +59,7 @@ def test_reasons(report, shown, refusal, run):
     assert text.startswith("(person1, lives_in, town1): score ")
     assert all(part in text for part in ("of the", "instead of the", "confidence", "=> (x, lives_in, y)"))
     rules = report("explain", run, "--relation", "lives_in", "-k", "2")["rules"]
-    assert [one["rule"] for one in rules] == dglkge.open_run(run).rules("lives_in", 2)["rule"].tolist()
+    assert [rule["rule"] for rule in rules] == dglkge.open_run(run).rules("lives_in", 2)["rule"].tolist()
     assert rules[0]["rule"] in shown("explain", run, "--relation", "lives_in")
     assert "give --head and --tail, or neither" in refusal("explain", run, *link[:4])
     assert "nobody" in refusal("explain", run, "--head", "nobody", *link[2:])
@@ -74,7 +74,7 @@ def test_numbers(report, shown, refusal, run, tmp_path):
     expected = opened.predict_numbers(values)
     unknown = expected[expected["known"].isna()]
     assert result["r2"] == pytest.approx(expected.attrs["r2"]) and result["values"] == 30
-    assert [one["entity"] for one in result["entities"]] == unknown["entity"][:3].tolist()
+    assert [entity["entity"] for entity in result["entities"]] == unknown["entity"][:3].tolist()
     assert pd.read_parquet(tmp_path / "all.parquet")["entity"].tolist() == unknown["entity"].tolist()
     assert shown("attributes", run, path, "--least", "-k", "1").split()[-1] == unknown["entity"].iloc[-1]
     path.write_text("person1\tmany\n")

@@ -10,7 +10,7 @@ import pytest
 from dglkge.cli import plan
 from dglkge.config import load_config
 from dglkge.data.dataset_files import read_dataset_size
-from dglkge.planning.epoch import OF_TABLES
+from dglkge.planning.epoch import TABLE_ITEMS
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
 from tests.toy_kg import toy_dataset
@@ -40,12 +40,12 @@ def planned(config_file, num_trainers, *overrides):
 
 
 def test_json_holds_the_plan(config_file, report):
-    found = report("plan", config_file, "--set", "model.dimension=8", "--num_trainers", "3")
+    printed = report("plan", config_file, "--set", "model.dimension=8", "--num_trainers", "3")
     expected = planned(config_file, 3, "model.dimension=8")
-    assert found["machines"][0]["memory"] == dict(expected.memory)
-    assert found["machines"][0]["memory_bytes"] == expected.memory_bytes
-    assert found["this_machine"]["shared_memory_bytes"] == 32 * GIB
-    assert found["epoch_seconds"] >= 0 and found["problems"] == []
+    assert printed["machines"][0]["memory"] == dict(expected.memory)
+    assert printed["machines"][0]["memory_bytes"] == expected.memory_bytes
+    assert printed["this_machine"]["shared_memory_bytes"] == 32 * GIB
+    assert printed["epoch_seconds"] >= 0 and printed["problems"] == []
 
 
 def test_a_run_a_data_set_and_a_recipe_are_configurations(config_file, tmp_path, report):
@@ -142,11 +142,11 @@ def test_ranges_are_proposed_within_a_memory(config_file, shown, report):
     words = ["plan", config_file, *sets]
     (machine,) = report(*words)["machines"]
     assert "ranges" not in machine
-    others = sum(num for what, num in machine["memory"].items() if what not in OF_TABLES)
+    rest = sum(num for item, num in machine["memory"].items() if item not in TABLE_ITEMS)
     room = (machine["memory"]["tables"] + machine["memory"]["optimizer state"]) // 2
-    within = partial(report, *words, "--max_memory", others + room)
+    within = partial(report, *words, "--max_memory", rest + room)
     ranges = within()["machines"][0]["ranges"]
     assert ranges["budget_bytes"] == room and ranges["num_ranges"] > 1
     assert ranges["pair_bytes"] <= room and ranges["read_bytes"] >= ranges["table_bytes"]
-    assert f"sampling.num_ranges={ranges['num_ranges']} needs" in shown(*words, "--max_memory", others + room)
+    assert f"sampling.num_ranges={ranges['num_ranges']} needs" in shown(*words, "--max_memory", rest + room)
     assert "ranges, machine 0: no number of them fits" in shown(*words, "--max_memory", "1M")

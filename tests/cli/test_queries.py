@@ -44,11 +44,11 @@ def test_among_the_entities_that_were_seen(report, refusal, run, dataset):
 
 
 def test_heads_by_the_type_of_the_tail(report, refusal, run):
-    found = report("predict", run, "--relation", "near (person → town)", "--tail", "town1")
-    assert found["query"] == "(?, near (person → town), town1)"
-    assert (found["asked"], found["type"]) == ("head", "person")
-    found = report("predict", run, "--head", "person1", "--relation", "near")
-    assert found["relation"] == "near (person → town)"
+    answer = report("predict", run, "--relation", "near (person → town)", "--tail", "town1")
+    assert answer["query"] == "(?, near (person → town), town1)"
+    assert (answer["asked"], answer["type"]) == ("head", "person")
+    answer = report("predict", run, "--head", "person1", "--relation", "near")
+    assert answer["relation"] == "near (person → town)"
     line = refusal("predict", run, "--relation", "near", "--tail", "town1")
     assert "relation 'near' joins several pairs of entity types; say which: 'near (person → town)'" in line
 
@@ -57,15 +57,15 @@ def test_relations(report, shown, run, dataset):
     triple = dataset.split("valid")[0]
     head, relation, tail = names_of(dataset, triple)
     words = ["predict", run, "--head", head, "--tail", tail]
-    found = report(*words)
-    assert found["asked"] == "relation" and "relation" not in found and "type" not in found
+    prediction = report(*words)
+    assert prediction["asked"] == "relation" and "relation" not in prediction and "type" not in prediction
     pair = dataset.relations[int(triple[1])]
     fitting = [
         label
         for label, other in zip(dataset.relations.labels.names, dataset.relations.relations)
         if (other.lhs, other.rhs) == (pair.lhs, pair.rhs)
     ]
-    known = {answer["name"]: answer["known"] for answer in found["answers"]}
+    known = {answer["name"]: answer["known"] for answer in prediction["answers"]}
     assert sorted(known) == sorted(fitting) and known[relation] == "valid"
     assert shown(*words).splitlines()[0] == f"({head}, ?, {tail}): best relations"
 
@@ -145,20 +145,20 @@ def test_columns_known_triples_and_probabilities(report, run, dataset, tmp_path)
     path = tmp_path / "triples.csv"
     path.write_text(f"o,s,p\n{tail},{head},{relation}\n")
     opened, curve = dglkge.open_run(run), calibrated(run, 0.3, -0.1)
-    (found,) = report("score", run, "--input", path, "--columns", "s,p,o")
+    (scored,) = report("score", run, "--input", path, "--columns", "s,p,o")
     by_side = score_triples(opened.model, triple[None], dataset.relations.relations, opened.tables)
     values = [float(curve(scores)[0]) for scores in by_side.values()]
-    assert found["known"] == "test"
-    assert found["probability"] == pytest.approx(sum(values) / 2, rel=1e-12)
+    assert scored["known"] == "test"
+    assert scored["probability"] == pytest.approx(sum(values) / 2, rel=1e-12)
 
 
 def test_similar(shown, report, run):
     lines = shown("similar", run, "--entity", "person4", "--topk", "3").splitlines()
     assert lines[0] == "nearest to person4 among entities of type person" and len(lines) == 5
-    found = report("similar", run, "country1")
-    assert found["type"] == "country"
-    assert {entity["name"] for entity in found["similar"]} == {"country0", "country2"}
-    assert found["similar"][0]["cosine"] >= found["similar"][1]["cosine"]
+    neighbours = report("similar", run, "country1")
+    assert neighbours["type"] == "country"
+    assert {entity["name"] for entity in neighbours["similar"]} == {"country0", "country2"}
+    assert neighbours["similar"][0]["cosine"] >= neighbours["similar"][1]["cosine"]
 
 
 @pytest.mark.parametrize(

@@ -108,14 +108,14 @@ def test_an_agent_asks(run, tmp_path):
             ]
             return [await client.call_tool(*call) for call in calls]
 
-    predicted, explained, found, refused = asyncio.run(asyncio.wait_for(ask_all(), 120))
+    predicted, explained, matches, refused = asyncio.run(asyncio.wait_for(ask_all(), 120))
     opened = dglkge.open_run(run).with_rules()
     answers = json.loads(predicted.content[0].text)["answers"]
-    assert [one["tail"] for one in answers] == opened.predict_tails("person1", "lives_in", 3)[
+    assert [answer["tail"] for answer in answers] == opened.predict_tails("person1", "lives_in", 3)[
         "entity"
     ].tolist()
     assert json.loads(explained.content[0].text) == opened.explain("person1", "lives_in", "town1")
-    assert json.loads(found.content[0].text) == {"name": "person1", "type": "person"}
+    assert json.loads(matches.content[0].text) == {"name": "person1", "type": "person"}
     assert refused.is_error and "begins with a variable" in refused.content[0].text
 
 

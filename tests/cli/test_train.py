@@ -30,9 +30,9 @@ def test_a_split_without_triples_is_not_ranked(shown, launched, tmp_path):
     ring_triples().to_csv(tmp_path / "source" / "train.tsv", sep="\t", header=False, index=False)
     data = partition(tmp_path / "source", tmp_path / "data", "--split", "1")
     words = ["train", f"dataset={data}", f"output={tmp_path}/run", "--num-trainers", "1"]
-    first, *others = shown(*words).splitlines()
+    first, *further = shown(*words).splitlines()
     assert first.startswith("chosen for this data set (docs/quality.md): training.num_epochs=")
-    assert others == [
+    assert further == [
         f"nothing is ranked: {data} has no test triples",
         f"next: dglkge predict {tmp_path}/run --head NAME --relation NAME; dglkge serve {tmp_path}/run; "
         f"dglkge report {tmp_path}/run",

@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
     logs = tmp_path / "logs"
     (folder / "checkpoint" / "v7").mkdir(parents=True)
     logs.mkdir()
-    text = "".join(json.dumps(one) + "\n" for one in LINES) + '{"epoch": 2, "batch'
+    text = "".join(json.dumps(entry) + "\n" for entry in LINES) + '{"epoch": 2, "batch'
     (folder / "stats.jsonl").write_text(text, encoding="utf-8")
     (folder / "config.json").write_text('{"training": {"num_epochs": 4}}')
     (folder / "job.json").write_text('{"log_dir": "/nowhere/else", "log_dir_from_here": "../logs"}')
@@ -88,9 +88,9 @@ def test_state_of_a_run_that_trains(run):
     assert state["log"] == ["resumed: 2 epochs", "[red]not markup[/red]"]
 
 
-def add(run, one):
+def add(run, entry):
     with (run / "stats.jsonl").open("a") as lines:
-        lines.write("\n" + json.dumps(one) + "\n")
+        lines.write("\n" + json.dumps(entry) + "\n")
 
 
 def test_a_run_without_news_a_finished_one_and_a_new_one(run):
@@ -165,36 +165,39 @@ SAMPLE = re.compile(
 
 def samples(text: str) -> dict[str, dict[str, float]]:
     """Read the format strictly: each family once, its help and type before its samples, no other line."""
-    found: dict[str, dict[str, float]] = {}
+    families: dict[str, dict[str, float]] = {}
     assert text.endswith("\n")
     lines = iter(text[:-1].split("\n"))
     family = ""
-    for one in lines:
-        if one.startswith("# HELP "):
-            family = one.split(" ")[2]
-            assert next(lines) == f"# TYPE {family} gauge" and family not in found
-            found[family] = {}
+    for line in lines:
+        if line.startswith("# HELP "):
+            family = line.split(" ")[2]
+            assert next(lines) == f"# TYPE {family} gauge" and family not in families
+            families[family] = {}
             continue
-        sample = SAMPLE.fullmatch(one)
-        assert sample and sample["name"] == family and sample["labels"] not in found[family], one
-        found[family][sample["labels"]] = float(sample["value"])
-    return found
+        sample = SAMPLE.fullmatch(line)
+        assert sample and sample["name"] == family and sample["labels"] not in families[family], line
+        families[family][sample["labels"]] = float(sample["value"])
+    return families
 
 
 def test_prometheus_reads_the_same_numbers(run):
     state = run_state(run, now=NOW)
     state |= {"run": 'a "b"\\c\nd', "loss": float("inf"), "epoch_loss": float("nan")}
-    found = samples(prometheus_text(state, NOW))
+    families = samples(prometheus_text(state, NOW))
     label = 'run="a \\"b\\"\\\\c\\nd"'
-    assert found["dglkge_up"] == {label: 1.0} and found["dglkge_finished"] == {label: 0.0}
-    assert found["dglkge_loss"][label] == float("inf") and "dglkge_epoch_loss" in found
-    assert found["dglkge_epochs_done"][label] == 2.4
-    assert found["dglkge_valid_metric"] == {f'{label},metric="mrr"': 0.25, f'{label},metric="hits@1"': 0.25}
-    memory = found["dglkge_process_resident_memory_bytes"]
+    assert families["dglkge_up"] == {label: 1.0} and families["dglkge_finished"] == {label: 0.0}
+    assert families["dglkge_loss"][label] == float("inf") and "dglkge_epoch_loss" in families
+    assert families["dglkge_epochs_done"][label] == 2.4
+    assert families["dglkge_valid_metric"] == {
+        f'{label},metric="mrr"': 0.25,
+        f'{label},metric="hits@1"': 0.25,
+    }
+    memory = families["dglkge_process_resident_memory_bytes"]
     assert memory[f'{label},process="trainer 1",machine="1"'] == 2**30 and len(memory) == 3
-    assert len(found["dglkge_process_epoch_sent_bytes"]) == 2
-    assert found["dglkge_written_timestamp_seconds"][label] == NOW
-    assert "dglkge_test_metric" not in found
+    assert len(families["dglkge_process_epoch_sent_bytes"]) == 2
+    assert families["dglkge_written_timestamp_seconds"][label] == NOW
+    assert "dglkge_test_metric" not in families
 
 
 def test_the_file_of_prometheus_is_replaced(run, call, tmp_path):

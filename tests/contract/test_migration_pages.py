@@ -34,16 +34,16 @@ def text_of(page: str) -> str:
 
 def test_every_key_of_pytorch_biggraph_is_mapped_once():
     text = text_of("from-pbg.md").partition("## Every key")[2].partition("## Comparing")[0]
-    found = [
+    mapped = [
         key
         for line in text.splitlines()
         if line.startswith("| `")
         for key in re.findall("`([^`]+)`", line.split(" | ")[0])
     ]
-    wanted = (
+    expected = (
         KEYS + [f"entities.X.{key}" for key in ENTITY_KEYS] + [f"relations.i.{key}" for key in RELATION_KEYS]
     )
-    assert sorted(found) == sorted(wanted)
+    assert sorted(mapped) == sorted(expected)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.data import dataset_files
-from tests.contract.source_tree import sources
+from tests.contract.source_tree import called_name, sources
 
 OWNERS = (dataset_files, layout)
 
@@ -41,12 +41,14 @@ benchmark writes, figures of a report."""
 
 def owned_texts(owner: ModuleType) -> set[str]:
     """Return all texts that an owner names in upper case, those of its classes among them."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for space in (owner, *(item for item in vars(owner).values() if inspect.isclass(item))):
         for name, value in vars(space).items():
             if name.isupper() and isinstance(value, (str, tuple)):
-                found |= {value} if isinstance(value, str) else {one for one in value if isinstance(one, str)}
-    return found
+                texts |= (
+                    {value} if isinstance(value, str) else {item for item in value if isinstance(item, str)}
+                )
+    return texts
 
 
 def owned_templates(owner: ModuleType) -> set[str]:
@@ -54,14 +56,14 @@ def owned_templates(owner: ModuleType) -> set[str]:
     functions: list[Any] = [item for _, item in inspect.getmembers(owner, inspect.isfunction)]
     for _, item in inspect.getmembers(owner, inspect.isclass):
         functions += [function for _, function in inspect.getmembers(item, inspect.isfunction)]
-    found = set()
+    templates = set()
     for function in functions:
         name = function.__name__
         makes_names = name.endswith(("_file", "_files", "_folder", "_pattern", "_pointer"))
         is_other = name.startswith(("is_", "parse_", "temporary", "receipt_"))
         if function.__module__ == owner.__name__ and makes_names and not is_other:
-            found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
-    return found
+            templates.add(function(*("\0" for _ in inspect.signature(function).parameters)))
+    return templates
 
 
 TEXTS = set().union(*map(owned_texts, OWNERS)) - SUFFIXES
@@ -76,50 +78,45 @@ WORDS = TEXTS - FILES
 TEMPLATES = set().union(*map(owned_templates, OWNERS))
 
 
-def docstrings(tree: ast.AST) -> set[int]:
-    """Return the ids of the nodes of texts that stand alone: docstrings."""
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-
-
-def path_words(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield what is joined to a path, and what looks a field up."""
-    for node in ast.walk(tree):
+def path_words(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """Yield what is joined to a path."""
+    for node in nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             yield node.right
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if name in ("Path", "joinpath", "with_name", "join"):
-                yield from node.args
+        if isinstance(node, ast.Call) and called_name(node) in ("Path", "joinpath", "with_name", "join"):
+            yield from node.args
 
 
-def looked_up(tree: ast.AST) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
+def looked_up(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """Yield what looks a field up."""
+    for node in nodes:
         if isinstance(node, ast.Subscript):
             yield node.slice
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("get", "pop"):
+        if isinstance(node, ast.Call) and called_name(node) in ("get", "pop"):
             yield from node.args[:1]
 
 
 def retyped(tree: ast.AST) -> list[tuple[int, str]]:
     """Return (line, text) of each owned name that a file types itself."""
-    found = []
-    skipped = docstrings(tree)
-    for node in ast.walk(tree):
+    literals, all_nodes = [], list(ast.walk(tree))
+    # Texts that stand alone: docstrings.
+    skipped = {id(node.value) for node in all_nodes if isinstance(node, ast.Expr)}
+    for node in all_nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             if node.value in FILES or node.value.rpartition("/")[2] in FILES:
-                found.append((node.lineno, node.value))
+                literals.append((node.lineno, node.value))
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
             text = "".join(map(str, parts)).rpartition("/")[2]
             if text in TEMPLATES or any(text.endswith(name) for name in FILES if "/" in "".join(parts)):
-                found.append((node.lineno, text))
-    for nodes, names in ((path_words(tree), WORDS), (looked_up(tree), FIELDS)):
-        found += [
+                literals.append((node.lineno, text))
+    for nodes, names in ((path_words(all_nodes), WORDS), (looked_up(all_nodes), FIELDS)):
+        literals += [
             (node.lineno, node.value)
             for node in nodes
             if isinstance(node, ast.Constant) and node.value in names
         ]
-    return found
+    return literals
 
 
 def test_owners_have_names():

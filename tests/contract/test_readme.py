@@ -45,14 +45,14 @@ def commands(text: str) -> list[list[str]]:
 
 def commands_of_shell(text: str) -> list[list[str]]:
     """The lines of a shell script that call one of our programs, as words."""
-    found = []
+    shell_commands = []
     for line in text.replace("\\\n", " ").splitlines():
         line = line.strip()
         line = line[2:] if line.startswith("$ ") else line
         if line.partition(" ")[0] in PROGRAMS and " " in line and "…" not in line:
             words = shlex.split(line, comments=True)
-            found.append(words[: words.index(">")] if ">" in words else words)
-    return found
+            shell_commands.append(words[: words.index(">")] if ">" in words else words)
+    return shell_commands
 
 
 def readme_commands() -> list[list[str]]:
@@ -61,8 +61,8 @@ def readme_commands() -> list[list[str]]:
 
 def documented_commands() -> list[list[str]]:
     """The commands of README, CONTRIBUTING and docs/, each once."""
-    found = [words for path in DOCUMENTS if path.is_file() for words in commands(path.read_text("utf-8"))]
-    return [list(words) for words in dict.fromkeys(map(tuple, found))]
+    repeated = [words for path in DOCUMENTS if path.is_file() for words in commands(path.read_text("utf-8"))]
+    return [list(words) for words in dict.fromkeys(map(tuple, repeated))]
 
 
 def demo_commands() -> list[list[str]]:
@@ -104,8 +104,8 @@ def check_script(words: list[str]) -> None:
 def check_paths(words: list[str]) -> None:
     """Hold that what looks like a file of the repository is one."""
     for word in words:
-        ours = word.startswith(("examples/", "benchmarks/")) or word.endswith((".txt", ".yaml"))
-        if ours and not word.startswith(MADE_LATER):
+        is_path = word.startswith(("examples/", "benchmarks/")) or word.endswith((".txt", ".yaml"))
+        if is_path and not word.startswith(MADE_LATER):
             assert (ROOT / word).exists(), f"no file {word}"
 
 
@@ -158,8 +158,8 @@ def check_command(words: list[str]) -> None:
 def test_commands_of_a_document_exist(path):
     if not path.is_file():
         pytest.skip(f"no {path.name} here")
-    found = demo_commands() if path == DEMO else commands(path.read_text("utf-8"))
-    problems = list(filter(None, map(problem_of, found)))
+    called = demo_commands() if path == DEMO else commands(path.read_text("utf-8"))
+    problems = list(filter(None, map(problem_of, called)))
     assert not problems, "\n".join(problems)
 
 

@@ -12,12 +12,12 @@ from tests.contract.source_tree import ROOT, sources
 
 def registries() -> dict[str, tuple[str, Registry]]:
     """Module and registry by name; nobody fills one but its own room."""
-    found = {}
+    named = {}
     for path in sorted((ROOT / "dglkge").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for name in re.findall(r"^(\w+)\b.*= Registry\(", path.read_text("utf-8"), re.MULTILINE):
-            found[name] = module, getattr(importlib.import_module(module), name)
-    return found
+            named[name] = module, getattr(importlib.import_module(module), name)
+    return named
 
 
 def words_of_tests(room: str) -> set[str]:
@@ -37,10 +37,10 @@ def without_case(members: dict[str, object], words: set[str]) -> list[str]:
 
 
 def test_every_member_has_a_case():
-    found = registries()
-    assert {"SCORE_FUNCTIONS", "LOSSES", "REGULARIZERS"} <= set(found) and len(found) >= 10
+    named = registries()
+    assert {"SCORE_FUNCTIONS", "LOSSES", "REGULARIZERS"} <= set(named) and len(named) >= 10
     words: dict[str, set[str]] = {}
-    for name, (module, registry) in found.items():
+    for name, (module, registry) in named.items():
         members = {member: registry.get(member) for member in registry}
         assert members or name == "CALLBACKS", f"{module}.{name} is empty"  # those are users' own
         homes = {module, *(getattr(member, "__module__", module) for member in members.values())}

@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 
-from tests.contract.source_tree import sources
+from tests.contract.source_tree import called_name, sources
 
 NOT_IMPORTED = ("dglkge.__main__", "dglkge.cli.training_script", "dglkge.launch.script_runner")
 
@@ -17,13 +17,13 @@ def undocumented(module) -> list[str]:
     """Public methods of a module's public classes that neither they nor a base class document."""
     classes = [item for name, item in vars(module).items() if inspect.isclass(item) and name[0] != "_"]
     return [
-        f"{module.__name__}.{each.__name__}.{name}"
-        for each in classes
-        if each.__module__ == module.__name__
-        for name, item in vars(each).items()
-        if name[0] != "_" and name not in getattr(each, "__dataclass_fields__", {})
+        f"{module.__name__}.{class_.__name__}.{name}"
+        for class_ in classes
+        if class_.__module__ == module.__name__
+        for name, item in vars(class_).items()
+        if name[0] != "_" and name not in getattr(class_, "__dataclass_fields__", {})
         if (inspect.isroutine(item) or isinstance(item, property))
-        if not inspect.getdoc(getattr(each, name))
+        if not inspect.getdoc(getattr(class_, name))
     ]
 
 
@@ -36,16 +36,18 @@ def test_public_methods_have_a_docstring():
 def pickle_reads(tree: ast.AST) -> list[str]:
     """Calls that may run a pickle in a file of numpy or torch; ruff's S301 finds the others."""
     needed = {"torch.load": "weights_only=True", "np.load": "allow_pickle=False"}
-    found = []
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    reads = []
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or called_name(call) != "load":
+            continue
         name, words = ast.unparse(call.func), [ast.unparse(word) for word in call.keywords]
         # Of readers/ogb.py: it calls nothing but what makes arrays.
         if "pickle_module=ARRAYS_ONLY" in words:
             continue
         is_default = name == "np.load" and not any(word.startswith("allow_pickle") for word in words)
         if name in needed and needed[name] not in words and not is_default:
-            found.append(ast.unparse(call))
-    return found
+            reads.append(ast.unparse(call))
+    return reads
 
 
 def test_no_pickle_is_trusted():

@@ -48,35 +48,35 @@ def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
     part = int(node >= STARTS[kind][1])
     first, end = STARTS[kind][part : part + 2].tolist()
     length = end - first
-    (found,) = [
+    (turn,) = [
         turn
         for turn in range(num_ranges)
         if first + length * turn // num_ranges <= node < first + length * (turn + 1) // num_ranges
     ]
-    return found
+    return turn
 
 
 @pytest.mark.parametrize("num_ranges, block", [(1, 64), (2, 1 << 20), (4, 7)])
 def test_each_triple_lies_in_its_bucket(tmp_path, monkeypatch, num_ranges, block):
     monkeypatch.setattr(edge_buckets, "TRIPLES_A_BLOCK", block)
     layout = toy_layout(tmp_path)
-    found = make(layout, num_ranges, tmp_path / "spare")
-    given = layout.edge_table(1)
+    buckets = make(layout, num_ranges, tmp_path / "spare")
+    table = layout.edge_table(1)
     rows = {}
-    for turn, triple in enumerate(given.triple_ids.tolist()):
-        rows[triple] = (given.edges[turn].tolist(), float(given.weights[turn]))
-    assert sorted(found.table.triple_ids.tolist()) == given.triple_ids.tolist()
+    for turn, triple in enumerate(table.triple_ids.tolist()):
+        rows[triple] = (table.edges[turn].tolist(), float(table.weights[turn]))
+    assert sorted(buckets.table.triple_ids.tolist()) == table.triple_ids.tolist()
     counts = np.zeros((2, num_ranges, num_ranges), np.int64)
-    for bucket, (start, end) in enumerate(zip(found.starts[:-1], found.starts[1:])):
-        assert (np.diff(found.table.triple_ids[start:end]) > 0).all()
+    for bucket, (start, end) in enumerate(zip(buckets.starts[:-1], buckets.starts[1:])):
+        assert (np.diff(buckets.table.triple_ids[start:end]) > 0).all()
         for row in range(start, end):
-            edge, weight = rows[int(found.table.triple_ids[row])]
-            assert found.table.edges[row].tolist() == edge and found.table.weights[row] == weight
+            edge, weight = rows[int(buckets.table.triple_ids[row])]
+            assert buckets.table.edges[row].tolist() == edge and buckets.table.weights[row] == weight
             pair = PAIR_OF_RELATION[edge[1]]
             ranges = [range_by_hand(PAIRS[pair][side], edge[2 * side], num_ranges) for side in (0, 1)]
             assert ranges[0] * num_ranges + ranges[1] == bucket
             counts[(pair, *ranges)] += 1
-    assert (found.counts == counts[None]).all()
+    assert (buckets.counts == counts[None]).all()
 
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
@@ -89,33 +89,35 @@ def test_some_triples_in_sets_have_files_of_their_own(tmp_path, monkeypatch, blo
     files = BucketFiles(layout, 1, 3, PAIRS, tmp_path / "spare", sets)
     with pytest.raises(InputError, match="buckets3-"):
         files.open()
-    found = files.make(PAIR_OF_RELATION)
-    folder = folder_of(found)
+    buckets = files.make(PAIR_OF_RELATION)
+    folder = folder_of(buckets)
     assert folder != folder_of(whole) and folder.name.startswith("buckets3-")
     assert folder_of(files.make(PAIR_OF_RELATION)) == folder
-    assert found.triples_of_sets.tolist() == list(map(len, rows)) and len(found.starts) == 2 * 9 + 1
-    given = layout.edge_table(1)
+    assert buckets.triples_of_sets.tolist() == list(map(len, rows)) and len(buckets.starts) == 2 * 9 + 1
+    table = layout.edge_table(1)
     # The triples of each set by bucket, found among those of all triples.
-    for number, own in enumerate(rows):
-        wanted = set(given.triple_ids[own].tolist())
+    for number, set_rows in enumerate(rows):
+        triple_ids = set(table.triple_ids[set_rows].tolist())
         for bucket in range(9):
             run, place = slice(*whole.starts[bucket : bucket + 2]), 9 * number + bucket
-            expected = [row for row in range(run.start, run.stop) if whole.table.triple_ids[row] in wanted]
-            start, end = found.starts[place : place + 2]
-            assert found.table.triple_ids[start:end].tolist() == whole.table.triple_ids[expected].tolist()
-            assert (found.table.edges[start:end] == whole.table.edges[expected]).all()
-            assert (found.table.weights[start:end] == whole.table.weights[expected]).all()
-            assert found.counts[number].sum(axis=0).ravel()[bucket] == len(expected)
+            expected = [
+                row for row in range(run.start, run.stop) if whole.table.triple_ids[row] in triple_ids
+            ]
+            start, end = buckets.starts[place : place + 2]
+            assert buckets.table.triple_ids[start:end].tolist() == whole.table.triple_ids[expected].tolist()
+            assert (buckets.table.edges[start:end] == whole.table.edges[expected]).all()
+            assert (buckets.table.weights[start:end] == whole.table.weights[expected]).all()
+            assert buckets.counts[number].sum(axis=0).ravel()[bucket] == len(expected)
 
 
 def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> None:
     layout = toy_layout(tmp_path, weighted=False)
-    found = make(layout, 3, tmp_path / "spare")
+    buckets = make(layout, 3, tmp_path / "spare")
     path = tmp_path / "part1" / "buckets3" / "edges.npy"
     inode = path.stat().st_ino
-    assert folder_of(found) == path.parent and found.table.weights is None
+    assert folder_of(buckets) == path.parent and buckets.table.weights is None
     assert folder_of(make(layout, 3, tmp_path / "spare")) == path.parent and path.stat().st_ino == inode
-    old = np.array(found.table.triple_ids)
+    old = np.array(buckets.table.triple_ids)
     toy_layout(tmp_path, weighted=False, seed=1)
     # The clock of a file system may be too coarse to tell two writes apart.
     os.utime(tmp_path / "part1" / "edges.npy", ns=(1, 1))
@@ -124,8 +126,8 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
         BucketFiles(changed, 1, 3, PAIRS, tmp_path / "spare").open()
     again = make(changed, 3, tmp_path / "spare")
     assert sorted(again.table.triple_ids) == changed.edge_table(1).triple_ids.tolist()
-    assert again.checksum() != found.checksum()
-    assert (found.table.triple_ids == old).all()  # whoever has mapped the old ones keeps them
+    assert again.checksum() != buckets.checksum()
+    assert (buckets.table.triple_ids == old).all()  # whoever has mapped the old ones keeps them
     assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
         "buckets3", "edges.npy", "triple_ids.npy",
     ]  # fmt: skip
@@ -134,9 +136,9 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
 def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch):
     layout = toy_layout(tmp_path / "data")
     monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
-    found = make(layout, 2, tmp_path / "run")
-    assert folder_of(found) == tmp_path / "run" / dataset_files.buckets_folder(2)
-    assert folder_of(BucketFiles(layout, 1, 2, PAIRS, tmp_path / "run").open()) == folder_of(found)
+    buckets = make(layout, 2, tmp_path / "run")
+    assert folder_of(buckets) == tmp_path / "run" / dataset_files.buckets_folder(2)
+    assert folder_of(BucketFiles(layout, 1, 2, PAIRS, tmp_path / "run").open()) == folder_of(buckets)
     (tmp_path / "file").write_text("")
     with pytest.raises(
         (CheckpointError, StorageError), match="cannot write the buckets of part 1 to .*file/buckets4"
@@ -164,6 +166,6 @@ def test_a_part_without_triples(tmp_path: Path) -> None:
     np.save(part / "triple_ids.npy", np.empty(0, np.int64))
     np.save(part / "edges.npy", np.empty((0, 3), np.int64))
     np.save(part / "weights.npy", np.empty(0, np.float32))
-    found = make(layout, 2, tmp_path)
-    assert isinstance(found.table, EdgeTable) and len(found.table.triple_ids) == 0
-    assert found.starts.tolist() == [0] * 5
+    buckets = make(layout, 2, tmp_path)
+    assert isinstance(buckets.table, EdgeTable) and len(buckets.table.triple_ids) == 0
+    assert buckets.starts.tolist() == [0] * 5

@@ -44,13 +44,15 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
         expected = [sorted(oracle.get((e, r), set())) for e, r in queries.tolist()]
         places, answers = known.answers(side, entities, relations)
         assert [answers[places == i].tolist() for i in range(len(queries))] == expected
-        first, count, found = known.runs(side, entities, relations)
-        assert [found[a : a + n].tolist() for a, n in zip(first, count)] == expected
+        first, count, answer_ids = known.runs(side, entities, relations)
+        assert [answer_ids[a : a + n].tolist() for a, n in zip(first, count)] == expected
         # One answer that is there, if any, and one that may be.
-        asked = np.array([answers[0] if answers else 0 for answers in expected], np.int64)
-        for wanted in (asked, asked + 1):
-            is_known = known.contain(side, entities, relations, wanted)
-            assert is_known.tolist() == [one in answers for one, answers in zip(wanted.tolist(), expected)]
+        first_answers = np.array([answers[0] if answers else 0 for answers in expected], np.int64)
+        for candidates in (first_answers, first_answers + 1):
+            is_known = known.contain(side, entities, relations, candidates)
+            assert is_known.tolist() == [
+                candidate in answers for candidate, answers in zip(candidates.tolist(), expected)
+            ]
 
 
 @pytest.mark.parametrize(
@@ -205,12 +207,12 @@ def test_files_of_killed_processes_go(tmp_path: Path) -> None:
     process.start()
     process.join()
     host = socket.gethostname()
-    left = tmp_path / f".{FILE}.{host}.{process.pid}.partial"
-    others = [tmp_path / f".{FILE}.other.1.partial", tmp_path / f".{FILE}.{host}.{os.getppid()}.partial"]
-    for path in (left, *others):
+    remnant = tmp_path / f".{FILE}.{host}.{process.pid}.partial"
+    running = [tmp_path / f".{FILE}.other.1.partial", tmp_path / f".{FILE}.{host}.{os.getppid()}.partial"]
+    for path in (remnant, *running):
         path.touch()
     mapped(tmp_path, random_triples(10, 9, 2), 2)
-    assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / FILE])
+    assert sorted(tmp_path.iterdir()) == sorted([*running, tmp_path / FILE])
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

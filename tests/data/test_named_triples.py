@@ -50,8 +50,8 @@ def test_names_are_looked_up(tmp_path):
     names, ids = some_lines(200)
     path = tmp_path / "mine.txt.gz"
     path.write_bytes(gzip.compress("".join("\t".join(row) + "\n" for row in names).encode()))
-    found = read(path)
-    assert found.dtype == np.int64 and found.tolist() == ids
+    triples = read(path)
+    assert triples.dtype == np.int64 and triples.tolist() == ids
 
 
 def test_labels_columns_and_delimiter(tmp_path):

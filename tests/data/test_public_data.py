@@ -17,6 +17,8 @@ import pytest
 from dglkge.data import public_data
 from dglkge.data.public_data import PublicData, find_public, get_public, local_folder
 from dglkge.errors import InputError
+from dglkge.partition.make_dataset import dataset_of_run, partition_triples
+from dglkge.partition.options import Options
 
 SPLITS = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\ts\tc\n", "test": "c\tr\ta\n"}
 COUNTS = {"entities": 3, "relations": 2, "train": 2, "valid": 1, "test": 1}
@@ -105,7 +107,7 @@ def test_another_checksum_is_refused_and_nothing_stays(served, algorithm, tmp_pa
     )
     with pytest.raises(InputError, match=words):
         local_folder(entry_of(url, {"toy.zip": f"{algorithm}:00"}))
-    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_damaged_and_malicious_archives(served, tmp_path):
@@ -122,13 +124,13 @@ def test_damaged_and_malicious_archives(served, tmp_path):
     with pytest.raises(InputError, match=words):
         local_folder(entry)
     assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path.parent / "evil.txt").exists()
-    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
     "url, reason", [(None, "HTTP status 404"), ("http://127.0.0.1:9/", "onnection refused")]
 )
-def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url, reason):
+def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url, reason, tmp_path):
     url = url or served[1]
     with pytest.raises(InputError) as caught:
         local_folder(entry_of(url, {"toy.zip": None}))
@@ -136,6 +138,20 @@ def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url
     assert message.startswith(f"cannot download Toy-1 from {url}toy.zip (") and reason in message
     assert "put toy.zip into FOLDER/Toy-1 and set DGLKGE_DATA=FOLDER" in message
     assert "<" not in message and "\n" not in message
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_failed_build_leaves_no_folders(served, tmp_path, monkeypatch):
+    """Neither of the data set, nor of a run, nor parents of either; those that were there stay."""
+    monkeypatch.setitem(public_data.public_data(), "Toy-1", entry_of(served[1], {"toy.zip": None}))
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (tmp_path / "new" / "data", tmp_path / "there"):
+        with pytest.raises(InputError, match="cannot download Toy-1"):
+            partition_triples("toy-1", folder / "toy")
+        with pytest.raises(InputError, match="cannot download Toy-1"):
+            dataset_of_run("toy-1", folder / "run", Options())
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_mirror_takes_the_place_of_the_address(served, monkeypatch):

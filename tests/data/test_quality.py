@@ -27,44 +27,46 @@ MIRRORED = st.lists(TRIPLE, min_size=1, max_size=25).map(
 
 
 def numbered(rows: dict[str, list[tuple]], dtype: type = np.int32) -> NumberedTriples:
-    splits = {split: tuple(np.array(found, dtype=dtype).reshape(-1, 3).T) for split, found in rows.items()}
+    splits = {
+        split: tuple(np.array(triples, dtype=dtype).reshape(-1, 3).T) for split, triples in rows.items()
+    }
     return NumberedTriples(splits, NUM_ENTITIES, NUM_RELATIONS, lambda e: f"e{e}", lambda r: f"r{r}")
 
 
 def near_by_sets(rows: dict[str, list[tuple]], near_share: float, min_overlap: int) -> dict[tuple, tuple]:
     """Overlap and sizes of each pair of relations, by (first, second, whether inverse)."""
-    every = {row for found in rows.values() for row in found}
-    found = {}
-    for one, other in combinations_with_replacement(range(NUM_RELATIONS), 2):
+    triples = {row for split_rows in rows.values() for row in split_rows}
+    near = {}
+    for first, second in combinations_with_replacement(range(NUM_RELATIONS), 2):
         for is_inverse in (True, False):
-            if one == other and not is_inverse:
+            if first == second and not is_inverse:
                 continue
-            mine, theirs = (
-                {(h, t) for h, r, t in every if r == relation and not (is_inverse and h == t)}
-                for relation in (one, other)
+            mine, partners = (
+                {(h, t) for h, r, t in triples if r == relation and not (is_inverse and h == t)}
+                for relation in (first, second)
             )
-            wanted = {(t, h) for h, t in theirs} if is_inverse else theirs
-            overlap = len(mine & wanted)
-            if overlap >= min_overlap and overlap >= near_share * max(len(mine), len(theirs)):
-                found[one, other, is_inverse] = (overlap, len(mine), len(theirs))
-    return found
+            counterparts = {(t, h) for h, t in partners} if is_inverse else partners
+            overlap = len(mine & counterparts)
+            if overlap >= min_overlap and overlap >= near_share * max(len(mine), len(partners)):
+                near[first, second, is_inverse] = (overlap, len(mine), len(partners))
+    return near
 
 
 def leaks_by_sets(rows: dict[str, list[tuple]], split: str, near: dict[tuple, tuple]) -> list[tuple]:
     """Whether each triple is in train, reversed in train, in train otherwise, and implied."""
     train = set(rows["train"])
-    found = []
+    leaks = []
     for h, r, t in rows[split]:
         rest = train - {(h, r, t)}
         implied = False
-        for one, other, is_inverse in near:
-            for mine, theirs in ((one, other), (other, one)):
+        for first, second, is_inverse in near:
+            for mine, partner in ((first, second), (second, first)):
                 if mine == r:
-                    implied |= ((t, theirs, h) if is_inverse else (h, theirs, t)) in rest
+                    implied |= ((t, partner, h) if is_inverse else (h, partner, t)) in rest
         reversed_ = any((t, any_relation, h) in rest for any_relation in range(NUM_RELATIONS))
         other_relation = any((h, any_relation, t) in rest for any_relation in range(NUM_RELATIONS))
-        found.append(((h, r, t) in train, reversed_, other_relation, implied))
-    return found
+        leaks.append(((h, r, t) in train, reversed_, other_relation, implied))
+    return leaks
 
 
 def unseen_by_sets(train: list[tuple], rows: list[tuple]) -> dict[str, int]:
@@ -124,11 +126,15 @@ def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, 
     report = quality.report
     near = near_by_sets(rows, near_share, min_overlap)
     pairs = report["relation_pairs"]["largest"]
-    found = {(*pair["relations"], pair["kind"] != "duplicate"): pair for pair in pairs}
-    assert len(found) == len(pairs) == report["relation_pairs"]["count"]
-    figures = {key: (pair["overlap"], *pair["triples"]) for key, pair in found.items()}
-    assert figures == {(f"r{one}", f"r{other}", kind): value for (one, other, kind), value in near.items()}
-    assert all(pair["kind"] == "symmetric" for (one, other, _), pair in found.items() if one == other)
+    pairs_by_key = {(*pair["relations"], pair["kind"] != "duplicate"): pair for pair in pairs}
+    assert len(pairs_by_key) == len(pairs) == report["relation_pairs"]["count"]
+    figures = {key: (pair["overlap"], *pair["triples"]) for key, pair in pairs_by_key.items()}
+    assert figures == {
+        (f"r{first}", f"r{second}", kind): value for (first, second, kind), value in near.items()
+    }
+    assert all(
+        pair["kind"] == "symmetric" for (first, second, _), pair in pairs_by_key.items() if first == second
+    )
     assert [pair["overlap"] for pair in pairs] == sorted((pair["overlap"] for pair in pairs), reverse=True)
     for split, leaks in quality.leaks.items():
         expected = leaks_by_sets(rows, split, near)
@@ -142,8 +148,10 @@ def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, 
     assert report["leaks"]["test"]["in_valid"] == {"triples": in_valid, "share": share}
     both = report["unseen"]["valid_and_test"]
     assert both == unseen_by_sets(train, valid + test)
-    assert report["triples"] == {split: len(found) for split, found in rows.items()}
-    assert report["duplicates"] == {split: len(found) - len(set(found)) for split, found in rows.items()}
+    assert report["triples"] == {split: len(triples) for split, triples in rows.items()}
+    assert report["duplicates"] == {
+        split: len(triples) - len(set(triples)) for split, triples in rows.items()
+    }
     uses = Counter(r for _, r, _ in set(train))
     single = [f"r{r}" for r in sorted(uses) if uses[r] == 1]
     assert report["single_triple_relations"] == {"count": len(single), "examples": single}
@@ -185,22 +193,14 @@ def test_pairs_are_named(monkeypatch):
     assert report["relation_pairs"]["count"] == 2 and len(report["relation_pairs"]["largest"]) == 1
 
 
-def test_dataset_measures_where_nothing_is_stored(tmp_path):
-    """Entities of two types: the ids of both begin at 0."""
-    folder = write_toy_folder(tmp_path / "toy")
-    (folder / "partitions" / "report.json").write_text('{"parts": []}')
-    report = Dataset.open(folder).quality()
+def test_entities_of_two_types_are_counted_apart(tmp_path):
+    """The ids of both begin at 0."""
+    report = measure_quality(Dataset.open(write_toy_folder(tmp_path / "toy")).numbered()).report
     assert report["triples"] == {"train": 5, "valid": 1, "test": 0}
     degrees = {hub["entity"]: hub["degree"] for hub in report["hubs"]}
     assert degrees == {"Ada": 3, "Bob": 2, "NA": 2, " Eve ": 1, "Rome": 1, "Ōsaka": 1}
     assert report["components"] == {"count": 1, "largest": 6, "largest_share": 1.0}
     assert report["single_triple_relations"] == {"count": 1, "examples": ["near (person → person)"]}
-
-
-def test_dataset_reads_what_is_stored(tmp_path):
-    folder = write_toy_folder(tmp_path / "toy")
-    (folder / "partitions" / "report.json").write_text('{"parts": [], "quality": {"triples": {}}}')
-    assert Dataset.open(folder).quality() == {"triples": {}}
 
 
 @pytest.mark.parametrize(
@@ -213,17 +213,17 @@ def test_buckets_and_workers_do_not_change_the_figures(num_entities, bucket_byte
     for split, num in (("train", 500), ("valid", 40), ("test", 60)):
         columns = rng.integers(0, num_entities, (num, 2)).T.tolist()
         # Relation 1 is the inverse of 0.
-        found = list(zip(columns[0], rng.choice([0, 2, 3], num).tolist(), columns[1]))
-        rows[split] = found + [(t, 1, h) for h, r, t in found if r == 0] + found[:9]
+        triples = list(zip(columns[0], rng.choice([0, 2, 3], num).tolist(), columns[1]))
+        rows[split] = triples + [(t, 1, h) for h, r, t in triples if r == 0] + triples[:9]
     rows["test"] += rows["train"][::50] + [(t, r, h) for h, r, t in rows["train"][::60]] + rows["valid"][:5]
-    splits = {split: tuple(np.array(found, np.int32).T) for split, found in rows.items()}
+    splits = {split: tuple(np.array(triples, np.int32).T) for split, triples in rows.items()}
     # Several buckets at a time, of several pieces.
     monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 70)
     triples = NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
     measured = measure_quality(triples, bucket_bytes, num_workers)
     near = near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP)
     assert measured.report["relation_pairs"]["count"] == len(near) > 0
-    for split, found in measured.leaks.items():
-        assert masks_of(found) == leaks_by_sets(rows, split, near)
+    for split, marks in measured.leaks.items():
+        assert masks_of(marks) == leaks_by_sets(rows, split, near)
     pairs = Counter(frozenset((h, t)) for split in rows for h, _, t in rows[split])
     assert num_entities < 1000 or min(pairs.values()) == 1

@@ -19,9 +19,9 @@ def brute_force_loads(steps, capacity: int) -> int:
     held: list = []
     loads = 0
     for needed in steps:
-        for one in needed:
-            loads += one not in held
-        held = [one for one in held if one not in needed] + sorted(needed)
+        for range_ in needed:
+            loads += range_ not in held
+        held = [range_ for range_ in held if range_ not in needed] + sorted(needed)
         held = held[max(0, len(held) - max(capacity, len(needed))) :]
     return loads
 
@@ -29,9 +29,9 @@ def brute_force_loads(steps, capacity: int) -> int:
 def loads_of(order: str, num_ranges: int, capacity: int, epoch: int = 0) -> int:
     """Return loads with memory for a number of ranges of one entity type."""
     steps = [{head, tail} for head, tail in walk_pairs(order, num_ranges, 5, epoch).tolist()]
-    found = count_loads(steps, dict.fromkeys(range(num_ranges), 10), 10 * capacity)
-    assert found == Loads(brute_force_loads(steps, capacity), 10 * found.count)
-    return found.count
+    loads = count_loads(steps, dict.fromkeys(range(num_ranges), 10), 10 * capacity)
+    assert loads == Loads(brute_force_loads(steps, capacity), 10 * loads.count)
+    return loads.count
 
 
 def test_the_configuration_names_all_walks() -> None:
@@ -79,10 +79,10 @@ def test_a_step_of_the_curve_changes_one_range() -> None:
 def test_affinity_takes_what_is_in_memory_first() -> None:
     walk = [tuple(pair) for pair in walk_pairs("affinity", 7, 2, 1).tolist()]
     for place in range(1, len(walk)):
-        last, left = set(walk[place - 1]), walk[place:]
-        best = max(2 if set(pair) <= last else bool(set(pair) & last) for pair in left)
-        chosen = 2 if set(walk[place]) <= last else bool(set(walk[place]) & last)
-        assert chosen == best, place
+        last, remaining = set(walk[place - 1]), walk[place:]
+        best = max(2 if set(pair) <= last else bool(set(pair) & last) for pair in remaining)
+        shared = 2 if set(walk[place]) <= last else bool(set(walk[place]) & last)
+        assert shared == best, place
 
 
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4), num_ranges=st.integers(1, 7))

@@ -57,8 +57,8 @@ def write(folder: Path, kind: str) -> Path:
     return path
 
 
-def read(file: VectorFile, wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
-    blocks = list(file.rows(wanted))
+def read(file: VectorFile, numbers: np.ndarray) -> tuple[list[int], np.ndarray]:
+    blocks = list(file.rows(numbers))
     return [number for numbers, _ in blocks for number in numbers], np.concatenate(
         [rows for _, rows in blocks]
     )
@@ -69,10 +69,10 @@ def test_every_format_gives_the_same(tmp_path: Path, kind: str, monkeypatch: pyt
     monkeypatch.setattr(vector_files, "ROWS_AT_A_TIME", 2)
     file = open_vectors(write(tmp_path, kind))
     assert (file.width, list(file.names())) == (3, NAMES)
-    for wanted in (WANTED, np.arange(5), np.array([4])):
-        numbers, rows = read(file, wanted)
-        assert numbers == wanted.tolist() and rows.dtype == np.float64
-        assert np.array_equal(rows, ROWS[wanted])
+    for expected in (WANTED, np.arange(5), np.array([4])):
+        numbers, rows = read(file, expected)
+        assert numbers == expected.tolist() and rows.dtype == np.float64
+        assert np.array_equal(rows, ROWS[expected])
     assert list(file.rows(np.arange(0))) == []
 
 
@@ -193,13 +193,13 @@ def cosines_by_definition(texts):
     for text in texts:
         words = text.split()
         counts.append(Counter([*words, *zip(words, words[1:])]))
-    in_texts = Counter(word for one in counts for word in one)
+    in_texts = Counter(word for words in counts for word in words)
     vectors = np.zeros((len(counts), len(in_texts)))
-    for row, one in zip(vectors, counts):
+    for row, words in zip(vectors, counts):
         for place, word in enumerate(in_texts):
-            if one[word]:
+            if words[word]:
                 idf = math.log((1 + len(counts)) / (1 + in_texts[word])) + 1
-                row[place] = (1 + math.log(one[word])) * idf
+                row[place] = (1 + math.log(words[word])) * idf
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
     return vectors @ vectors.T
 
@@ -243,13 +243,13 @@ def test_further_texts_are_encoded_as_those_of_a_file(tmp_path, capsys):
     written, further = tmp_path / "v.parquet", tmp_path / "n.parquet"
     for words in (f"t.tsv -o {written} --dimension 100", f"new.tsv -o {further} --like {written}"):
         assert main(f"data vectors {tmp_path}/{words}".split()) == 0
-    found = np.stack(pd.read_parquet(further)["embedding"])
+    vectors = np.stack(pd.read_parquet(further)["embedding"])
     old = text_vectors(TEXTS, 100)
-    assert np.allclose(found[1], old[0], atol=1e-6)
+    assert np.allclose(vectors[1], old[0], atol=1e-6)
     # Its known words are those of Ada and Charles; "unseen" is none, and Ann has no word of it but "the".
-    cosines = found[0] @ old.T
+    cosines = vectors[0] @ old.T
     assert min(cosines[:2]) > 0.3 > 0.1 > cosines[4] and cosines[3] == 0
-    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
     assert (
         main(f"data vectors {tmp_path}/new.tsv -o {tmp_path}/x.parquet --like {written} --encoder e".split())
         == 2

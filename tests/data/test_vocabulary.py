@@ -144,9 +144,9 @@ TIMED = [Relation("visits", "person", "town"), Relation("near", "town", "town")]
     ],
 )
 def test_times_are_in_their_order(stamps, granularity, times):
-    found, places = in_time_order(stamps, granularity)
-    assert found == times
-    assert [stamp.startswith(found[place]) for stamp, place in zip(stamps, places)] == [True] * len(stamps)
+    ordered, places = in_time_order(stamps, granularity)
+    assert ordered == times
+    assert [stamp.startswith(ordered[place]) for stamp, place in zip(stamps, places)] == [True] * len(stamps)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,10 @@ def test_other_times_are_refused(stamps, granularity, message):
 
 def test_numbers_of_relations_at_a_time():
     made = at_times(TIMED, ["1", "2", "3"])
-    assert [one.name for one in made] == [label_at(r.name, t) for r in TIMED for t in "123"]
-    assert [(one.lhs, one.rhs) for one in made] == [("person", "town")] * 3 + [("town", "town")] * 3
+    assert [relation.name for relation in made] == [label_at(r.name, t) for r in TIMED for t in "123"]
+    assert [(relation.lhs, relation.rhs) for relation in made] == [("person", "town")] * 3 + [
+        ("town", "town")
+    ] * 3
     assert at_times(TIMED, []) == TIMED
     # The map of an edge's relation goes with that of its row, and the time stays.
     node_ids = np.array([2, 0, 1])

@@ -53,8 +53,8 @@ def test_held_out_entities_stay_in_training():
         "test": 5,
     }
     assert sorted(sum(splits.values(), [])) == sorted(triples)
-    left = Counter(name for head, _, tail in splits["train"] for name in (head, tail))
-    assert all(left[name] >= 2 for some in ("valid", "test") for h, _, t in splits[some] for name in (h, t))
+    uses = Counter(name for head, _, tail in splits["train"] for name in (head, tail))
+    assert all(uses[name] >= 2 for some in ("valid", "test") for h, _, t in splits[some] for name in (h, t))
     assert splits == debian_graph.split(triples, 10, seed=0) != debian_graph.split(triples, 10, seed=1)
 
 
@@ -163,11 +163,13 @@ def test_small_library_exactly(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     triples, types = stdlib_kg.extract_triples(tmp_path)
-    of_builtins = {name for name, kind in types.items() if "." not in name and kind in ("class", "function")}
-    of_files = {triple for triple in triples if triple[0] not in of_builtins}
+    builtin_names = {
+        name for name, kind in types.items() if "." not in name and kind in ("class", "function")
+    }
+    file_triples = {triple for triple in triples if triple[0] not in builtin_names}
     expected = [line.split(": ") for line in EXPECTED.strip().splitlines()]
     pairs = [(name, *pair.split()) for name, pairs in expected for pair in pairs.split("; ")]
-    assert of_files == {(head, name, tail) for name, head, *tails in pairs for tail in tails}
+    assert file_triples == {(head, name, tail) for name, head, *tails in pairs for tail in tails}
     assert triples == sorted(set(triples))
     assert types["shapes.base.Shape"] == "class" and types["shapes.base.pen"] == "function"
     assert types["shapes"] == "module" and types["argument:colour"] == "argument"
@@ -230,9 +232,9 @@ def test_relation_unseen_between_two_types_moves_to_training():
     triples += [(f"m{i}", "has", f"m{(i + 1) % 200}") for i in range(200)]
     alone = stdlib_kg.split_triples(triples, types)
     held_out = next(triple for triple in alone["test"] if triple[1] == "has")
-    others = [triple for triple in triples if triple[1] != "has"]
-    others += [(end, "is", end) for end in (held_out[0], held_out[2])]
-    assert held_out in stdlib_kg.split_triples([*others, held_out], types)["train"]
+    rest = [triple for triple in triples if triple[1] != "has"]
+    rest += [(end, "is", end) for end in (held_out[0], held_out[2])]
+    assert held_out in stdlib_kg.split_triples([*rest, held_out], types)["train"]
 
 
 @pytest.mark.parametrize(

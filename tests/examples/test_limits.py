@@ -34,17 +34,17 @@ def test_tables_are_compared_bit_by_bit(tmp_path):
     compare = out_of_core.different_tables
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     rows[1, 1] = np.nan
-    one = write(tmp_path / "one", rows)
+    checkpoint = write(tmp_path / "one", rows)
     # An older version does not count.
     write(tmp_path / "other", rows + 1)
-    assert compare(one, write(tmp_path / "other", rows, version=2)) == []
+    assert compare(checkpoint, write(tmp_path / "other", rows, version=2)) == []
     rows[2, 2] = np.nextafter(rows[2, 2], np.float32(9))
     changed = write(tmp_path / "changed", rows)
-    assert compare(one, changed) == ["embeddings_entity_0:embeddings"]
-    assert compare(one, tmp_path / "none") == ["files ['embeddings_entity_0'] and []"]
+    assert compare(checkpoint, changed) == ["embeddings_entity_0:embeddings"]
+    assert compare(checkpoint, tmp_path / "none") == ["files ['embeddings_entity_0'] and []"]
     with h5py.File(changed / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5", "a") as file:
         del file["optimizer/sum"]
-    assert compare(one, changed) == ["embeddings_entity_0", "embeddings_entity_0:embeddings"]
+    assert compare(checkpoint, changed) == ["embeddings_entity_0", "embeddings_entity_0:embeddings"]
 
 
 def test_the_limit_is_a_share_of_the_tables_and_the_memory_beside_them():
@@ -91,13 +91,13 @@ def test_rows_of_the_table():
     disk = {"limit_bytes": 10**9, "edges_per_second": 750.0, "peak_group_bytes": 9 * 10**8}
     disk.update(read_bytes=25 * 10**8, written_bytes=35 * 10**8, different_tables=[])
     killed = {"limit_bytes": 10**9, "edges_per_second": 1.0, "different_tables": ["a:b"]}
-    found = {
+    figures = {
         "plan": {"table_bytes": 2 * 10**9, "own_bytes": 10**9, "ranges": ranges},
         "disk": "vda (ext4)",
         "runs": {out_of_core.MEMORY: [memory], out_of_core.DISK: [disk, disk], out_of_core.KILLED: [killed]},
         "peer_problem": "killed\nat once",
     }
-    lines = out_of_core.report(found).splitlines()
+    lines = out_of_core.report(figures).splitlines()
     assert lines[2:5] == [
         "| in memory | none |  | 1,000 | 1.00 |  |  |  |  |",
         "| on disk, limited | 1.00 | 0.90 | 750 | 0.75 | 2.50 | 3.50 | 3.00 | yes |",
@@ -143,8 +143,8 @@ def test_bytes_between_two_moments(tmp_path):
         stat.write_text("1 0 110 5 1 0 20 5 0 0 0")
     moments = [sample[0] for sample in traffic._samples]
     assert traffic.between(moments[0], moments[-1]) == (100 * 512, 0)
-    found = disk_traffic.Disk.of(tmp_path)
-    assert found.file_system != "unknown" and (found.stat is None or found.counted()[1] > 0)
+    disk = disk_traffic.Disk.of(tmp_path)
+    assert disk.file_system != "unknown" and (disk.stat is None or disk.counted()[1] > 0)
 
 
 def test_the_commands_of_the_path(tmp_path):
@@ -178,8 +178,8 @@ def test_a_command_that_takes_more_than_the_limit_fails(tmp_path: Path, size, en
     ]
     try:
         if ends_well:
-            found = limited_memory.run_limited(command, 100 * MIB, tmp_path / "log", 60)
-            assert size < found["peak_group_bytes"] <= 100 * MIB
+            usage = limited_memory.run_limited(command, 100 * MIB, tmp_path / "log", 60)
+            assert size < usage["peak_group_bytes"] <= 100 * MIB
             return
         with pytest.raises(RuntimeError, match="ended well, but 1 processes were killed by the limit"):
             limited_memory.run_limited(command, 100 * MIB, tmp_path / "log", 60)

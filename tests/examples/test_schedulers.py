@@ -47,8 +47,8 @@ def test_slurm() -> None:
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     (line,) = [line.strip() for line in text.splitlines() if line.strip().startswith("srun ")]
     words = shlex.split(line.partition("||")[0])
-    found = place(words[words.index("dglkge-launch") :], SLURM)
-    assert found == NodePlace(1, 2, "cn07", 29450)
+    node = place(words[words.index("dglkge-launch") :], SLURM)
+    assert node == NodePlace(1, 2, "cn07", 29450)
 
 
 def test_two_machines() -> None:
@@ -65,9 +65,9 @@ def test_kubernetes() -> None:
     (job,) = spec["replicatedJobs"]
     nodes = job["template"]["spec"]
     (container,) = nodes["template"]["spec"]["containers"]
-    found = place(container["command"], {"JOB_COMPLETION_INDEX": "1"})
+    node = place(container["command"], {"JOB_COMPLETION_INDEX": "1"})
     host = f"kge-{job['name']}-0-0.{spec['network']['subdomain']}"
-    assert found == NodePlace(1, nodes["completions"], host, 29450)
+    assert node == NodePlace(1, nodes["completions"], host, 29450)
     assert nodes["completions"] == nodes["parallelism"] and nodes["completionMode"] == "Indexed"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in nodes["template"]["spec"]["volumes"]}
@@ -75,8 +75,8 @@ def test_kubernetes() -> None:
 
 def test_docker() -> None:
     services = load(EXAMPLES / "docker" / "compose.yml")["services"]
-    found = [place(shlex.split(service["command"]), {}) for service in services.values()]
-    assert found == [NodePlace(rank, 2, "node0", 29450) for rank in range(len(services))]
+    places = [place(shlex.split(service["command"]), {}) for service in services.values()]
+    assert places == [NodePlace(rank, 2, "node0", 29450) for rank in range(len(services))]
 
 
 def test_the_image_is_built_from_what_there_is() -> None:

@@ -44,9 +44,9 @@ def test_bucket_orders():
     with pytest.raises(InputError, match="unknown order 'inside'; did you mean 'inside_out'"):
         bucket_order.kinds("4", "inside")
     figures = {"edges_per_second": 12345.6, "wall_seconds": 61.23}
-    one = {"num_ranges": 1, "order": "", "metrics": {"mrr": 0.35, "hits@10": 0.5}, **figures}
+    whole = {"num_ranges": 1, "order": "", "metrics": {"mrr": 0.35, "hits@10": 0.5}, **figures}
     four = {"num_ranges": 4, "order": "random", "metrics": {"mrr": 0.342, "hits@10": 0.5}, **figures}
-    cells = [cell.strip() for cell in bucket_order.row(four, one).strip("|").split("|")]
+    cells = [cell.strip() for cell in bucket_order.row(four, whole).strip("|").split("|")]
     assert cells == ["4", "random", cells[2], "0.3420", "+0.0080", "0.5000", "12,346", "61.2"]
     assert int(cells[2]) >= 4
     assert len(cells) == len(bucket_order.HEADER.splitlines()[0].strip("|").split("|"))
@@ -67,8 +67,8 @@ def test_reasons_are_removed(capsys, monkeypatch):
         if len(runs) == 2:  # two trainings show it
             return runs[-1]
         runs.append(train(args, work, without))
-        left = len(runs[-1].dataset.split("train"))
-        assert left == len(runs[0].dataset.split("train")) - len(without)
+        num_triples = len(runs[-1].dataset.split("train"))
+        assert num_triples == len(runs[0].dataset.split("train")) - len(without)
         return runs[-1]
 
     monkeypatch.setattr(influence, "trained", trained)
@@ -91,8 +91,8 @@ def test_no_schedule_saves_traffic(capsys):
         assert bucket_schedules.main([*words, "--machines", machines]) == 0
         lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
         assert [line[0] for line in lines] == ["same", "rotated heads", "shifted"]
-        same, *others = [(float(line[1]), int(line[3])) for line in lines]
-        for rows, reads in others:
+        same, *schedules = [(float(line[1]), int(line[3])) for line in lines]
+        for rows, reads in schedules:
             # Batches cut the same buckets at other places.
             assert rows == pytest.approx(same[0], rel=0.02) and reads > same[1]
     # Where both ends of an edge are own, all rows are.
@@ -108,8 +108,8 @@ def test_cases_of_devices_can_be_trained():
         check_config(load_config(None, ["dataset=x", "training.profile=true", *settings]))
     for settings in (gpu.speed_settings("1000"), [*gpu.ON_GPU, *gpu.RANKED]):
         check_config(load_config(None, ["dataset=x", *settings]))
-    found = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
-    objectives = [config.training.objective.name for config in found]
+    configs = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
+    objectives = [config.training.objective.name for config in configs]
     assert objectives == ["negative_sampling", "negative_sampling", "one_vs_all"]
     args = device.build_parser().parse_args(["--compile"])
     compiled = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
@@ -167,8 +167,8 @@ def test_row_of_a_recipe():
 
 
 def test_every_score_function_has_a_peer():
-    ours = {name for name in PLAIN if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge")}
-    assert set(plain_torch_scores.KINDS) == ours
+    compared = {name for name in PLAIN if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge")}
+    assert set(plain_torch_scores.KINDS) == compared
 
 
 @pytest.mark.parametrize("side", list(Side))
@@ -177,11 +177,11 @@ def test_scores_are_equal(name, side):
     score_function = build_model(name, DIM, True).score_function
     draw = torch.Generator().manual_seed(0)
     shape = {"generator": draw, "dtype": torch.float64}
-    given, candidates = torch.randn(5, DIM, **shape), torch.randn(5, DIM, **shape)
+    entities, candidates = torch.randn(5, DIM, **shape), torch.randn(5, DIM, **shape)
     relation = torch.randn(5, plain_torch_scores.relation_dim(name, DIM), **shape)
     tails = side is Side.TAIL
-    expected = score_function.compare_plainly(score_function.query(given, relation, side), candidates)
-    query = plain_torch_scores.queries(name, given, relation, tails)
+    expected = score_function.compare_plainly(score_function.query(entities, relation, side), candidates)
+    query = plain_torch_scores.queries(name, entities, relation, tails)
     torch.testing.assert_close(plain_torch_scores.compare(name, query, relation, candidates, tails), expected)
     pairs = plain_torch_scores.compare(name, query, relation, candidates.unsqueeze(1), tails)
     torch.testing.assert_close(pairs.squeeze(1), expected.diagonal())

@@ -97,9 +97,9 @@ def test_table_shows_medians_and_ratios():
         "ours": [figures_of([1, 1000 * speed], mrr=0.5) for speed in (60, 50, 90)],
         "pbg": [figures_of([1, 1000 * speed], 2 * 10**9, processor=3.0) for speed in (20, 30, 10)],
     }
-    head, rule, ours, peer = tables.run_table(runs, "pbg", 10**6, {"ours": 1.2e11}).splitlines()
-    assert head.count("|") == rule.count("|") == ours.count("|") == peer.count("|")
-    cells = [cell.strip() for cell in ours.split("|")]
+    head, rule, row, peer = tables.run_table(runs, "pbg", 10**6, {"ours": 1.2e11}).splitlines()
+    assert head.count("|") == rule.count("|") == row.count("|") == peer.count("|")
+    cells = [cell.strip() for cell in row.split("|")]
     assert cells[1:4] == ["ours", "60,000", "3.00×"] and cells[6:8] == ["60", "50%"]
     assert cells[8:10] == ["3.5", "1.00"] and cells[10:13] == ["2000.0", "1.50×", "0.5000"]
     cells = [cell.strip() for cell in peer.split("|")]
@@ -164,14 +164,14 @@ def test_peer_gets_every_triple_once(tmp_path, num_parts):
     """The buckets, put together again with the ids of the whole, are the train split."""
     dataset = Dataset.open(toy_dataset())
     pbg_peer.export(dataset, tmp_path, num_parts)
-    found = []
+    blocks = []
     for lhs in range(num_parts):
         for rhs in range(num_parts):
             with h5py.File(tmp_path / "train" / f"edges_{lhs}_{rhs}.h5") as file:
                 assert file.attrs["format_version"] == 1
                 head, tail = file["lhs"][:] * num_parts + lhs, file["rhs"][:] * num_parts + rhs
-                found.append(np.column_stack([head, file["rel"][:], tail]))
-    everything = np.concatenate(found)
+                blocks.append(np.column_stack([head, file["rel"][:], tail]))
+    everything = np.concatenate(blocks)
     assert sorted(map(tuple, everything)) == sorted(map(tuple, np.asarray(dataset.split("train"))))
     counts = [
         int((tmp_path / "entities" / f"entity_count_entity_{part}.txt").read_text())
@@ -208,8 +208,8 @@ def test_a_small_job_from_end_to_end(tmp_path):
     words += ["--epochs", "2", "--dimension", "8", "--negatives", "10", "--matmul_dtypes", "float32"]
     words += ["--json", tmp_path / "figures.json", "--work", tmp_path / "work"]
     done = run_script("benchmarks/training.py", *words, python=[sys.executable])
-    found = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
-    (run,) = found["runs"]["ours, float32"]
+    report = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    (run,) = report["runs"]["ours, float32"]
     num_triples = len(Dataset.open(toy_dataset()).split("train"))
     assert [epoch["edges"] for epoch in run["epochs"]] == [num_triples] * 2
     marks = list(run["start_marks"].values())

@@ -69,8 +69,8 @@ def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:
     """Find and read an input, as partition_triples does before it writes anything."""
     inputs = path if isinstance(path, list) else [path]
     general = {name: options.pop(name) for name in ("split", "num_parts") if name in options}
-    chosen = Options(reading=ReadingOptions(**options), **general)
-    return find_input(inputs, chosen), read_files(inputs, inputs[0].parent, chosen, None)
+    reading_options = Options(reading=ReadingOptions(**options), **general)
+    return find_input(inputs, reading_options), read_files(inputs, inputs[0].parent, reading_options, None)
 
 
 def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, str, str]]:

@@ -32,12 +32,12 @@ def owned_triples(dataset: Path) -> list[Counter]:
     relations = [line.split("\t") for line in lines(dataset / "relations.tsv")]
     names = {path.stem: lines(path) for path in (dataset / "entities").glob("*.txt")}
     original = {ntype: np.load(partitions / f"original_ids_{ntype}.npy") for ntype in [*names, "relation"]}
-    found = []
+    parts = []
     for part_id in range(description["num_parts"]):
         edges = np.load(partitions / f"part{part_id}" / "edges.npy").tolist()
         triples: Counter = Counter()
         for head, relation, tail in edges:
             name, lhs, rhs = relations[original["relation"][relation]]
             triples[names[lhs][original[lhs][head]], name, names[rhs][original[rhs][tail]]] += 1
-        found.append(triples)
-    return found
+        parts.append(triples)
+    return parts

@@ -67,10 +67,10 @@ def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, r
 def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed):
     type_of = np.repeat(np.arange(len(counts)), counts)
     in_degrees = np.random.default_rng(seed).integers(0, 9, len(type_of))
-    found = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
-    assert found.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
+    parts = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
+    assert parts.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
     for type_, count in enumerate(counts):
-        owned = np.bincount(found[type_of == type_], minlength=num_parts)
+        owned = np.bincount(parts[type_of == type_], minlength=num_parts)
         assert owned.sum() == count and owned.max() - owned.min() <= 1
 
 
@@ -133,9 +133,9 @@ def test_metis_takes_parallel_edges_and_loops():
 def test_every_partition_owns_a_node_of_every_type(method, num_parts):
     with contextlib.redirect_stdout(io.StringIO()):
         parts = assign_nodes(job(part_method=method, num_parts=num_parts), TRAIN)
-    assert {ntype: len(found) for ntype, found in parts.items()} == {"a": 4, "b": 3, RELATION: 3}
-    for found in parts.values():
-        assert set(found.tolist()) == set(range(num_parts))
+    assert {ntype: len(type_parts) for ntype, type_parts in parts.items()} == {"a": 4, "b": 3, RELATION: 3}
+    for type_parts in parts.values():
+        assert set(type_parts.tolist()) == set(range(num_parts))
 
 
 def test_graph_has_one_edge_of_each_type_in_every_partition_and_a_loop_per_relation():
@@ -144,7 +144,7 @@ def test_graph_has_one_edge_of_each_type_in_every_partition_and_a_loop_per_relat
     assert {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes} == {"a": 4, "b": 3, "relation": 3}
     assert [ends.tolist() for ends in graph.edges(etype="relation_relation")] == [[0, 1, 2]] * 2
     ends = {"a_a": [[1, 0], [1, 0]], "a_b": [[1, 0], [2, 0]]}
-    assert {name: [one.tolist() for one in graph.edges(etype=name)] for name in ends} == ends
+    assert {name: [ends_.tolist() for ends_ in graph.edges(etype=name)] for name in ends} == ends
 
 
 def greedy(order, heads, tails, num_parts, passes):
@@ -159,16 +159,16 @@ def greedy(order, heads, tails, num_parts, passes):
     for _ in range(passes):
         for node in order:
             parts.pop(node, None)
-            found = []
+            costs = []
             for part in range(num_parts):
-                members = [one for one, of in parts.items() if of == part]
+                members = [member for member, of in parts.items() if of == part]
                 load = max(
                     (len(members) + 1) / most_nodes,
-                    (sum(in_degree[one] for one in members) + in_degree[node]) / most_edges,
+                    (sum(in_degree[member] for member in members) + in_degree[node]) / most_edges,
                 )
-                near = sum(parts.get(one) == part for one in around[node] if one != node)
-                found.append((-near * max(1 - load, 0), load, part))
-            parts[node] = min(found)[2]
+                near = sum(parts.get(neighbour) == part for neighbour in around[node] if neighbour != node)
+                costs.append((-near * max(1 - load, 0), load, part))
+            parts[node] = min(costs)[2]
     return [parts[node] for node in range(num_nodes)]
 
 

@@ -48,8 +48,8 @@ def test_public_graphs(shared_datasets, name, kind):
     # Head and tail may change places: nothing tells them apart.
     assert advice(frame, "hrt") is None and advice(frame, "trh") is None
     for order, right in (("htr", "head,relation,tail"), ("rht", "head,relation,tail"), ("thr", "")):
-        found = advice(frame, order)
-        assert found.endswith(f"give --columns {right}" if right else "tail,relation,head")
+        line = advice(frame, order)
+        assert line.endswith(f"give --columns {right}" if right else "tail,relation,head")
 
 
 def graph(heads, relations, tails, num_triples: int = 2000) -> pd.DataFrame:

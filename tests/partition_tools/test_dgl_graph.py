@@ -37,7 +37,9 @@ def typed_graph() -> dgl.DGLGraph:
     edges: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for head, relation, tail in frame.itertuples(index=False):
         ends = [numbers.setdefault(types[name], {}) for name in (head, tail)]
-        pair = tuple(of_type.setdefault(name, len(of_type)) for of_type, name in zip(ends, (head, tail)))
+        pair = tuple(
+            ids_of_type.setdefault(name, len(ids_of_type)) for ids_of_type, name in zip(ends, (head, tail))
+        )
         edges.setdefault((types[head], relation, types[tail]), []).append(pair)
     made = dgl.heterograph({key: tuple(map(torch.tensor, zip(*pairs))) for key, pairs in edges.items()})
     for node_type in made.ntypes:
@@ -52,24 +54,24 @@ def graph() -> dgl.DGLGraph:
 
 def edges_of(graph: dgl.DGLGraph) -> Counter:
     """Count (type, head, relation, type, tail) of a graph."""
-    found: Counter = Counter()
+    edges: Counter = Counter()
     for head_type, relation, tail_type in graph.canonical_etypes:
         heads, tails = graph.edges(etype=(head_type, relation, tail_type))
         rows = zip(heads.tolist(), tails.tolist())
-        found.update((head_type, head, relation, tail_type, tail) for head, tail in rows)
-    return found
+        edges.update((head_type, head, relation, tail_type, tail) for head, tail in rows)
+    return edges
 
 
 def triples_of(dataset: Dataset) -> Counter:
     """Count the same of a data set: names of entities are numbers."""
-    found: Counter = Counter()
+    triples: Counter = Counter()
     for head, number, tail in dataset.split("train").tolist():
         relation = dataset.relations[number]
         names = [
             int(dataset.vocabulary(type_)[id_]) for type_, id_ in ((relation.lhs, head), (relation.rhs, tail))
         ]
-        found[relation.lhs, names[0], relation.name, relation.rhs, names[1]] += 1
-    return found
+        triples[relation.lhs, names[0], relation.name, relation.rhs, names[1]] += 1
+    return triples
 
 
 def save(path: Path, *graphs: dgl.DGLGraph) -> Path:
@@ -86,15 +88,15 @@ def partition(graph: dgl.DGLGraph, folder: Path, num_parts: int) -> dict[str, np
             graph, "kg", num_parts, str(folder), part_method="random", return_mapping=True
         )
     ids = ids if isinstance(ids, dict) else {"_N": ids}
-    return {name: of_type.numpy() for name, of_type in ids.items()}
+    return {name: type_ids.numpy() for name, type_ids in ids.items()}
 
 
 def dgl_parts(folder: Path, original: dict[str, np.ndarray]) -> dict[str, list[int]]:
     """Return the partition of each original id, by DGL's own description."""
     ranges = json.loads((folder / "kg.json").read_text())["node_map"]
     parts = {}
-    for name, of_type in ranges.items():
-        owners = np.repeat(np.arange(len(of_type)), [end - start for start, end in of_type])
+    for name, type_ranges in ranges.items():
+        owners = np.repeat(np.arange(len(type_ranges)), [end - start for start, end in type_ranges])
         parts[name] = owners[np.argsort(original[name])].tolist()
     return parts
 
@@ -130,9 +132,9 @@ def with_files(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.nd
     starts = dict.fromkeys(original, 0)
     for part in range(3):
         ids = {}
-        for name, of_type in original.items():
+        for name, type_ids in original.items():
             count = ranges[name][part][1] - ranges[name][part][0]
-            ids[name] = torch.tensor(of_type[starts[name] : starts[name] + count])
+            ids[name] = torch.tensor(type_ids[starts[name] : starts[name] + count])
             starts[name] += count
         dgl.data.utils.save_tensors(str(folder / f"part{part}" / "orig_nids.dgl"), ids)
     return original

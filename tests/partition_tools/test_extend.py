@@ -72,13 +72,18 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
     for type_ in old.entity_types:
         before, after = list(old.vocabulary(type_).names), list(new.vocabulary(type_).names)
         assert after[: len(before)] == before
-        parts = [one.layout().part_of(type_, np.asarray(one.layout().node_ids(type_))) for one in (old, new)]
+        parts = [
+            dataset.layout().part_of(type_, np.asarray(dataset.layout().node_ids(type_)))
+            for dataset in (old, new)
+        ]
         assert np.array_equal(parts[0], parts[1][: len(parts[0])])
         for part in range(2):
             # In a checkpoint's file rows stand by original id: the old ones, then the new ones.
             stored = [
-                np.sort(one.layout().original_ids(type_)[slice(*one.layout().node_range(type_, part))])
-                for one in (old, new)
+                np.sort(
+                    dataset.layout().original_ids(type_)[slice(*dataset.layout().node_range(type_, part))]
+                )
+                for dataset in (old, new)
             ]
             assert np.array_equal(stored[1][: len(stored[0])], stored[0])
             assert (stored[1][len(stored[0]) :] >= len(before)).all()
@@ -101,8 +106,8 @@ def test_a_new_entity_goes_where_its_neighbours_are(tmp_path):
     names = old.vocabulary("entity")
     part_of = old.layout().part_of("entity", np.asarray(old.layout().node_ids("entity")))
     for part in (0, 1):
-        near = [names[one] for one in np.flatnonzero(part_of == part)[:5].tolist()]
-        source = write(tmp_path / "more.tsv", *[("novum", "turn_1", one) for one in near])
+        near = [names[entity] for entity in np.flatnonzero(part_of == part)[:5].tolist()]
+        source = write(tmp_path / "more.tsv", *[("novum", "turn_1", entity) for entity in near])
         extend.extend_dataset(old.path, [source], tmp_path / f"new{part}", "more")
         new = Dataset.open(tmp_path / f"new{part}")
         node = new.layout().node_ids("entity")[[new.vocabulary("entity").id("novum")]]
@@ -158,6 +163,6 @@ def test_command_and_training_of_touched_rows(tmp_path, capsys):
     before, after = (open_checkpoint(tmp_path / name) for name in ("a", "b"))
     names = Dataset.open(tmp_path / "new").vocabulary("entity")
     moved = (before["entity"][:] != after["entity"][: len(before["entity"])]).any(1).nonzero().squeeze(1)
-    assert {names[one] for one in moved.tolist()} == {"e003", "e005"}
+    assert {names[entity] for entity in moved.tolist()} == {"e003", "e005"}
     lines = (after.folder / "training_stats.json").read_text().splitlines()
     assert [json.loads(line)["stats"]["count"] for line in lines] == [2, 2, 2]

@@ -55,8 +55,8 @@ def test_full_disk(kib, source, small_disk):
     done = run("--input", source, "--output", disk / "out", "--num-parts", "2", "--method", "random")
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    what = f"a temporary file in {disk}" if kib == 40 else disk / "out"
-    assert done.stderr == f"partition.py: error: cannot write {what}: No space left on device\n"
+    target = f"a temporary file in {disk / '.out.partial'}" if kib == 40 else disk / "out"
+    assert done.stderr == f"partition.py: error: cannot write {target}: No space left on device\n"
     assert list(disk.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_a_file_system_that_takes_no_files(source, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     done = run("--input", source, "--output", disk / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"partition.py: error: the output's parent folder {disk} is not writable\n"
+    assert done.stderr == f"partition.py: error: the parent folder of {disk / 'out'} is not writable\n"
 
 
 def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):

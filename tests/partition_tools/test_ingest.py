@@ -30,10 +30,10 @@ NUM_FILES = 7
 
 def chunks(rows: list[tuple], size: int = 1000, rules: RowRules | None = None) -> list[dict[str, pa.Array]]:
     frame = pd.DataFrame(rows, columns=["head", "relation", "tail"])
-    found = []
+    pieces = []
     for start in range(0, len(rows), size):
-        found += frame_chunks(frame.iloc[start : start + size], Columns(), rules or RowRules(), "train")
-    return found
+        pieces += frame_chunks(frame.iloc[start : start + size], Columns(), rules or RowRules(), "train")
+    return pieces
 
 
 @settings(max_examples=50)
@@ -109,14 +109,14 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 def read(paths: Sequence[Path], num_workers: int, read_bytes: int, folder: Path | None = None) -> IdTriples:
-    seen: dict[Path, list[int]] = {}
+    positions_of: dict[Path, list[int]] = {}
     files = {
         "train": [TripleFile(path, read_bytes=read_bytes) for path in paths],
         "test": [TripleFile(paths[1], read_bytes=read_bytes)],
     }
-    source = table_chunks(files, lambda path: seen.setdefault(path, []).append)
+    source = table_chunks(files, lambda path: positions_of.setdefault(path, []).append)
     triples = ingest(source, folder=folder, num_workers=num_workers)
-    assert {path: positions[-1] for path, positions in seen.items()} == {
+    assert {path: positions[-1] for path, positions in positions_of.items()} == {
         path: path.stat().st_size for path in paths
     }
     return triples

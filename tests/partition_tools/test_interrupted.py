@@ -47,12 +47,12 @@ def run(source: Path, output: Path, module: str, function: str, number: int, *op
 
 
 def loadable(folder: Path) -> list[Path]:
-    found = []
+    datasets = []
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         with contextlib.suppress(InputError):
             Dataset.open(path)
-            found.append(path)
-    return found
+            datasets.append(path)
+    return datasets
 
 
 def test_killed_runs_leave_nothing_that_loads_and_the_next_one_clears_up(tmp_path, source):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.quality import measure_quality
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
@@ -52,8 +53,8 @@ def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call)
 @pytest.mark.parametrize("option, status", [("--strict-splits=0.5", 0), ("--strict-splits=0.49", 2)])
 def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, status):
     source = write(tmp_path / "source", train=TRAIN, test=[("e9", "likes", "e8"), NEAR[8]])
-    found, _, err = call(source, option)
-    assert found == status and (tmp_path / "out").exists() == (status == 0)
+    code, _, err = call(source, option)
+    assert code == status and (tmp_path / "out").exists() == (status == 0)
     if status:
         assert err == (
             "partition.py: error: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
@@ -62,18 +63,18 @@ def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, statu
         )
 
 
-@pytest.mark.parametrize("which, left", [("exact", 2), ("implied", 1)])
-def test_leaks_are_left_out(tmp_path, call, which, left):
+@pytest.mark.parametrize("which, remaining", [("exact", 2), ("implied", 1)])
+def test_leaks_are_left_out(tmp_path, call, which, remaining):
     test = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")]
     source = write(tmp_path / "source", train=TRAIN, valid=[TRAIN[1]], test=test)
     status, out, err = call(source, "--drop-leaks", which, "--strict-splits")
     assert (status, err) == (0, "")
-    assert f"left out as leaks: 1 of valid and {3 - left} of test" in out.splitlines()
-    assert named_triples(tmp_path / "out", "test") == test[-left:]
+    assert f"left out as leaks: 1 of valid and {3 - remaining} of test" in out.splitlines()
+    assert named_triples(tmp_path / "out", "test") == test[-remaining:]
     assert named_triples(tmp_path / "out", "valid") == []
     assert len(named_triples(tmp_path / "out", "train")) == len(TRAIN)
     leaks = Dataset.open(tmp_path / "out").quality()["leaks"]["test"]
-    assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == left - 1
+    assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == remaining - 1
 
 
 def test_rows_of_data_frames_are_named(tmp_path):
@@ -102,9 +103,7 @@ def test_typed_relations_count_apart(tmp_path, build_here, typed):
     train, test = frame.iloc[order[20:]], frame.iloc[order[:20]]
     options = Options(num_parts=2, entity_types=path)
     figures = partition_dataframe(train, tmp_path / "out", test=test, options=options)
-    report = tmp_path / "out" / "partitions" / "report.json"
-    report.write_text(json.dumps({**figures, "quality": None}))
-    again = Dataset.open(tmp_path / "out").quality()
+    again = measure_quality(Dataset.open(tmp_path / "out").numbered()).report
     # Ties of the hubs are in the order of numbers, which are by name here and by type there.
     for quality in (again, figures["quality"]):
         quality["hubs"] = sorted(hub["degree"] for hub in quality["hubs"])

@@ -38,16 +38,16 @@ def test_metis_is_refused_where_it_does_not_fit() -> None:
 
 def content(folder: Path) -> dict[str, bytes]:
     """All files of a data set but DGL's own, which have times in them, and the log."""
-    found = {
+    files = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix not in (".dgl", ".log")
     }
-    description = json.loads(found["dataset.json"])
+    description = json.loads(files["dataset.json"])
     checksums = description["checksums"]
     assert any(name.endswith(".dgl") for name in checksums)
     description["checksums"] = {name: crc for name, crc in checksums.items() if not name.endswith(".dgl")}
-    return {**found, "dataset.json": json.dumps(description).encode()}
+    return {**files, "dataset.json": json.dumps(description).encode()}
 
 
 @pytest.mark.parametrize("typed, method", [(False, "random"), (True, "ldg")])
@@ -63,7 +63,7 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
     frame = pd.concat([frame, frame[:50]])
     frame.to_csv(tmp_path / "all.tsv", sep="\t", header=False, index=False)
     (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
-    found = []
+    contents = []
     for number, limit in enumerate((None, 64 * 10**6)):
         options = Options(
             num_parts=2,
@@ -82,11 +82,11 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
             monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
             monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
         partition_triples([tmp_path / "all.tsv"], tmp_path / str(number), options)
-        found.append(content(tmp_path / str(number)))
-    assert sorted(found[0]) == sorted(found[1])
-    for name, expected in found[0].items():
-        assert found[1][name] == expected, name
-    report = json.loads(found[0]["partitions/report.json"])
+        contents.append(content(tmp_path / str(number)))
+    assert sorted(contents[0]) == sorted(contents[1])
+    for name, expected in contents[0].items():
+        assert contents[1][name] == expected, name
+    report = json.loads(contents[0]["partitions/report.json"])
     assert report["method"] == method and report["quality"]["duplicates"]["train"] > 0
     # Nothing is left of the temporary files.
     assert {path.name for path in tmp_path.iterdir()} == {"all.tsv", "types.tsv", "0", "1"}
@@ -95,11 +95,11 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
 @pytest.mark.parametrize("in_file", [False, True])
 def test_rows_are_collected(in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 4)
-    found = CollectedRows(tmp_path if in_file else None, (3,), np.int32)
+    collected = CollectedRows(tmp_path if in_file else None, (3,), np.int32)
     blocks = [np.arange(3 * n).reshape(n, 3).astype(np.int32) for n in (5, 0, 2, 9)]
     for block in blocks:
-        found.append(block)
-    array = found.array()
+        collected.append(block)
+    array = collected.array()
     for _, (piece,) in pieces(array):
         piece += 1
     assert np.array_equal(array, np.concatenate(blocks) + 1)

@@ -34,13 +34,13 @@ def test_values_that_are_not_allowed(options, message):
 
 
 @pytest.mark.parametrize(
-    ("types", "what"), [("ab", r"entities of type 'b' \(2\)"), ("a", r"there are relations \(1\)")]
+    ("types", "nodes"), [("ab", r"entities of type 'b' \(2\)"), ("a", r"there are relations \(1\)")]
 )
-def test_partitions_need_a_node_of_every_type_each(tmp_path, types, what):
+def test_partitions_need_a_node_of_every_type_each(tmp_path, types, nodes):
     names = [f"{types[place % len(types)]}{place}" for place in range(5)]
     (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
     frame = pd.DataFrame([(name, "r", names[0]) for name in names], columns=["head", "relation", "tail"])
-    with pytest.raises(InputError, match=f"3 partitions are more than .*{what}"):
+    with pytest.raises(InputError, match=f"3 partitions are more than .*{nodes}"):
         options = Options(num_parts=3, entity_types=tmp_path / "types.tsv")
         partition_dataframe(frame, tmp_path / "out", options=options)
 

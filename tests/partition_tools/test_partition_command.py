@@ -29,8 +29,8 @@ def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
     words = ["--input", source, "--num-parts", 3]
     done = run_script(*words, "--output", tmp_path / "table", copied=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    found, first, *_, last = done.stdout.splitlines()
-    assert found == "input: train.tsv, valid.tsv, test.tsv: tab-separated text (by name)"
+    input_line, first, *_, last = done.stdout.splitlines()
+    assert input_line == "input: train.tsv, valid.tsv, test.tsv: tab-separated text (by name)"
     assert first == "table: 60 entities, 4 relations"
     assert last == f"the dataset lies in {tmp_path / 'table'}"
     assert "METIS" not in done.stdout and "peak mem" not in done.stdout
@@ -58,10 +58,10 @@ def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here
         name: pd.read_csv(source / f"{name}.tsv", sep="\t", header=None, names=roles)
         for name in ("train", "valid", "test")
     }
-    every = pd.concat(splits.values())
+    triples = pd.concat(splits.values())
     ids = {
-        "entity": {name: place for place, name in enumerate(sorted({*every["head"], *every["tail"]}))},
-        "relation": {name: place for place, name in enumerate(sorted(set(every["relation"])))},
+        "entity": {name: place for place, name in enumerate(sorted({*triples["head"], *triples["tail"]}))},
+        "relation": {name: place for place, name in enumerate(sorted(set(triples["relation"])))},
     }
     for kind, known in ids.items():
         (tmp_path / f"{kind}.map").write_text("".join(f"{id_}\t{name}\n" for name, id_ in known.items()))
@@ -97,16 +97,18 @@ def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here
             else:
                 pack = {"txt.gz": gzip.compress, "txt.bz2": bz2.compress}.get(suffix, bytes)
                 path.write_bytes(pack(text.replace(b"\n", b"\r\n") if suffix == "txt.bz2" else text))
-    found = {}
+    arrays_of_kind = {}
     for kind in (source.name, *plain, *options):
         arguments = ["--input", str(tmp_path / kind), "--output", str(tmp_path / f"{kind}.out")]
         arguments += ["--name", "same", "--num-parts", "2", "--method", "ldg", *options.get(kind, [])]
         assert partition.main(arguments) == 0, capsys.readouterr().err
         paths = (tmp_path / f"{kind}.out").rglob("*")
         arrays = [path for path in sorted(paths) if path.suffix in (".npy", ".tsv", ".txt")]
-        found[kind] = {path.relative_to(tmp_path / f"{kind}.out"): path.read_bytes() for path in arrays}
-    assert len(found["source"]) > 10
-    assert [kind for kind, files in found.items() if files != found["source"]] == []
+        arrays_of_kind[kind] = {
+            path.relative_to(tmp_path / f"{kind}.out"): path.read_bytes() for path in arrays
+        }
+    assert len(arrays_of_kind["source"]) > 10
+    assert [kind for kind, files in arrays_of_kind.items() if files != arrays_of_kind["source"]] == []
 
 
 def write(folder: Path, name: str, content: bytes) -> str:

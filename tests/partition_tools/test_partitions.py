@@ -58,11 +58,11 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
     assert dataset.num_relations == len(labels) == 6
     end, triples = 0, named_triples(tmp_path / "out", "train")
-    of_pair: dict[tuple, list] = {}
+    rows_of_pair: dict[tuple, list] = {}
     for row in rows(frame):
-        of_pair.setdefault((types[row[0]], types[row[2]]), []).append(row)
+        rows_of_pair.setdefault((types[row[0]], types[row[2]]), []).append(row)
     for lhs, rhs, first, last in dataset.edge_types:
-        assert first == end and triples[first:last] == of_pair[lhs, rhs]
+        assert first == end and triples[first:last] == rows_of_pair[lhs, rhs]
         end = last
         for relation in np.unique(dataset.split("train")[first:last, 1]).tolist():
             assert (dataset.relations[relation].lhs, dataset.relations[relation].rhs) == (lhs, rhs)
@@ -71,18 +71,18 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
 
 def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
     """And partitions on the seed."""
-    found = []
+    results = []
     for place, (num_parts, method, seed) in enumerate(
         [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
     ):
         options = Options(num_parts=num_parts, method=method, seed=seed, name="same")
         partition_dataframe(ring, tmp_path / str(place), options=options)
         parts = np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy").tolist()
-        found.append((Dataset.open(tmp_path / str(place)).fingerprint, parts))
-    assert len({fingerprint for fingerprint, _ in found}) == 1
-    assert found[1] == found[2] != found[3]
+        results.append((Dataset.open(tmp_path / str(place)).fingerprint, parts))
+    assert len({fingerprint for fingerprint, _ in results}) == 1
+    assert results[1] == results[2] != results[3]
     partition_dataframe(ring[:-1], tmp_path / "other")
-    assert Dataset.open(tmp_path / "other").fingerprint != found[0][0]
+    assert Dataset.open(tmp_path / "other").fingerprint != results[0][0]
 
 
 def test_pair_with_fewer_triples_than_partitions(tmp_path):

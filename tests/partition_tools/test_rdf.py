@@ -179,8 +179,8 @@ def test_types_from_triples(tmp_path):
     path = write(tmp_path / "t.ttl", TYPED)
     _, reading = read(path, types_from="rdf:type")
     types, type_of = reading.types
-    found = {name: types[place] for name, place in zip(reading.triples.entities, type_of.tolist())}
-    assert found == {
+    type_by_name = {name: types[place] for name, place in zip(reading.triples.entities, type_of.tolist())}
+    assert type_by_name == {
         ":ann": "foaf_Person",
         ":bob": "foaf_Person",
         ":cid": "foaf_Person",

@@ -77,7 +77,7 @@ def test_interrupt_while_the_child_is_started(dataset, monkeypatch):
 def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
     """Python runs the handler in the main thread, which the signal did not wake."""
     replace_child(monkeypatch, dataset, "import time; time.sleep(30)")
-    has_run, seen = threading.Event(), []
+    has_run, results = threading.Event(), []
 
     def handler(_number, _frame):
         has_run.set()
@@ -87,7 +87,7 @@ def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
         while not children():
             time.sleep(0.05)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        seen.append(has_run.wait(10))
+        results.append(has_run.wait(10))
 
     before = signal.signal(signal.SIGINT, handler)
     thread = threading.Thread(target=receive)
@@ -98,7 +98,7 @@ def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
         thread.join()
-    assert seen == [True]
+    assert results == [True]
 
 
 PARENT = """

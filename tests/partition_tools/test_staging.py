@@ -59,7 +59,7 @@ def dataset(output):
     write_toy_folder(output)
 
 
-def of_somebody_else(output, content=None):
+def foreign(output, content=None):
     output.mkdir()
     (output / "precious.txt").write_text("x")
     if content:
@@ -70,9 +70,9 @@ def of_somebody_else(output, content=None):
     ("prepare", "place", "overwrite", "message"),
     [
         (dataset, "out", False, "exists; choose another, or give --overwrite"),
-        (of_somebody_else, "out", True, "--overwrite replaces only a dataset"),
-        (lambda out: of_somebody_else(out, {"a": 1}), "out", True, "--overwrite replaces only a dataset"),
-        (lambda out: of_somebody_else(out, {"format_version": 99}), "out", True, "--overwrite replaces only"),
+        (foreign, "out", True, "--overwrite replaces only a dataset"),
+        (lambda out: foreign(out, {"a": 1}), "out", True, "--overwrite replaces only a dataset"),
+        (lambda out: foreign(out, {"format_version": 99}), "out", True, "--overwrite replaces only"),
         (lambda out: out.write_text("x"), "out", True, "exists and is no folder"),
         (lambda out: out.write_text("x"), "out/in", True, "cannot be made"),
     ],

@@ -14,6 +14,7 @@ from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
+from dglkge.partition.extend import extend_dataset
 from dglkge.partition.make_dataset import partition_dataframe, partition_triples
 from dglkge.partition.options import Options
 from tests.partition_tools.reading_back import lines
@@ -29,7 +30,7 @@ def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Facts:
     relations = [line.split("\t") for line in lines(folder / "relations.tsv")]
     names = {path.stem: lines(path) for path in (folder / "entities").glob("*.txt")}
     times = lines(folder / "times.txt")
-    found: Facts = Counter()
+    facts: Facts = Counter()
     for head, number, tail in triples.tolist():
         row, time = divmod(number, len(times))
         if ids_of is not None:
@@ -37,8 +38,8 @@ def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Facts:
         name, lhs, rhs = relations[row]
         if ids_of is not None:
             head, tail = int(ids_of[lhs][head]), int(ids_of[rhs][tail])
-        found[names[lhs][head], name, names[rhs][tail], times[time]] += 1
-    return found
+        facts[names[lhs][head], name, names[rhs][tail], times[time]] += 1
+    return facts
 
 
 def as_facts(frame: pd.DataFrame) -> Facts:
@@ -69,10 +70,10 @@ def test_every_partition_has_relations_at_their_times(tmp_path, num_parts, typed
     ids_of = {ntype: np.load(partitions / f"original_ids_{ntype}.npy") for ntype in dataset.layout().ntypes}
     # Rows are those of relations, whatever the time.
     assert len(ids_of["relation"]) == num_relations
-    found: Facts = Counter()
+    facts: Facts = Counter()
     for part in range(num_parts):
-        found += timed_facts(out, np.load(partitions / f"part{part}" / "edges.npy"), ids_of)
-    assert found == as_facts(frame)
+        facts += timed_facts(out, np.load(partitions / f"part{part}" / "edges.npy"), ids_of)
+    assert facts == as_facts(frame)
     edge_ids, back = dataset.layout().edge_ids("relation"), dataset.layout().original_edge_ids("relation")
     assert back[edge_ids].tolist() == list(range(dataset.num_relations))
     # The same triple at another time is another fact: filters and counts of repetitions see no repetition.
@@ -105,9 +106,9 @@ def test_formats(tmp_path):
             options = Options(columns=columns, time_granularity=granularity)
             partition_triples(tmp_path / name, out, options)
             assert lines(out / "times.txt") == times
-            found = timed_facts(out, np.load(out / "train.npy"))
+            facts = timed_facts(out, np.load(out / "train.npy"))
             cut = frame["day"].str[: len(times[0])]
-            assert found == as_facts(
+            assert facts == as_facts(
                 frame.set_axis(["time", "head", "relation", "tail"], axis=1).assign(time=cut)
             )
     (tmp_path / "ids.tsv").write_text("0\t1\t1\t10\n1\t0\t0\t9\n")
@@ -140,7 +141,7 @@ def test_intervals(tmp_path):
 def test_one_time_is_a_time(tmp_path, monkeypatch):
     frame = temporal_triples().assign(time="7")
     with monkeypatch.context() as patch:
-        patch.setattr("dglkge.partition.ingest.MAX_PAIRS", 2)
+        patch.setattr("dglkge.data.vocabulary.MAX_PAIRS", 2)
         with pytest.raises(InputError, match="3 relations at 1 times are 3; allowed: up to 2, e.g. by a"):
             partition_dataframe(frame, tmp_path / "no", columns="head,relation,tail,time")
     partition_dataframe(frame, tmp_path / "out", columns="head,relation,tail,time")
@@ -210,6 +211,27 @@ def test_more_triples_at_old_and_new_times(tmp_path, capsys, typed):
     ids_of = {name: new.layout().original_ids(name) for name in new.layout().ntypes}
     edges = [np.load(more / "partitions" / f"part{part}" / "edges.npy") for part in range(2)]
     assert timed_facts(more, np.concatenate(edges), ids_of) == timed_facts(more, train)
+
+
+def test_relations_at_all_times_of_the_data_set_are_limited(tmp_path, monkeypatch):
+    """Also where those of the input are few: an extended data set, and names that join several types."""
+    frame = temporal_triples()
+    columns = "head,relation,tail,time"
+    partition_dataframe(frame, tmp_path / "out", columns=columns)
+    (tmp_path / "more.tsv").write_text("e001\tsees\te002\t2022-01\n")
+    (tmp_path / "types.tsv").write_text(
+        "".join(f"{e}\t{'ab'[e in {'e001', 'e002'}]}\n" for e in {*frame["head"], *frame["tail"]})
+    )
+    monkeypatch.setattr("dglkge.data.vocabulary.MAX_PAIRS", 3 * len(TIMES))
+    message = f"4 relations at {len(TIMES) + 1} times are {4 * (len(TIMES) + 1)}; allowed: up to"
+    with pytest.raises(InputError, match=message):
+        extend_dataset(
+            tmp_path / "out", [tmp_path / "more.tsv"], tmp_path / "new", "more", parse_columns("hrtT")
+        )
+    with pytest.raises(InputError, match=f"relations at {len(TIMES)} times are"):
+        typed = Options(entity_types=tmp_path / "types.tsv")
+        partition_dataframe(frame, tmp_path / "new", columns=columns, options=typed)
+    assert not (tmp_path / "new").exists()
 
 
 def test_triples_with_and_without_times_do_not_mix(tmp_path, capsys):

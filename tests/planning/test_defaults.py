@@ -19,11 +19,11 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> Path:
     return toy_dataset()
 
 
-def chosen(dataset: Path, *overrides: str) -> dict[str, str]:
-    """Return what is chosen by key; all of it can be loaded."""
-    found = adapted(None, overrides, dataset)
-    load_config(None, [*overrides, f"dataset={dataset}", *found])
-    return dict(setting.split("=", 1) for setting in found)
+def defaults_of(dataset: Path, *overrides: str) -> dict[str, str]:
+    """Return the adapted settings by key; all of them can be loaded."""
+    settings = adapted(None, overrides, dataset)
+    load_config(None, [*overrides, f"dataset={dataset}", *settings])
+    return dict(setting.split("=", 1) for setting in settings)
 
 
 def test_all_of_them(dataset: Path) -> None:
@@ -34,15 +34,15 @@ def test_all_of_them(dataset: Path) -> None:
         "optimizer.lr": "0.2",
         "regularizer.weight": "0.02",
     }
-    assert chosen(dataset) == expected
-    assert chosen(dataset, "model.score_function=distmult", "model.dimension=8") == expected
+    assert defaults_of(dataset) == expected
+    assert defaults_of(dataset, "model.score_function=distmult", "model.dimension=8") == expected
 
 
 def test_what_is_given_stays(dataset: Path) -> None:
-    found = chosen(dataset, "training.num_epochs=5", "training={batch_size: 100}", "optimizer.lr=0.1")
-    assert found.keys() == {"training.num_epochs", "training.averaging", "regularizer.weight"}
-    found = chosen(dataset, "training.num_epochs=5", "optimizer.lr=0.1", "regularizer.weight=0")
-    assert found.keys() == {"training.batch_size", "training.averaging"}
+    defaults = defaults_of(dataset, "training.num_epochs=5", "training={batch_size: 100}", "optimizer.lr=0.1")
+    assert defaults.keys() == {"training.num_epochs", "training.averaging", "regularizer.weight"}
+    defaults = defaults_of(dataset, "training.num_epochs=5", "optimizer.lr=0.1", "regularizer.weight=0")
+    assert defaults.keys() == {"training.batch_size", "training.averaging"}
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_what_is_given_stays(dataset: Path) -> None:
      "model.global_vectors=true"],
 )  # fmt: skip
 def test_nothing_is_chosen_where_the_rule_was_not_tried(dataset: Path, other: str) -> None:
-    assert chosen(dataset, other) == {}
+    assert defaults_of(dataset, other) == {}
 
 
 def test_large_graphs_have_the_defaults(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "read_description", lambda _: {"splits": {"train": 10**7 + 1}})
-    assert chosen(dataset) == {}
+    assert defaults_of(dataset) == {}
 
 
 def test_nothing_is_chosen_beside_a_file_or_without_the_data(dataset: Path, tmp_path: Path) -> None:
@@ -85,12 +85,12 @@ def test_epochs_fall_with_the_fourth_root_of_the_triples() -> None:
 )
 def test_trainers_of_a_batch(settings: list[str], expected: int) -> None:
     config = load_config(None, ["dataset=x", "negatives.chunk_size=1000", *settings])
-    one = PartSize({"entity": 50, "relation": 2}, 500)
-    assert most_trainers(config, DatasetSize((one,), 2, {"train": 1000})) == expected
+    part = PartSize({"entity": 50, "relation": 2}, 500)
+    assert most_trainers(config, DatasetSize((part,), 2, {"train": 1000})) == expected
 
 
 def test_a_batch_is_shared_by_the_machines_and_typed_graphs_have_a_trainer_a_core() -> None:
     config = load_config(None, ["dataset=x", "training.batch_size=6000", "negatives.chunk_size=1000"])
-    one, typed = PartSize({"a": 50, "relation": 2}, 500), PartSize({"a": 5, "b": 5, "relation": 2}, 500)
-    numbers = [most_trainers(config, DatasetSize((part,) * 2, 2, {"train": 1})) for part in (one, typed)]
+    untyped, typed = PartSize({"a": 50, "relation": 2}, 500), PartSize({"a": 5, "b": 5, "relation": 2}, 500)
+    numbers = [most_trainers(config, DatasetSize((part,) * 2, 2, {"train": 1})) for part in (untyped, typed)]
     assert numbers == [6, 8]

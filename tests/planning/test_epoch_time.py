@@ -44,15 +44,15 @@ def test_rows_alone() -> None:
 
 def test_distances_without_products_cost_memory() -> None:
     fast_products = Rates(1e30, 1e6)
-    of_products = epoch_seconds(config(), size(), 1, fast_products)
-    assert epoch_seconds(config("model.score_function=rotate"), size(), 1, fast_products) > of_products
+    product_seconds = epoch_seconds(config(), size(), 1, fast_products)
+    assert epoch_seconds(config("model.score_function=rotate"), size(), 1, fast_products) > product_seconds
 
 
 def test_a_matrix_for_each_relation() -> None:
     """Each of 20 numbers of a score is 20 products and sums, and a third of the matmuls is done again."""
     fast_memory, transr = Rates(1e6, 1e30), config("model.score_function=transr")
-    of_products = 1000 * 10 * 20 * 12 / 1e6
-    assert epoch_seconds(transr, size(), 1, fast_memory) == pytest.approx(of_products * 20 * 4 / 3)
+    product_seconds = 1000 * 10 * 20 * 12 / 1e6
+    assert epoch_seconds(transr, size(), 1, fast_memory) == pytest.approx(product_seconds * 20 * 4 / 3)
     # Rows of two relations of 400 numbers each, beside 210 entities of 20.
     seconds = epoch_seconds(config("model.score_function=rescal"), size(), 1, Rates(1e30, 1e6))
     assert seconds == pytest.approx(ROW_PASSES * 10 * (210 + 100 * 40) * 80 / 1e6)

@@ -175,7 +175,7 @@ def info(folder: Path, available_kib: int) -> Path:
 
 def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
     for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
-        monkeypatch.setattr(host, "free_memory", lambda process, found=allowed: found)
+        monkeypatch.setattr(host, "free_memory", lambda process, free=allowed: free)
         assert available_memory(info(tmp_path, 2048)) == expected
 
 
@@ -206,9 +206,9 @@ def planned(memory: int, shared: int, base: int, mapped: int) -> PlannedHost:
 def test_misfits(memory: int, shared: int, has_started: bool, words: list[str]) -> None:
     there = HostMemory(100, 50, 0)
     mapped = 10 if not has_started else 0
-    found = misfits(planned(memory + mapped, shared, 20, mapped), there, has_started)
-    assert len(found) == len(words)
-    for text, word in zip(found, words):
+    problems = misfits(planned(memory + mapped, shared, 20, mapped), there, has_started)
+    assert len(problems) == len(words)
+    for text, word in zip(problems, words):
         assert word in text
 
 

@@ -48,14 +48,14 @@ def test_tables_and_state_are_as_large_as_arrays(optimizer: str, averaging: str,
     size = one_part()
     rows = np.empty((100_000, 200), np.float32).nbytes
     settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
-    found = item(size, "tables", *settings) + item(size, "optimizer state", *settings)
-    assert found == pytest.approx(copies * rows, rel=0.01)
-    assert item(size, "checkpoint's background copy", *settings) == found
+    num_bytes = item(size, "tables", *settings) + item(size, "optimizer state", *settings)
+    assert num_bytes == pytest.approx(copies * rows, rel=0.01)
+    assert item(size, "checkpoint's background copy", *settings) == num_bytes
     assert item(size, "checkpoint's background copy", *settings, "checkpoint.background=false") == 0
     # A copy of tables that were put on a disk would not fit: training waits for the commit.
     assert item(size, "checkpoint's background copy", *settings, "tables.storage=disk") == 0
     (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
-    assert host.disk_bytes == 2 * found
+    assert host.disk_bytes == 2 * num_bytes
 
 
 def test_only_servers_need_shared_memory() -> None:
@@ -71,43 +71,43 @@ def test_only_servers_need_shared_memory() -> None:
 
 def test_processes_are_counted() -> None:
     size = one_part()
-    found = {
+    planned_bytes = {
         (trainers, servers): item(
             size, "interpreters and libraries", num_trainers=trainers, num_servers=servers
         )
         for trainers, servers in ((1, 0), (1, 1), (3, 2))
     }
     launcher = memory_plan.LAUNCHER_BYTES + memory_plan.NODE_PROGRAM_BYTES
-    assert found[1, 0] == 1010 * MIB
-    assert found[3, 2] == 3210 * MIB + launcher
+    assert planned_bytes[1, 0] == 1010 * MIB
+    assert planned_bytes[3, 2] == 3210 * MIB + launcher
     (host,) = plan_memory(config(), size, 3, 2, BASE)
-    assert host.base_bytes == found[3, 2]
+    assert host.base_bytes == planned_bytes[3, 2]
     assert host.memory_bytes == sum(num_bytes for _, num_bytes in host.memory)
 
 
 def test_batch_buffers_by_hand() -> None:
     """Two trainers, 40 triples each, 30 negatives, width 8, relations of both directions 16."""
-    chosen = config("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30",
+    settings = config("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30",
                     "training.matmul_dtype=float32")  # fmt: skip
-    assert memory_plan.batch_rows(chosen, 2) == (110, 40)
+    assert memory_plan.batch_rows(settings, 2) == (110, 40)
     rows = 2 * 4 * (110 * 8 + 40 * 16)
     products = 4 * (2 * 80 * 8 + 2 * 30 * 8)
     scores = 4 * 80 * 30
-    assert memory_plan.batch_bytes(chosen, one_part(), 2) == int(1.125 * (rows + products + scores))
-    assert memory_plan.exchange_bytes(chosen, one_part(), 2) == rows
-    assert memory_plan.exchange_bytes(chosen, one_part(), 1) == 0
+    assert memory_plan.batch_bytes(settings, one_part(), 2) == int(1.125 * (rows + products + scores))
+    assert memory_plan.exchange_bytes(settings, one_part(), 2) == rows
+    assert memory_plan.exchange_bytes(settings, one_part(), 1) == 0
 
 
 @pytest.mark.parametrize("name, width", [("rescal", 100**2), ("tucker", 100)])
 def test_rows_of_relations_that_a_group_shares_are_counted_once(name: str, width: int) -> None:
     """Of 10 relations a batch of 4 chunks holds 40 rows, not one for each of its 1,000 triples."""
-    chosen = ("model.dimension=100", "training.batch_size=1000", "negatives.chunk_size=250",
+    settings = ("model.dimension=100", "training.batch_size=1000", "negatives.chunk_size=250",
               "evaluation.split=none", "model.reciprocal_relations=false")  # fmt: skip
     shared, apart = (
         one_part(),
         dataclasses.replace(one_part(), parts=(PartSize({"entity": 100_000, RELATION: 1000}, 1_000_000),)),
     )
-    configured = config(f"model.score_function={name}", *chosen)
+    configured = config(f"model.score_function={name}", *settings)
     few, many = (memory_plan.batch_bytes(configured, size, 1) for size in (shared, apart))
     # Rows and gradients, twice: as they are found, and the copies that autograd reads.
     assert many - few == pytest.approx(1.125 * 2 * 2 * 4 * (1000 - 40) * width, rel=0.01)
@@ -134,9 +134,9 @@ def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
 
 
 def test_all_entities_as_negatives_are_counted() -> None:
-    chosen = config("negatives.name=all_entities", "training.batch_size=80", "negatives.num_for_tails=0")
-    assert memory_plan.batch_rows(chosen, 2, one_part())[0] == 80 + 100_000
-    assert memory_plan.negatives_per_side(chosen, one_part()) == [100_000]
+    settings = config("negatives.name=all_entities", "training.batch_size=80", "negatives.num_for_tails=0")
+    assert memory_plan.batch_rows(settings, 2, one_part())[0] == 80 + 100_000
+    assert memory_plan.negatives_per_side(settings, one_part()) == [100_000]
 
 
 def test_masks_are_counted_once_and_degrees_for_each_trainer() -> None:
@@ -179,25 +179,25 @@ def test_buffers_grow_with_what_fills_them() -> None:
 
 def test_candidates_by_hand() -> None:
     """Two trainers own 50,000 rows of 8 numbers each; a batch has 160 queries."""
-    chosen = ["training.objective=one_vs_all", "model.dimension=8", "training.batch_size=80"]
-    narrow = config(*chosen, "training.matmul_dtype=bfloat16")
+    settings = ["training.objective=one_vs_all", "model.dimension=8", "training.batch_size=80"]
+    narrow = config(*settings, "training.matmul_dtype=bfloat16")
     numbers, chains = 50_000 * 8, memory_plan.CHAIN_BYTES_PER_ROW * 50_000
     queries = memory_plan.QUERY_COPIES * 160 * 8 * 4
     scores, gradients = 2 * 160 * 50_000, 4 * numbers + chains
     expected = int(1.125 * (2 * numbers + queries + scores + gradients))
     assert memory_plan.candidate_bytes(narrow, one_part(), 2) == expected
-    wide = config(*chosen, "training.matmul_dtype=float32")
+    wide = config(*settings, "training.matmul_dtype=float32")
     expected = int(1.125 * (queries + 2 * scores + gradients))
     assert memory_plan.candidate_bytes(wide, one_part(), 2) == expected
     assert memory_plan.batch_rows(narrow, 2) == (80, 40)
-    many = config(*chosen, "training.batch_size=100000")
+    many = config(*settings, "training.batch_size=100000")
     # 256 MiB are kept, and the scores of 8,192 rows need memory of their own.
     limit = (256 << 20) + 200_000 * 8192 * 4 + memory_plan.QUERY_COPIES * 200_000 * 8 * 4
     assert memory_plan.candidate_bytes(many, one_part(), 2) == int(1.125 * (limit + gradients))
-    with_relations = config(*chosen, "training.relation_prediction=4")
+    with_relations = config(*settings, "training.relation_prediction=4")
     assert memory_plan.candidate_bytes(with_relations, one_part(), 2) > expected
     assert memory_plan.candidate_bytes(config(), one_part(), 2) == 0
-    sampled = config(*chosen[1:], "training.relation_prediction=4")
+    sampled = config(*settings[1:], "training.relation_prediction=4")
     assert 0 < memory_plan.candidate_bytes(sampled, one_part(), 2) < expected
 
 
@@ -213,8 +213,8 @@ def test_few_queries_take_little() -> None:
     size = one_part(num_edges=10)  # 5,000 test triples
 
     def of(*settings: str) -> int:
-        chosen = config("evaluation.split=test", "evaluation.filtered=false", *settings)
-        return memory_plan.ranking_bytes(chosen, size) - memory_plan.RANKING_TILE_BYTES
+        ranked = config("evaluation.split=test", "evaluation.filtered=false", *settings)
+        return memory_plan.ranking_bytes(ranked, size) - memory_plan.RANKING_TILE_BYTES
 
     assert of("evaluation.batch_size=10000") == 4 * 8 * 400 * 5000
     assert of("evaluation.batch_size=100") == 4 * 8 * 400 * 100
@@ -268,13 +268,13 @@ def test_wide_queries_are_counted() -> None:
 
 def test_dense_parameters_are_counted() -> None:
     """A core of 20 x 20 x 5 on each of 3 trainers; values and moments once more for the writer."""
-    chosen = ("model.dimension=20", "model.score_function={name: tucker, relation_dimension: 5}")
-    assert item(one_part(), "dense parameters", *chosen, num_trainers=3) == 2000 * (3 * 40 + 12)
+    settings = ("model.dimension=20", "model.score_function={name: tucker, relation_dimension: 5}")
+    assert item(one_part(), "dense parameters", *settings, num_trainers=3) == 2000 * (3 * 40 + 12)
     assert item(one_part(), "dense parameters") == 0
     # 12 bytes of all during a batch; 32 of a slice; messages of at most all of them; FSDP itself.
-    sharded = (*chosen, "dense.sharding=fsdp")
-    of_trainer = 2000 * (12 + 2 * 4) + 667 * 32 + 44 * 2**20
-    assert item(one_part(), "dense parameters", *sharded, num_trainers=3) == 3 * of_trainer + 2000 * 12
+    sharded = (*settings, "dense.sharding=fsdp")
+    trainer_bytes = 2000 * (12 + 2 * 4) + 667 * 32 + 44 * 2**20
+    assert item(one_part(), "dense parameters", *sharded, num_trainers=3) == 3 * trainer_bytes + 2000 * 12
     assert item(one_part(), "dense parameters", *sharded) == 2000 * (40 + 12)  # one trainer has them all
     convolved = ("model.dimension=201", "training.batch_size=100", "negatives.num_uniform=10")
     more, less = (
@@ -314,24 +314,24 @@ def test_memory_of_a_gpu_that_holds_tables() -> None:
     relations = size.num_rows[RELATION]
     shard = 2 * 4 * (10_000_000 * 200 + relations * 400)
     before = on_device(*sampled, *held, "tables.storage=memory", size=size)
-    found = on_device(*held, *sampled, size=size)
+    num_bytes = on_device(*held, *sampled, size=size)
     rows = 4 * 4 * ((2 * 100 + 50) * 200 + 100 * 400)
     # A single trainer draws its batches there.
     edges = 12 * size.splits[TRAIN]
-    assert found == pytest.approx(before + shard + 2 * rows + edges, rel=1e-6)
+    assert num_bytes == pytest.approx(before + shard + 2 * rows + edges, rel=1e-6)
     assert on_device(*held, *sampled, size=size, num_trainers=4) == pytest.approx(shard / 4, rel=0.01)
     # With one number of state a row, half of it; Adam has two and a step.
-    assert on_device(*held, *sampled, "optimizer.name=row_adagrad", size=size) < 0.51 * found
-    assert on_device(*held, *sampled, "optimizer.name=sparse_adam", size=size) > 1.49 * found
-    every = ("training.objective=one_vs_all", "training.batch_size=10")
+    assert on_device(*held, *sampled, "optimizer.name=row_adagrad", size=size) < 0.51 * num_bytes
+    assert on_device(*held, *sampled, "optimizer.name=sparse_adam", size=size) > 1.49 * num_bytes
+    one_vs_all = ("training.objective=one_vs_all", "training.batch_size=10")
     gradients = 4 * 200 * 10_000_000
-    assert on_device(*held, *every, size=size) >= shard + gradients
+    assert on_device(*held, *one_vs_all, size=size) >= shard + gradients
 
 
 def test_memory_of_a_gpu_bounds_candidates_and_rankings() -> None:
     """Rows of candidates above a limit are copied block by block, and tables that are ranked as well."""
-    every = ("training.objective=one_vs_all", "training.batch_size=500", "model.dimension=200")
-    small, large = on_device(*every), on_device(*every, size=one_part(10_000_000))
+    one_vs_all = ("training.objective=one_vs_all", "training.batch_size=500", "model.dimension=200")
+    small, large = on_device(*one_vs_all), on_device(*one_vs_all, size=one_part(10_000_000))
     blocks = memory_plan.AUTOGRAD_SCORES * 4 * memory_plan.DEVICE_BLOCK_NUMBERS
     assert large < small + 2 * memory_plan.KEPT_ROW_BYTES + blocks
     ranked = ("evaluation.split=test", "model.dimension=200", "training.batch_size=100")
@@ -348,8 +348,8 @@ def test_limits_on_a_device_are_those_of_the_ranking() -> None:
     # 1,000 triples in one chunk by 1,000 negatives by 200 numbers are more than a block.
     sets = ("model.dimension=200", "negatives.chunk_size=1000", "negatives.num_uniform=1000",
             "training.batch_size=1000", "evaluation.split=none")  # fmt: skip
-    found = [
+    num_bytes = [
         memory_plan.device_bytes(config(f"model.score_function={name}", *sets), one_part(), 0, 1)
         for name in ("transe_l1", "distmult")
     ]
-    assert found[0] - found[1] == 8 * 2**25
+    assert num_bytes[0] - num_bytes[1] == 8 * 2**25

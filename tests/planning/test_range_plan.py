@@ -45,11 +45,11 @@ def test_too_little_memory_has_no_number() -> None:
 def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
     """Memory for two ranges: 1 + P (P - 1) / 2 loads of a P-th of the table each."""
     budget = 2 * 1000 // num_ranges * ROW_BYTES
-    found = plan_ranges(config(), PART, ONE_TYPE, num_ranges, budget)
+    plan = plan_ranges(config(), PART, ONE_TYPE, num_ranges, budget)
     loads = 1 + num_ranges * (num_ranges - 1) // 2
-    assert found.loads == loads
-    assert found.read_bytes == found.written_bytes == loads * 1000 // num_ranges * ROW_BYTES
-    assert found.table_bytes == 1000 * ROW_BYTES
+    assert plan.loads == loads
+    assert plan.read_bytes == plan.written_bytes == loads * 1000 // num_ranges * ROW_BYTES
+    assert plan.table_bytes == 1000 * ROW_BYTES
     everything = plan_ranges(config(), PART, ONE_TYPE, num_ranges, 1000 * ROW_BYTES)
     assert (everything.loads, everything.read_bytes) == (num_ranges, 1000 * ROW_BYTES)
     walk = config("sampling.bucket_order=random")
@@ -57,14 +57,14 @@ def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
 
 
 def test_types_are_counted_apart() -> None:
-    found = plan_ranges(config("optimizer.name=row_adagrad"), PART, TWO_TYPES, 2, 10**9)
-    assert found.read_bytes == 1100 * 4 * (8 + 1) and found.loads == 4
+    plan = plan_ranges(config("optimizer.name=row_adagrad"), PART, TWO_TYPES, 2, 10**9)
+    assert plan.read_bytes == 1100 * 4 * (8 + 1) and plan.loads == 4
     # Two ranges of each type, one more of each that comes, and one that goes.
-    assert found.pair_bytes == 4 * (8 + 1) * 4 * 550
+    assert plan.pair_bytes == 4 * (8 + 1) * 4 * 550
     directed = config("optimizer.name=row_adagrad", "sampling.buckets=directed")
-    found = plan_ranges(directed, PART, TWO_TYPES, 2, 10**9)
-    assert found.read_bytes == 1100 * 4 * (8 + 1) and found.loads == 4
-    assert found.pair_bytes == 4 * (8 + 1) * (500 + 550 + 2 * 550)
+    plan = plan_ranges(directed, PART, TWO_TYPES, 2, 10**9)
+    assert plan.read_bytes == 1100 * 4 * (8 + 1) and plan.loads == 4
+    assert plan.pair_bytes == 4 * (8 + 1) * (500 + 550 + 2 * 550)
 
 
 def test_the_budget_is_what_other_items_leave() -> None:

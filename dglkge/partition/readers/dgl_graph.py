@@ -143,7 +143,7 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
             for node_type, ranges in description[Field.NODE_MAP].items()
         }
         files = [description[Field.part_files(part)] for part in range(description[Field.NUM_PARTS])]
-        graphs = [config.parent / each["part_graph"] for each in files]
+        graphs = [config.parent / entry["part_graph"] for entry in files]
     for node_type, counts in lengths.items():
         if (counts < 1).any():
             raise InputError(
@@ -159,9 +159,9 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
     # Entities are counted type after type, as by type_ranges.
     parts = []
     for name in sorted(lengths):
-        of_type = np.empty(len(original[name]), np.int64)
-        of_type[original[name]] = np.repeat(np.arange(len(files)), lengths[name])
-        parts.append(of_type)
+        type_parts = np.empty(len(original[name]), np.int64)
+        type_parts[original[name]] = np.repeat(np.arange(len(files)), lengths[name])
+        parts.append(type_parts)
     reading.parts = np.concatenate(parts)
     reading.part_method = str(description[Field.PART_METHOD])
     reading.notes = [
@@ -183,7 +183,7 @@ def _original_ids(
     import dgl.data.utils
     import dgl.distributed.partition
 
-    found: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
+    blocks_by_type: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
     for part, graph in enumerate(graphs):
         path = graph.with_name(ORIGINAL_IDS)
         with _dgl_errors(path if path.exists() else config, "cannot be read"):
@@ -192,12 +192,14 @@ def _original_ids(
             else:
                 data, _ = dgl.distributed.partition.load_partition_feats(str(config), part, load_edges=False)
                 ids = {name: data.get(f"{name}/{ORIGINAL_ID_FIELD}") for name in lengths}
-        for name, blocks in found.items():
+        for name, blocks in blocks_by_type.items():
             if ids.get(name) is not None:
                 blocks.append(as_array(ids[name]))
-    if not any(found.values()):
+    if not any(blocks_by_type.values()):
         return None
-    original = {name: np.concatenate([np.zeros(0, np.int64), *blocks]) for name, blocks in found.items()}
+    original = {
+        name: np.concatenate([np.zeros(0, np.int64), *blocks]) for name, blocks in blocks_by_type.items()
+    }
     for name, ids in original.items():
         if not np.array_equal(np.sort(ids), np.arange(lengths[name].sum())):
             raise InputError(

@@ -139,11 +139,11 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
         raise InputError(f"these files do not go together: {some}; give files of one kind, or --format")
     # Options that the format has no use for.
-    for name in sorted(options.reading.given() & _FAMILIES_OF.keys()):
-        what, allowed = _FAMILIES_OF[name]
+    for name in sorted(options.reading.non_defaults() & _FAMILIES_OF.keys()):
+        noun, allowed = _FAMILIES_OF[name]
         if source.family not in allowed:
             option = _ARGUMENTS.get(name, name).replace("_", "-")
-            raise InputError(f"--{option} is for {what}, and the input is {source.title}")
+            raise InputError(f"--{option} is for {noun}, and the input is {source.title}")
     if source.family != TABLE:
         if options.columns != Columns():
             raise InputError(f"--columns is for tables, and the input is {source.title}")
@@ -219,7 +219,9 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     known = {path: format_ for path, format_ in formats.items() if format_ is not None}
     # Tables first: the folders that were always read are read as before.
     for family in (TABLE, RDF, GRAPHML):
-        mine = [path for path, found in known.items() if found.family == family and kind in (None, found)]
+        mine = [
+            path for path, format_ in known.items() if format_.family == family and kind in (None, format_)
+        ]
         named = [path for path in mine if split_of(path)]
         if TRAIN in map(split_of, named):
             return list(one_each(named, str(folder)).values())
@@ -262,8 +264,8 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
             reading = read_rdf(source.files, options.reading, watch, temporary)
     take_types(reading, options, source.family)
     files = {split: [str(path) for path, _ in files] for split, files in source.files.items()}
-    found = {"format": source.title, "found_by": source.how, "files": files}
-    reading.figures = {**found, **reading.figures}
+    figures = {"format": source.title, "found_by": source.how, "files": files}
+    reading.figures = {**figures, **reading.figures}
     reading.notes.insert(0, source.line)
     return reading
 
@@ -279,14 +281,14 @@ def _read_tables(
     files = {
         split: [
             TripleFile(path, columns, delimiter, rules, kind=kind.name, read_bytes=read_bytes)
-            for path, kind in of_split
+            for path, kind in split_files
         ]
-        for split, of_split in source.files.items()
+        for split, split_files in source.files.items()
     }
 
     def place(split: str, row: int) -> str:
-        first, *others = files[split]
-        return ", ".join(str(file.path) for file in files[split]) if others else first.places([row])[row]
+        first, *more = files[split]
+        return ", ".join(str(file.path) for file in files[split]) if more else first.places([row])[row]
 
     chunks = table_chunks(files, watch)
     triples = ingest(chunks, maps, columns, temporary, num_workers, options.time_granularity)

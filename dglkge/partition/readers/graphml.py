@@ -192,13 +192,13 @@ class _Parser:
 
     def _relation_attribute(self) -> str | None:
         """Return the attribute that is the relation, None if the file has none."""
-        wanted = self._options.relation_attribute
-        if wanted is None:
-            wanted = self._declared
-        elif wanted != "id":
-            self._require("edge", wanted)
-        self._counts.relation = wanted or self._counts.relation
-        return wanted
+        attribute = self._options.relation_attribute
+        if attribute is None:
+            attribute = self._declared
+        elif attribute != "id":
+            self._require("edge", attribute)
+        self._counts.relation = attribute or self._counts.relation
+        return attribute
 
     def _value(self, domain: str, name: str, values: dict[str, str]) -> str | None:
         id_, default = self._keys[domain].get(name, ("", None))

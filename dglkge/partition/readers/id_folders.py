@@ -13,7 +13,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, TextFormat, numbered_lines, text_format
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import IdMaps, IdTriples, Reading, Watch, check_names, ingest, table_chunks
+from dglkge.partition.ingest import IdMaps, IdTriples, Reading, Watch, ingest, table_chunks
 from dglkge.partition.options import Options
 
 PYKEEN_TRIPLES = "numeric_triples.tsv.gz"
@@ -34,9 +34,9 @@ def find_pykeen(folder: Path) -> IdFolder | None:
     """Return PyKEEN's triples factory in a folder, or the factories of a data set, or None."""
     if (folder / PYKEEN_TRIPLES).is_file():
         return pykeen_folder({TRAIN: folder})
-    found = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
-    found = {split: path for split, path in found.items() if (path / PYKEEN_TRIPLES).is_file()}
-    return pykeen_folder(found) if TRAIN in found else None
+    folders = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
+    folders = {split: path for split, path in folders.items() if (path / PYKEEN_TRIPLES).is_file()}
+    return pykeen_folder(folders) if TRAIN in folders else None
 
 
 def pykeen_folder(factories: Mapping[str, Path]) -> IdFolder:
@@ -179,7 +179,6 @@ def _reading(
 def _with_ids(triples: IdTriples, maps: IdMaps, files: Mapping[str, TripleFile]) -> IdTriples:
     """Return triples of names with the ids that the names have in the maps."""
     entities, relations = maps.entities or [], maps.relations or []
-    check_names(entities, relations)
     columns = ((0, "entity", triples.entities, entities), (1, "relation", triples.relations, relations))
     for column, noun, read, names in (*columns, (2, *columns[0][1:])):
         known = {name: id_ for id_, name in enumerate(names)}

@@ -12,7 +12,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import type_names
-from dglkge.partition.ingest import IdTriples, Reading, check_names
+from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.name_index import MAX_NAMES
 
 
@@ -66,16 +66,16 @@ def numbered_edges(edges: Mapping[Any, np.ndarray], counts: Mapping[str, int]) -
 def joined(numbered: Mapping[str, Numbered]) -> Reading:
     """Return the triples of all splits; an id out of range, or splits of other entities are an InputError."""
     first = numbered[TRAIN]
-    for split, each in numbered.items():
-        if (each.entities, each.relations) != (first.entities, first.relations):
+    for split, source in numbered.items():
+        if (source.entities, source.relations) != (first.entities, first.relations):
             raise InputError(
                 f"the ids of {split} are not those of train: its entities or relations have other names"
             )
     columns = ((0, 2, "entity", first.entities), (1, 1, "relation", first.relations))
     names = []
-    num_fields = 2 * sum(len(each.triples) for each in numbered.values())
+    num_fields = 2 * sum(len(source.triples) for source in numbered.values())
     for place, last, noun, known in columns:
-        values = {split: each.triples[:, place : last + 1 : 2] for split, each in numbered.items()}
+        values = {split: source.triples[:, place : last + 1 : 2] for split, source in numbered.items()}
         largest = max((int(ids.max()) for ids in values.values() if ids.size), default=-1)
         end = MAX_NAMES if known is None else len(known)
         for split, ids in values.items():
@@ -92,8 +92,7 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
                 "the largest gets a row; number them from 0, or give names (a data frame)"
             )
         names.append(numbers(largest + 1) if known is None else known)
-    check_names(*names)
-    splits = {split: each.triples.astype(np.int32) for split, each in numbered.items()}
+    splits = {split: source.triples.astype(np.int32) for split, source in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
     are_ids = first.entities is None

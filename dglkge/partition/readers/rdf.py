@@ -178,7 +178,7 @@ class _RdfReader:
         self._graphs: set[str] = set()
         # As IRIs: the user may have written a prefix.
         table = PrefixTable(options.prefixes, WELL_KNOWN)
-        self._wanted = {table.expand(graph) for graph in options.graphs}
+        self._graphs_to_read = {table.expand(graph) for graph in options.graphs}
         # Without a name, so that nothing is left behind, whatever happens.
         self._numbers = (
             tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
@@ -243,7 +243,7 @@ class _RdfReader:
         self._prefixes.append(dict(parser.prefixes))
 
     def _rows(self, parser: Any, names: _BlankNames) -> Iterator[Mapping[str, Any]]:
-        counts, wanted = self._counts, self._wanted
+        counts, graphs = self._counts, self._graphs_to_read
         # Local names: this loop is most of the time of reading.
         default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
         literal = self._rdf.Literal
@@ -251,7 +251,7 @@ class _RdfReader:
         heads, relations, tails = columns
         for quad in parser:
             graph = quad.graph_name
-            if (wanted or type(graph) is not default_graph) and not self._keep_graph(graph):
+            if (graphs or type(graph) is not default_graph) and not self._keep_graph(graph):
                 continue
             subject, object_ = quad.subject, quad.object
             head = subject.value if type(subject) is iri else names.name(subject.value)
@@ -286,7 +286,7 @@ class _RdfReader:
             self._counts["in named graphs"] += 1
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs.add(name)
-        if not self._wanted or name in self._wanted:
+        if not self._graphs_to_read or name in self._graphs_to_read:
             return True
         self._counts["in other graphs"] += 1
         return False
@@ -348,8 +348,8 @@ class _RdfReader:
         if counts["in named graphs"]:
             more = " or more" if len(self._graphs) == MAX_GRAPHS else ""
             graphs = f"{counts['in named graphs']:,} triples in {len(self._graphs):,}{more} named graphs"
-            others = f"{counts['in other graphs']:,} others are not read"
-            notes.append(f"{graphs}, whose {others if self._wanted else 'names are ignored'}")
+            unread = f"{counts['in other graphs']:,} others are not read"
+            notes.append(f"{graphs}, whose {unread if self._graphs_to_read else 'names are ignored'}")
         if counts["triple terms"]:
             notes.append(f"{counts['triple terms']:,} triples about triples dropped")
         return notes

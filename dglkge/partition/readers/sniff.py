@@ -27,14 +27,14 @@ def find_format(path: Path) -> tuple[Format, str]:
     named = format_by_name(path)
     if named is not None:
         return named, "name"
-    found = format_by_content(path)
-    if found is None:
+    format_ = format_by_content(path)
+    if format_ is None:
         known = ", ".join(sorted(_BY_EXTENSION))
         raise InputError(
             f"{path}: unknown kind of file, by its name and by its content; known extensions are {known}, "
             "most also with .gz or .bz2; --format names the format"
         )
-    return found, "content"
+    return format_, "content"
 
 
 def format_by_content(path: Path) -> Format | None:
