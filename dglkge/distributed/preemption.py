@@ -1,4 +1,4 @@
-"""Stop requests: a signal is recorded, and all trainers leave together at the next batch boundary.
+"""Stop requests, with which all trainers leave together at a batch boundary; and the death of a parent.
 
 A trainer that left on its own would leave the others blocked in a collective. So a signal handler only
 records the request; the trainers agree on it at a batch boundary, commit, and raise :class:`Preempted`
@@ -8,6 +8,7 @@ together.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -26,6 +27,20 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_REQUEST_SECONDS = 1.0
 """Signals within this time count as one request: a scheduler signals every process of a job, and the launcher
 forwards the one that it received."""
+
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent dies; exit with 1 if it has died already.
+
+    Call it in the new process: the kernel resets it at a fork.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl took effect
+        os._exit(1)
 
 
 class Preempted(SystemExit):

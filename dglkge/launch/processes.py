@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from dglkge.distributed.preemption import end_with_parent
 from dglkge.launch.background import in_thread
-from dglkge.launch.fork_server import ROOM, VARIABLE, die_with
+from dglkge.launch.fork_server import ROOM, VARIABLE
 
 MOST_OUTPUT_BYTES = 1 << 15
 """Less than a pipe holds that nobody reads yet."""
@@ -37,7 +38,7 @@ def execute(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=functools.partial(die_with, os.getpid()),
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),
     )
     popen.returncode = 0  # the node program waits for it together with the orphans
     return popen.pid

@@ -99,6 +99,12 @@ def test_signals_that_stay_ignored() -> None:
     assert not stop.is_noted
 
 
+def test_a_process_whose_parent_died_first() -> None:
+    code = "from dglkge.distributed.preemption import end_with_parent; end_with_parent(1); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
 def test_another_thread_than_the_main_one_changes_nothing() -> None:
     def handlers() -> list[object]:
         return [signal.getsignal(number) for number in STOP_SIGNALS]
