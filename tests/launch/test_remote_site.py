@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import signal
 import socket
@@ -14,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge import __version__
 from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.machine import local_interfaces, machine_addresses, usable_cores
-from dglkge.launch.process_plan import Host, JobSettings
+from dglkge.launch.process_plan import Host, JobSettings, Places
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
@@ -28,6 +30,7 @@ from dglkge.launch.remote.remote_site import (
     planned_host,
 )
 from dglkge.launch.remote.ssh import SshSettings
+from dglkge.launch.remote.synced_site import SyncedSite
 from tests.launch.conftest import ROOT
 
 ADDRESS = "127.0.0.1"
@@ -118,6 +121,21 @@ def test_other_versions() -> None:
         ("b", "has torch 2.2.1, a has 2.13.0"),
     ]
     assert compare_versions({"a": described(), "b": described()}, "1.0") == compare_versions({}, "1.0") == []
+
+
+def test_a_dry_run_with_sync_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a start does before it sends a file."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("dglkge.launch.remote.remote_site.__version__", "0.1")
+    settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
+    with contextlib.closing(SyncedSite(SshSettings(), sys.executable, str(tmp_path))) as site:
+        hosts = site.connect([Machine(ADDRESS, 1)], None)
+        text = f"1 hosts; nothing was started\n  {ADDRESS}  has dglkge {__version__}, the launcher has 0.1"
+        with pytest.raises(NotReadyError, match=text):
+            site.plan(hosts, settings)
+        with pytest.raises(NotReadyError, match=text):
+            site.send_files(settings.command, None, None, Places(tmp_path, tmp_path / "machine"))
+    assert not (tmp_path / "machine").exists()
 
 
 def test_partition_files() -> None:

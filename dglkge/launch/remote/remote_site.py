@@ -127,8 +127,9 @@ class RemoteSite:
         Sessions with other machines are closed. The entry registers the job on each machine, and removes
         segments of ended jobs and attempts; None: a dry run.
 
-        Returns the machines that replied; :meth:`check` raises the problems of the others. Raises InputError
-        if a name has no address or two have the same, or a loopback address is among several.
+        Returns the machines that replied; the next step raises the problems of the others, and versions that
+        differ. Raises InputError if a name has no address or two have the same, or a loopback address is
+        among several.
         """
         addresses = self.addresses = machine_addresses(machines)
         can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
@@ -149,6 +150,8 @@ class RemoteSite:
         self._described = self._call_all(
             {address: {} for address in addresses if address in self._sessions}, "describe"
         )
+        differences = compare_versions(self._described, __version__)
+        self._problems += [(address, NotReadyError(text)) for address, text in differences]
         if entry is not None:
             self._job = entry.job
             self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
@@ -195,8 +198,7 @@ class RemoteSite:
             for text, is_input in answer["problems"]:
                 self._problems.append((address, (InputError if is_input else NotReadyError)(text)))
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
-        differences = compare_versions(self._described, __version__) + compare_fingerprints(prints)
-        self._problems += [(address, NotReadyError(text)) for address, text in differences]
+        self._problems += [(address, NotReadyError(text)) for address, text in compare_fingerprints(prints)]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
         self._raise_problems()
