@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from dglkge.errors import NotReadyError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
@@ -343,6 +343,25 @@ def human_bytes(num_bytes: float) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a size above 0, in GNU's units: ``4G`` and ``4GiB`` are binary, ``4GB`` is decimal.
+
+    InputError if it is none.
+
+    Examples
+    --------
+    >>> parse_bytes("1.5K"), parse_bytes("1.5 KiB"), parse_bytes("1.5kB")
+    (1536, 1536, 1500)
+    """
+    match = re.fullmatch(r"(\d*\.?\d+)\s*([KMGT]?)(B|iB|)", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise InputError(
+            f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, such as 4G or 4GB"
+        )
+    base = 1000 if match[3].upper() == "B" else 1024
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
 
 
 def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:

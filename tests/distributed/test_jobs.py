@@ -21,6 +21,7 @@ from dglkge.distributed.jobs import (
     job_prefix,
     live_jobs,
     matching_jobs,
+    parse_bytes,
     process_start,
     register_lock,
     remove_stale_entries,
@@ -149,3 +150,13 @@ def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "other": [], "": [],
     }.items():  # fmt: skip
         assert matching_jobs(text, [one, two]) == expected, text
+
+
+def test_sizes() -> None:
+    """One reader for all options: GNU's units."""
+    sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kib": 1536, "77": 77, "2T": 2 << 40}
+    sizes |= {"64MB": 64_000_000, "1.5 GiB": 3 << 29, "2gb": 2 * 10**9, ".5 kB ": 500, "9b": 9}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "G", "0", "-1G", "4X", "1e3", "GB", "2XB", "two", "2,5GB", "2GB RAM"):
+        with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
+            parse_bytes(text)
