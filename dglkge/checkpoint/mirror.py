@@ -150,7 +150,7 @@ class Mirror(VersionStore):
             if _object(version, layout.MANIFEST_FILE) not in sizes:
                 continue
             stored = self.stored(version)
-            if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in stored.binary_files):
+            if all(sizes.get(_object(version, file.name)) == file.size_bytes for file in stored.binary_files):
                 if self._store.read(_POINTER) is not None:
                     logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
                 return stored

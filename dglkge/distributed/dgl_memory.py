@@ -92,7 +92,7 @@ def install(prefix: str, folder: str = "", ip_config: str = "") -> None:
     if ip_config:
         rpc: Any = importlib.import_module("dgl.distributed.rpc")
         read = rpc.read_ip_config
-        rpc.read_ip_config = lambda _given, *rest: read(ip_config, *rest)
+        rpc.read_ip_config = lambda _script_config, *rest: read(ip_config, *rest)
 
 
 def _skip_zeros() -> None:

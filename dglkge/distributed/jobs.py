@@ -49,8 +49,8 @@ def job_prefix(job: str) -> str:
 
 def job_of_segment(name: str) -> str:
     """Return the id of the job that a name in shared memory belongs to; empty for other names."""
-    found = _JOB_NAME.match(name)
-    return found.group(1) if found else ""
+    match = _JOB_NAME.match(name)
+    return match.group(1) if match else ""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class JobEntry:
 
     def describe(self) -> str:
         """Return ``job 1234 of user x, launcher pid 12 on host`` for messages."""
-        whose = self.user or "unknown"
-        return f"job {self.job} of user {whose}, launcher pid {self.launcher_pid} on {self.host}"
+        user = self.user or "unknown"
+        return f"job {self.job} of user {user}, launcher pid {self.launcher_pid} on {self.host}"
 
 
 class Registration:
@@ -218,8 +218,8 @@ def _lock_owners(descriptor: int) -> set[int]:
 
 def live_jobs(folder: str = SHARED_MEMORY_FOLDER) -> list[JobEntry]:
     """Return the jobs that run on this machine, the oldest first."""
-    found = [entry for entry, is_live in _entries(folder) if is_live]
-    return sorted(found, key=lambda entry: (entry.started, entry.job))
+    entries = [entry for entry, is_live in _entries(folder) if is_live]
+    return sorted(entries, key=lambda entry: (entry.started, entry.job))
 
 
 def remove_stale_entries(folder: str = SHARED_MEMORY_FOLDER) -> None:
@@ -267,8 +267,8 @@ def is_locked(descriptor: int) -> bool:
 def allocated_bytes(job: str, folder: str = SHARED_MEMORY_FOLDER) -> int:
     """Return the bytes of shared memory that a job has allocated."""
     total = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for item in found:
+    with contextlib.suppress(OSError), os.scandir(folder) as items:
+        for item in items:
             if item.name.startswith(job_prefix(job)):
                 with contextlib.suppress(OSError):
                     total += item.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
@@ -380,7 +380,7 @@ def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
 
 def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
     """Return the processes of this machine that are servers of a job: number of the server to pid."""
-    found: dict[int, int] = {}
+    pids: dict[int, int] = {}
     for folder in proc.iterdir() if job else ():
         if not folder.name.isdigit():
             continue
@@ -388,17 +388,18 @@ def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             continue
-        own = dict(text.decode(errors="replace").split("=", 1) for text in variables if b"=" in text)
-        number = own.get("DGL_SERVER_ID", "")
-        if own.get("DGLKGE_JOB") != job or own.get("DGL_ROLE") != "server" or not number.isdigit():
+        environment = dict(text.decode(errors="replace").split("=", 1) for text in variables if b"=" in text)
+        number = environment.get("DGL_SERVER_ID", "")
+        is_server = environment.get("DGLKGE_JOB") == job and environment.get("DGL_ROLE") == "server"
+        if not (is_server and number.isdigit()):
             continue
         # Processes that a server starts inherit its variables; it was there before them.
         pid = int(folder.name)
-        known = found.get(int(number))
+        known = pids.get(int(number))
         start, limit = process_start(pid, proc), 0 if known is None else process_start(known, proc)
         if not limit or 0 < start < limit:
-            found[int(number)] = pid
-    return found
+            pids[int(number)] = pid
+    return pids
 
 
 def process_start(pid: int, proc: Path = PROC) -> int:

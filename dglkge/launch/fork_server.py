@@ -101,8 +101,8 @@ def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -
     os.environ.update(environment)
     # OpenMP has read it when it was loaded.
     if os.environ.get("OMP_NUM_THREADS") != threads and "torch" in sys.modules:
-        found = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
-        sys.modules["torch"].set_num_threads(max(1, int(found[1]) if found else 1))
+        digits = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
+        sys.modules["torch"].set_num_threads(max(1, int(digits[1]) if digits else 1))
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all processes draw the same numbers
     gc.enable()

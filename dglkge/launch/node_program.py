@@ -296,10 +296,10 @@ class NodeProgram:
 
     def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""
-        own = {other.pid for other in self._processes.values() if not other.is_ended}
+        pids = {other.pid for other in self._processes.values() if not other.is_ended}
         mark, members = _process_mark(process.number), []
         for child in psutil.Process().children():
-            is_orphan = child.pid not in own and has_variable(child, PROCESS_VARIABLE, mark)
+            is_orphan = child.pid not in pids and has_variable(child, PROCESS_VARIABLE, mark)
             if is_orphan or child.pid == process.pid and not process.is_ended:
                 members.append(child)
                 with contextlib.suppress(psutil.Error):

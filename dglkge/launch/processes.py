@@ -71,11 +71,11 @@ class ForkServer:
         self._num_processes = num_processes
         self._output = tempfile.TemporaryFile("a+b")
         self._num_shown = 0
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = asyncio.Lock()
-        with theirs:
+        with control:
             variables = {**environment, VARIABLE: ROOM}
-            self.pid = execute(command, variables, folder, self._output.fileno(), theirs.fileno())
+            self.pid = execute(command, variables, folder, self._output.fileno(), control.fileno())
 
     async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, IO[bytes]]:
         """Start a process with more variables; return its pid, and a gate: it waits until this is closed.

@@ -43,9 +43,9 @@ def test_files_of_a_table_stand_in_the_order_of_parts():
     meta = toy_meta()
     files = [entry("person", part, 1) for part in (10, 2, 0)] + [entry(RELATION, 0, 2)]
     manifest = Manifest(1, meta, files)
-    assert [found.part for found in manifest.of_table("person")] == [0, 2, 10]
-    assert [found.table for found in manifest.of_table(RELATION)] == [RELATION]
-    assert manifest.of_table("planet") == []
+    assert [found.part for found in manifest.table_files("person")] == [0, 2, 10]
+    assert [found.table for found in manifest.table_files(RELATION)] == [RELATION]
+    assert manifest.table_files("planet") == []
 
 
 def test_any_changed_letter_is_found():

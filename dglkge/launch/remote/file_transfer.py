@@ -79,8 +79,8 @@ def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileStat
         If a named file is absent.
     """
     if names is None:
-        found = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
-        return [state for name in found if (state := file_state(folder, name)) is not None]
+        finished = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
+        return [state for name in finished if (state := file_state(folder, name)) is not None]
     states = []
     for name in names:
         if (state := file_state(folder, name)) is None:

@@ -48,12 +48,12 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
         versions = described[address]["versions"]
         # dglkge is compared with the launcher's, which plans the job; the others with the first machine's.
         reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
-        for name, wanted in reference.items():
-            whose = "the launcher" if name == "dglkge" else addresses[0]
+        for name, version in reference.items():
+            owner = "the launcher" if name == "dglkge" else addresses[0]
             if versions.get(name) is None:
                 problems.append((address, f"has no {name}"))
-            elif wanted is not None and versions[name] != wanted:
-                problems.append((address, f"has {name} {versions[name]}, {whose} has {wanted}"))
+            elif version is not None and versions[name] != version:
+                problems.append((address, f"has {name} {versions[name]}, {owner} has {version}"))
     return problems
 
 
@@ -137,7 +137,7 @@ class RemoteSite:
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
         sessions = self._sessions.items()
-        self._close([name for name, each in sessions if name not in names or not each.is_alive])
+        self._close([name for name, session in sessions if name not in names or not session.is_alive])
         for address in addresses:
             if address not in self._sessions:
                 try:
@@ -166,8 +166,8 @@ class RemoteSite:
         machine_of = dict(zip(self.addresses, machines))
         without = [host.address for host in hosts if not machine_of[host.address].has_port]
         questions = {address: {"address": address, "num_servers": num_servers} for address in without}
-        found = self._call_all(questions, "choose_server_ports")
-        return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
+        ports = self._call_all(questions, "choose_server_ports")
+        return [dataclasses.replace(host, port=ports.get(host.address, host.port)) for host in hosts]
 
     def check(
         self,
@@ -193,11 +193,11 @@ class RemoteSite:
             }
             for host in hosts
         }
-        found = self._checked = self._call_all(questions, "check")
-        for address, answer in found.items():
+        answers = self._checked = self._call_all(questions, "check")
+        for address, answer in answers.items():
             for text, is_input in answer["problems"]:
                 self._problems.append((address, (InputError if is_input else NotReadyError)(text)))
-        prints = {address: answer["fingerprint"] for address, answer in found.items()}
+        prints = {address: answer["fingerprint"] for address, answer in answers.items()}
         self._problems += [(address, NotReadyError(text)) for address, text in compare_fingerprints(prints)]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
@@ -250,8 +250,12 @@ class RemoteSite:
         """Let every machine import what those of its processes need that run a script."""
         for address, described in self._described.items():
             runner = tuple(described["runner"])
-            own = [process for process in plan if process.address == address]
-            if planned := [process for process in own if process.command[: len(runner)] == runner]:
+            planned = [
+                process
+                for process in plan
+                if process.address == address and process.command[: len(runner)] == runner
+            ]
+            if planned:
                 wait(self._sessions[address].prepare(planned, self._folder))
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:

@@ -55,8 +55,8 @@ def dataset_files(folder: Path, part_id: int) -> list[str]:
     names = []
     for name in file_names(str(folder), follow_links=True):
         parts = Path(name).parts
-        of_part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
-        if of_part in (None, part_id):
+        part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
+        if part in (None, part_id):
             names.append(name)
     return names
 
