@@ -53,9 +53,9 @@ class Gathering:
         def gather(text: str) -> list[str]:
             self.texts[rank] = text
             self.barrier.wait()
-            found = list(self.texts)
+            texts = list(self.texts)
             self.barrier.wait()
-            return found
+            return texts
 
         return gather
 

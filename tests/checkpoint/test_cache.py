@@ -138,8 +138,8 @@ def test_each_machine_writes_its_own_parts_to_the_store(cluster):
     assert not list(cluster.store.rglob("*.receipt.json"))
     assert [path.name for path in (cluster.store / "checkpoint").glob("v*")] == ["v3"]
     # What a machine has on its disk are its own parts, of the newest versions only.
-    own = {f"embeddings_{name}_1.v3.h5" for name in META.entity_types}
-    assert parts_in(cluster.runs[1] / "checkpoint" / "v3") == own
+    parts = {f"embeddings_{name}_1.v3.h5" for name in META.entity_types}
+    assert parts_in(cluster.runs[1] / "checkpoint" / "v3") == parts
     assert not (cluster.runs[1] / "checkpoint" / "v1").exists()
     assert "model.v3.h5" in parts_in(cluster.runs[0] / "checkpoint" / "v3")
     # The order of names is that of the version before, so the store copies them inside.

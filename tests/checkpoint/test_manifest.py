@@ -43,8 +43,8 @@ def test_files_of_a_table_stand_in_the_order_of_parts():
     meta = toy_meta()
     files = [entry("person", part, 1) for part in (10, 2, 0)] + [entry(RELATION, 0, 2)]
     manifest = Manifest(1, meta, files)
-    assert [found.part for found in manifest.table_files("person")] == [0, 2, 10]
-    assert [found.table for found in manifest.table_files(RELATION)] == [RELATION]
+    assert [entry.part for entry in manifest.table_files("person")] == [0, 2, 10]
+    assert [entry.table for entry in manifest.table_files(RELATION)] == [RELATION]
     assert manifest.table_files("planet") == []
 
 

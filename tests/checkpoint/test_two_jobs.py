@@ -106,10 +106,12 @@ def test_temporary_files_have_the_jobs_name_and_those_of_dead_jobs_go(tmp_path, 
         path.write_text("x")
         assert path.name == f"model.v1.h5.{lease.nonce}.tmp"
         assert layout.is_temporary_of_a_job(path.name)
-    left = [f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a_0.json")]
-    for name in left:
+    abandoned = [
+        f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a_0.json")
+    ]
+    for name in abandoned:
         (folder / name).touch()
     (folder / "mine.tmp").touch()
     save(manager_of(tmp_path, lease), 1)
     names = {path.name for path in folder.iterdir()}
-    assert not names & set(left) and "mine.tmp" in names
+    assert not names & set(abandoned) and "mine.tmp" in names

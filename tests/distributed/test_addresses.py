@@ -140,10 +140,10 @@ def test_own_addresses() -> None:
 def test_a_port_that_is_held_goes_to_nobody_but_who_shares_it() -> None:
     """As DGL does: it sets SO_REUSEADDR. The kernel gives a held port to no connection."""
     address, holder = hold_usable_address("127.0.0.1")
-    own, _, port = address.partition(":")
-    assert own == "127.0.0.1"
+    host, _, port = address.partition(":")
+    assert host == "127.0.0.1"
     with holder, socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((own, int(port)))
+        other.bind((host, int(port)))
     address, holder = hold_usable_address("127.0.0.1")
     port = address.partition(":")[2]
     with holder, socket.socket() as dgl_socket:

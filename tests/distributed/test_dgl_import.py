@@ -99,7 +99,7 @@ def test_graphbolt_is_refused_with_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "version, found, python",
+    "version, words, python",
     [
         ("1.1.3", "dgl 1.1.3 is", (3, 12)),
         ("", "it is not", (3, 12)),
@@ -108,7 +108,7 @@ def test_graphbolt_is_refused_with_one_line(tmp_path: Path) -> None:
         ("2.4.0", "", (3, 12)),
     ],
 )
-def test_training_needs_dgl(monkeypatch, version, found, python):
+def test_training_needs_dgl(monkeypatch, version, words, python):
     def version_of(name: str) -> str:
         if not version:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -117,12 +117,12 @@ def test_training_needs_dgl(monkeypatch, version, found, python):
     monkeypatch.setattr(importlib.metadata, "version", version_of)
     monkeypatch.setattr(dgl_import.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "version_info", python)
-    if not found:
+    if not words:
         dgl_import.require_dgl("dglkge train")
         return
     with pytest.raises(InputError) as caught:
         dgl_import.require_dgl("dglkge train")
     then = " and dglkge-engine" if python == (3, 14) else ""
     assert str(caught.value) == (
-        f"dglkge train needs dgl 2.1.0, and {found} installed here: pip install 'dglkge[train]'{then}"
+        f"dglkge train needs dgl 2.1.0, and {words} installed here: pip install 'dglkge[train]'{then}"
     )

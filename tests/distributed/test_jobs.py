@@ -129,10 +129,10 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
     assert claims_of_others("", folder).shared_memory_bytes == 10 * 2**20
     (tmp_path / f"{job_prefix(ONE)}0~table").write_bytes(b"x" * 2**22)
     (tmp_path / f"{job_prefix(TWO)}0~table").write_bytes(b"x" * 2**22)
-    found = claims_of_others(TWO, folder)
-    assert found.shared_memory_bytes == pytest.approx(6 * 2**20, abs=2**16)
+    claims = claims_of_others(TWO, folder)
+    assert claims.shared_memory_bytes == pytest.approx(6 * 2**20, abs=2**16)
     # This process has taken some megabytes of what its entry plans.
-    assert 2**50 - 2**40 < found.memory_bytes < 2**50 - 2**22 - 2**20
+    assert 2**50 - 2**40 < claims.memory_bytes < 2**50 - 2**22 - 2**20
     entry.update(memory_bytes=1)
     assert claims_of_others(TWO, folder).memory_bytes == 0
     entry.release()
@@ -144,12 +144,12 @@ def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
-    one, two = JobEntry(ONE, run=str(tmp_path / "run"), launcher_pid=12), JobEntry(TWO, launcher_pid=13)
+    first, second = JobEntry(ONE, run=str(tmp_path / "run"), launcher_pid=12), JobEntry(TWO, launcher_pid=13)
     for text, expected in {
-        "run": [one], "link/": [one], ONE: [one], "00000000000000b": [two], "0": [one, two], "13": [two],
-        "other": [], "": [],
+        "run": [first], "link/": [first], ONE: [first], "00000000000000b": [second], "0": [first, second],
+        "13": [second], "other": [], "": [],
     }.items():  # fmt: skip
-        assert matching_jobs(text, [one, two]) == expected, text
+        assert matching_jobs(text, [first, second]) == expected, text
 
 
 def test_sizes() -> None:

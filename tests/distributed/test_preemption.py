@@ -26,14 +26,14 @@ def ordinary_handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_noted_and_the_handlers_come_back(number: int) -> None:
-    before = [signal.getsignal(one) for one in STOP_SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     stop = StopRequest()
     with stop.listening():
         assert not stop.is_noted
         signal.raise_signal(number)
         assert stop.is_noted
         signal.raise_signal(number)  # the launcher's, on top of the scheduler's
-    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
     assert stop.is_noted
 
 

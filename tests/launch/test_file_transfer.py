@@ -125,13 +125,13 @@ def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path
 
     async def both() -> None:
         folders = [str(tmp_path / name) for name in ("a", "b")]
-        copies = (file_transfer.fetch(session, each, str(tmp_path / "back")) for each in folders)
+        copies = (file_transfer.fetch(session, folder, str(tmp_path / "back")) for folder in folders)
         await asyncio.gather(*copies)
 
     wait(both())
-    found = contents(tmp_path / "back")
-    assert sorted(found) == ["a.log", "b.log", "both.log"]
-    assert found["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
+    copied = contents(tmp_path / "back")
+    assert sorted(copied) == ["a.log", "b.log", "both.log"]
+    assert copied["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
 
 
 def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Path) -> None:

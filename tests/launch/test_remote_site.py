@@ -48,19 +48,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteS
 
 def test_each_attempt_clears_what_the_one_before_has_left(cluster: RemoteSite) -> None:
     """The job is registered from the first attempt on; other programs' segments stay."""
-    own, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
+    segment, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
     foreign.touch()
     try:
         for _ in range(2):
-            own.touch()
+            segment.touch()
             cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-            assert not own.exists()
-        own.touch()
+            assert not segment.exists()
+        segment.touch()
         cluster.clean_up([ADDRESS])
-        assert foreign.exists() and not own.exists()
+        assert foreign.exists() and not segment.exists()
     finally:
         foreign.unlink(missing_ok=True)
-        own.unlink(missing_ok=True)
+        segment.unlink(missing_ok=True)
 
 
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
@@ -77,7 +77,7 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
 
 def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     has_run = threading.Event()
-    seen: queue.Queue[bool] = queue.Queue()
+    outcomes: queue.Queue[bool] = queue.Queue()
 
     def handler(_number: int, _frame: object) -> None:
         has_run.set()
@@ -86,7 +86,7 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     async def work(_address: str) -> None:
         await asyncio.sleep(1)  # the main thread waits by now
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        seen.put(has_run.wait(10))
+        outcomes.put(has_run.wait(10))
 
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -94,7 +94,7 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
             cluster._run_all(work, [ADDRESS])
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen.get(timeout=20)
+    assert outcomes.get(timeout=20)
 
 
 def test_every_problem_has_a_line() -> None:

@@ -209,10 +209,10 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
     """A node runs nothing for a launcher that cannot prove that it knows the secret."""
 
     async def authenticate(sent: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.sendall(sent)
-            reader, writer = await asyncio.open_connection(sock=ours)
+        launcher_end, node_end = socket.socketpair()
+        with node_end:
+            node_end.sendall(sent)
+            reader, writer = await asyncio.open_connection(sock=launcher_end)
             try:
                 await authenticate_launcher(reader, writer, SECRET)
             finally:
