@@ -202,23 +202,6 @@ def test_killed_before_the_pointer_the_version_before_counts(cluster, monkeypatc
     check_restored(cluster.start(restored), 4)
 
 
-def test_a_receipt_that_is_half_written_is_read_again(cluster, monkeypatch):
-    """A store need not write atomically."""
-    real, torn = FileStore.read, set()
-
-    def read(store, name):
-        content = real(store, name)
-        if name.endswith(".receipt.json") and name not in torn:
-            torn.add(name)
-            return content[:-5]
-        return content
-
-    monkeypatch.setattr(FileStore, "read", read)
-    assert cluster.start(save(1)) == [1, 1]
-    assert len(torn) == 5
-    assert open_checkpoint(cluster.store, verify=True).version == 1
-
-
 def test_a_part_that_does_not_come_ends_all(cluster, monkeypatch, caplog):
     real = FileStore.upload
 

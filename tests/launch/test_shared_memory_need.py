@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.typing import RELATION
+from tests import warm
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import fitting_dim
 from tests.toy_kg import REPOSITORY, toy_dataset
@@ -39,7 +39,7 @@ def segments(dataset: Path, part: int, folder: Path) -> dict[str, int]:
     graph_name = json.loads((dataset / "dataset.json").read_text())["graph_name"]
     ip_config = folder / "ip_config.txt"
     ip_config.write_text("127.0.0.1 30050\n127.0.0.2 30050\n")
-    command = [sys.executable, str(SERVER), str(ip_config)]
+    command = [*warm.python(), str(SERVER), str(ip_config)]
     command += [str(dataset / "partitions" / f"{graph_name}.json"), str(part)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
