@@ -24,7 +24,7 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
@@ -182,8 +182,7 @@ class CheckpointManager:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
         # A job without a lease still needs an identity in the lineage.
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), since)
+        self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), utc_now())
         self._new: NewVersion | None = None
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []

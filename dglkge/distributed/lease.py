@@ -52,6 +52,11 @@ def new_nonce() -> str:
     return uuid.uuid4().hex[:16]
 
 
+def utc_now() -> str:
+    """Return the time for messages, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+
+
 @dataclass(frozen=True)
 class Holder:
     """Process that holds a lease: the content of the lease file.
@@ -97,7 +102,7 @@ class Holder:
             pid_namespace=_pid_namespace(),
             pid=os.getpid(),
             start_time=process_start(os.getpid()),
-            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            since=utc_now(),
             renewed_ns=time.time_ns(),
         )
 
