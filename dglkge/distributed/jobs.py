@@ -181,39 +181,20 @@ class Registration:
 def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     """Hold the register, for moments in which one process looks and then writes.
 
-    The lock is on the folder itself: no file is left. Earlier versions hold it for the time of their job.
-    Raises NotReadyError if the folder does not exist, or another process keeps the lock.
+    The lock is on the folder itself: no file is left. Any user can hold it for ever, so after
+    REGISTER_LOCK_SECONDS the block runs without it, with a warning: two jobs that start within milliseconds
+    may then plan for the same memory. Raises NotReadyError if the folder does not exist.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
-        is_locked_here = wait_for_lock(descriptor, REGISTER_LOCK_SECONDS)
-        if not is_locked_here and os.geteuid() not in _lock_owners(descriptor):
-            # Any user can lock the folder for ever. Without the lock two jobs that start within
-            # milliseconds may plan for the same memory.
-            logger.warning("another user keeps %s locked: the job starts without the lock", folder)
-        elif not is_locked_here:
-            raise NotReadyError(
-                f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
-                "an earlier version of dglkge, which shares the machine with no other; wait for it"
-            )
+        if not wait_for_lock(descriptor, REGISTER_LOCK_SECONDS):
+            logger.warning("another process keeps %s locked: the job starts without the lock", folder)
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock_owners(descriptor: int) -> set[int]:
-    """Return the user ids of the processes that hold a lock on an open file."""
-    status, owners = os.fstat(descriptor), set()
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:  # man 5 proc: number, class, kind, type, pid, place, start, end
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place:
-                owners.add(process_owner(int(fields[4])))
-    return owners
 
 
 def live_jobs(folder: str = SHARED_MEMORY_FOLDER) -> list[JobEntry]:

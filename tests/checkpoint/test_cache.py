@@ -168,11 +168,6 @@ def test_a_fresh_machine_and_one_with_a_damaged_file_are_filled(cluster):
     part = "checkpoint/v1/embeddings_person_1.v1.h5"
     flip(cluster.runs[1] / part, 2500)
     check_restored(cluster.start(restored), 1)
-    # Damage at the store is named.
-    shutil.rmtree(cluster.runs[0])
-    flip(cluster.store / part, 2500)
-    words = f"{cluster.store}/{part} is damaged: its checksum is not the one in the manifest"
-    assert words in str(cluster.start(restored)[0])
 
 
 def test_a_run_that_was_removed_from_the_store_does_not_come_back(cluster):

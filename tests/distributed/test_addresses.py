@@ -18,7 +18,6 @@ from dglkge.distributed.addresses import (
     DEFAULT_PORT,
     Machine,
     hold_usable_address,
-    is_own_address,
     listening_ports,
     read_ip_config,
     wait_until_listening,
@@ -130,11 +129,6 @@ def test_all_ports_are_waited_for(tmp_path: Path) -> None:
         assert wait_until_listening(ports, timeout_seconds=30)
         later.join()
     assert not listening_ports() & set(ports)
-
-
-def test_own_addresses() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1")
 
 
 def test_a_port_that_is_held_goes_to_nobody_but_who_shares_it() -> None:

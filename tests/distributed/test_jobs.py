@@ -86,16 +86,10 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
     held.release()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
-def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_kept_holds_no_job_up(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Any process may keep it for ever."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
-    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
-    held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
-    os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
-    lock = (
-        "import fcntl, os, sys; folder = os.open(sys.argv[1], os.O_RDONLY); os.setuid(65534); "
-        "fcntl.flock(folder, fcntl.LOCK_EX); "
-    )
+    lock = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); "
     holder = subprocess.Popen(
         [sys.executable, "-c", lock + "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -107,6 +101,15 @@ def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         holder.kill()
         holder.communicate()
+    assert f"another process keeps {tmp_path} locked" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
+def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
+    held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
+    os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
+    Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path)).release()
     (entry,) = live_jobs(str(tmp_path))
     assert entry.owner == 65534
     monkeypatch.setattr("dglkge.cli.jobs.os.kill", lambda *_arguments: pytest.fail("a signal was sent"))
