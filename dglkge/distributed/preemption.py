@@ -14,8 +14,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,31 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+Handlers = dict[int, Any]
+"""Handlers of signals as of ``signal.getsignal``."""
+
+
+def _restore(handlers: Handlers) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[Handlers]:
+    """Handle signals inside the block but those that are ignored: ``nohup``, background jobs of a shell.
+
+    Yields the earlier handlers, which are restored at the end; those that the caller takes out are not.
+    """
+    before: Handlers = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield before
+    finally:
+        _restore(before)
+
+
 class Preempted(SystemExit):
     """Raised on every trainer once the state is committed; a script that does not catch it exits with 143."""
 
@@ -55,7 +81,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._noted_at: float | None = None
-        self._before: dict[int, object] = {}
+        self._before: Handlers = {}
         self._at_once = False
 
     @property
@@ -67,21 +93,14 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Record SIGTERM, SIGINT and SIGHUP inside the block; a second request has its usual effect.
 
-        Signals that were ignored stay ignored (``nohup``, background jobs of a shell). Outside the main
-        thread, where Python handles no signals, nothing changes. The earlier handlers are restored at the
-        end.
+        Ignored signals stay ignored. Outside the main thread, where Python handles no signals, nothing
+        changes. The earlier handlers are restored at the end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number, handler in self._before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, self._note)
-        try:
+        with handled(STOP_SIGNALS, self._note) as self._before:
             yield
-        finally:
-            self._restore()
 
     def ignore_from_now_on(self) -> None:
         """Ignore the signals that :meth:`listening` handles until the process ends.
@@ -93,7 +112,7 @@ class StopRequest:
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_IGN)
-        self._before = {}
+        self._before.clear()
 
     @contextlib.contextmanager
     def leaving_at_once(self) -> Iterator[None]:
@@ -125,10 +144,5 @@ class StopRequest:
         elif now - self._noted_at > SAME_REQUEST_SECONDS:
             # Raised again under the earlier handler: by default the process then ends with the status of that
             # signal.
-            self._restore()
+            _restore(self._before)
             os.kill(os.getpid(), number)
-
-    def _restore(self) -> None:
-        """Restore the earlier handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]

@@ -6,14 +6,13 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
-from dglkge.launch import script_runner
 from dglkge.launch.table_storage import segment_names
+from tests import warm
 from tests.launch.conftest import ROOT
 
 if importlib.util.find_spec("dgl") is None:
@@ -27,8 +26,8 @@ ENDLESS = "1000000"
 @pytest.fixture(scope="module")
 def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ring")
+    command = [*warm.python(), str(SCRIPT), "--partition", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script_runner.__file__, str(SCRIPT), "--partition", str(folder)]
     subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.DEVNULL)
     return folder / "ring.json"
 

@@ -182,17 +182,19 @@ class RemoteSite:
         Raises NotReadyError with every problem of every machine, a line for each.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
-        questions = {
-            host.address: {
+        questions = {}
+        for host in hosts:
+            machine = self.addresses.index(host.address)
+            # A script on this machine alone looks at its own part itself.
+            part_id = None if self._is_alone else machine
+            questions[host.address] = {
                 "servers": (host.address, host.port, settings.num_servers),
                 "folder": self._folder,
                 "script": script,
-                "partition": self._partition_of(host, partition_file),
+                "partition": partition_file and (partition_file, part_id, len(self.addresses)),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
-                "needs": dataclasses.asdict(needs[self.addresses.index(host.address)]),
+                "needs": dataclasses.asdict(needs[machine]),
             }
-            for host in hosts
-        }
         answers = self._checked = self._call_all(questions, "check")
         for address, answer in answers.items():
             for text, is_input in answer["problems"]:
@@ -202,14 +204,6 @@ class RemoteSite:
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
         self._raise_problems()
-
-    def _partition_of(self, host: Host, path: str | None) -> tuple[str, int | None, int] | None:
-        """Return what a machine checks of its partition; see ``machine.check_machine``."""
-        if path is None:
-            return None
-        # A script on this machine alone looks at its own part itself.
-        part_id = None if self._is_alone else self.addresses.index(host.address)
-        return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job, with a rendezvous port that is free on the first machine now."""
