@@ -1,7 +1,7 @@
 """A graph from its triples to predictions while all processes share a limit of memory.
 
     python benchmarks/debian_graph.py --output data/debian-triples --sources Sources.xz
-    python benchmarks/limited_memory.py --input data/debian-triples --work /some/disk --limit 1GB
+    python benchmarks/limited_memory.py --input data/debian-triples --work /some/disk --limit 1GiB
 
 Each command (partition.py, dglkge train, evaluate, predict) runs in a control group of its own, whose memory,
 page cache and shared memory included, is limited. The table has the time and the peak of each. It needs the
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
+from dglkge.distributed.jobs import parse_bytes
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.epoch import parse_bytes
 from measuring import our_job
 from measuring.machine import describe_machine
 from measuring.memory_group import MemoryGroup
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--input", required=True, type=Path, help="folder with train.tsv, valid.tsv and test.tsv")
     add("--work", required=True, type=Path, help="folder on a disk for the data set, the run and logs")
-    add("--limit", default="1GB", metavar="SIZE", help="of each command (%(default)s)")
+    add("--limit", default="1GiB", metavar="SIZE", help="of each command (%(default)s)")
     add("--trainers", type=int, default=2)
     add("--partition-options", default="", help='more options of partition.py, e.g. "--max_memory 500MB"')
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of the run")

@@ -46,8 +46,9 @@ import h5py
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, RUN_STATS_FILE, Progress
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
+from dglkge.distributed.jobs import parse_bytes
 from dglkge.errors import DglkgeError, InputError
-from dglkge.planning.epoch import TABLE_ITEMS, parse_bytes
+from dglkge.planning.epoch import TABLE_ITEMS
 from measuring import our_job, pbg_peer
 from measuring.disk_traffic import Disk, DiskTraffic
 from measuring.machine import describe_machine

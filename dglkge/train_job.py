@@ -6,7 +6,7 @@ reaches it once, from here. It ends when this process dies.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import logging
 import os
 import re
@@ -24,6 +24,7 @@ from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
+from dglkge.distributed.preemption import end_with_parent
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.launch.console import plain_text
 from dglkge.partition.options import DATASET_FOLDER
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 LOGS = "logs"
 LAST_LINES = 15
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 _STOPPED = (130, 143)
 """Statuses of dglkge-launch after a signal."""
 
@@ -237,13 +236,6 @@ def _say(line: str, is_shown: bool) -> None:
 
 def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
     """Run the launcher, or a small training itself, to its end."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        """Ask the kernel for a SIGTERM when this process ends, however it ends."""
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it died before prctl took effect
-            os._exit(1)
 
     def show(line: str) -> None:
         """Show a line; where nobody looks on, log the few that tell how far the job is."""
@@ -257,7 +249,7 @@ def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=functools.partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
     output = cast(IO[bytes], process.stdout)
     try:

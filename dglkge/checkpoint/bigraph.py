@@ -62,8 +62,8 @@ class PassCount:
         num_chunks = int(training.get("edge_chunks", 1))
         epochs = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
         # A pass that is open is not counted: it is trained from its beginning, as after a crash there.
-        of_open_epoch = int(meta.progress.get(Progress.PASSES_DONE, 0))
-        return cls(sets, num_chunks, epochs * len(sets) * num_chunks + of_open_epoch)
+        open_passes = int(meta.progress.get(Progress.PASSES_DONE, 0))
+        return cls(sets, num_chunks, epochs * len(sets) * num_chunks + open_passes)
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of HDF5 files that name the pass just trained; before the first one, that."""
@@ -95,14 +95,14 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         weights = meta.config.get("loss", {}).get("relation_weights", {})
         operators = meta.operators or [operator.name] * len(meta.relations)
         relations = [
-            _relation(one.name, one.lhs, one.rhs, acts, weights.get(one.name, 1.0))
-            for one, acts in zip(meta.relations, operators)
+            _relation(relation.name, relation.lhs, relation.rhs, acts, weights.get(relation.name, 1.0))
+            for relation, acts in zip(meta.relations, operators)
         ]
     # Rows that were converted from another program come without a configuration, so any key may be missing.
     sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
-    chosen = {name: meta.config.get(name, {}) for name in sections}
-    held_out = chosen["evaluation"].get("held_out") or {}
-    loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
+    settings = {name: meta.config.get(name, {}) for name in sections}
+    held_out = settings["evaluation"].get("held_out") or {}
+    loss = settings["loss"].get("name", DEFAULTS["loss_fn"])
     described = {
         "entities": {
             name: {
@@ -114,28 +114,28 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         },
         "relations": relations,
         "dimension": meta.dim,
-        "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),
-        "max_norm": float(chosen["model"].get("max_norm", 0)) or None,
-        "global_emb": bool(chosen["model"].get("global_vectors", False)),
+        "init_scale": float(settings["model"].get("init_scale", DEFAULTS["init_scale"])),
+        "max_norm": float(settings["model"].get("max_norm", 0)) or None,
+        "global_emb": bool(settings["model"].get("global_vectors", False)),
         "comparator": operator.comparator,
         "bias": operator.bias,
         "loss_fn": LOSSES.get(loss) or loss,
-        "margin": float(chosen["loss"].get("margin", DEFAULTS["margin"])),
+        "margin": float(settings["loss"].get("margin", DEFAULTS["margin"])),
         "entity_path": path,
         "edge_paths": [],
         "checkpoint_path": path,
         "num_epochs": num_epochs(meta),
         "num_edge_chunks": PassCount.of(meta).num_chunks,
-        "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
+        "batch_size": int(settings["training"].get("batch_size", DEFAULTS["batch_size"])),
         # PyTorch-BigGraph refuses batches that are no multiple of these. All negatives are declared uniform.
         "num_batch_negs": 0,
-        "disable_lhs_negs": chosen["negatives"].get("num_for_heads") == 0,
-        "disable_rhs_negs": chosen["negatives"].get("num_for_tails") == 0,
-        "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
+        "disable_lhs_negs": settings["negatives"].get("num_for_heads") == 0,
+        "disable_rhs_negs": settings["negatives"].get("num_for_tails") == 0,
+        "num_uniform_negs": int(settings["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
         "lr": learning_rate(meta),
         "relation_lr": meta.optimizer.get("relation_lr"),
-        "init_path": chosen["checkpoint"].get("init_path") or None,
-        "checkpoint_preservation_interval": int(chosen["checkpoint"].get("keep_every_epochs", 0)) or None,
+        "init_path": settings["checkpoint"].get("init_path") or None,
+        "checkpoint_preservation_interval": int(settings["checkpoint"].get("keep_every_epochs", 0)) or None,
         "eval_fraction": float(held_out.get("fraction", 0.0)),
         "eval_num_batch_negs": int(held_out.get("batch_negatives", DEFAULTS["eval_num_batch_negs"])),
         "eval_num_uniform_negs": int(held_out.get("uniform_negatives", DEFAULTS["eval_num_uniform_negs"])),
@@ -183,10 +183,12 @@ def is_bigraph(folder: Path, version: int) -> bool:
         with hdf5_format.open_file(first[0]) as file:
             # The name of the first part and the keys of config.json are equal in both formats. Only our files
             # have original ids.
-            ours = hdf5_format.ORIGINAL_IDS in file
+            has_ids = hdf5_format.ORIGINAL_IDS in file
     except (OSError, ValueError, CheckpointError):
         return False
-    return not ours and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
+    return (
+        not has_ids and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
+    )
 
 
 def find_bigraph(folder: Path) -> tuple[Path, int] | None:
@@ -229,8 +231,8 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         numbers = ("iteration/num_edge_paths", "iteration/num_edge_chunks")
         passes = math.prod(max(int(attributes.get(name, 1)), 1) for name in numbers)
         counts = dict.fromkeys(config["entities"], 0)
-        for one in files[:-1]:
-            counts[one.table] += one.num_rows
+        for entry in files[:-1]:
+            counts[entry.table] += entry.num_rows
         meta = CheckpointMeta(
             config=config,
             dataset_name="unknown",
@@ -292,15 +294,15 @@ def _operators(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation]:
     """Return the relations in the order of their ids."""
-    given = config["relations"]
+    relations = config["relations"]
     if not config.get("dynamic_relations"):
-        return [Relation(one["name"], one["lhs"], one["rhs"]) for one in given]
+        return [Relation(relation["name"], relation["lhs"], relation["rhs"]) for relation in relations]
     path = _beside(folder, config, layout.RELATION_NAMES_FILE)
     if path is None:
         raise CheckpointError(
             f"{layout.RELATION_NAMES_FILE} is neither in {config['entity_path']} nor in {folder}"
         )
-    return [Relation(str(name), given[0]["lhs"], given[0]["rhs"]) for name in _json(path)]
+    return [Relation(str(name), relations[0]["lhs"], relations[0]["rhs"]) for name in _json(path)]
 
 
 def _entry(folder: Path, name: str, table: str, part: int, num_rows: int | None = None) -> FileEntry:
@@ -325,12 +327,12 @@ def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
 def _json(path: Path) -> list[Any]:
     """Read a list, or raise CheckpointError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        items = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(items, list):
         raise CheckpointError(f"{path} is damaged: expected a list")
-    return found
+    return items
 
 
 def epoch_record(
@@ -374,8 +376,8 @@ def write_stats(folder: LeasedFolder, older: Path, records: Sequence[Mapping[str
 
 def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return epoch, edge set and chunk of a record; -1 for each that a record of another program lacks."""
-    found = [record.get(name, -1) for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx")]
-    epoch, edge_set, chunk = (value if isinstance(value, int) else -1 for value in found)
+    numbers = [record.get(name, -1) for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx")]
+    epoch, edge_set, chunk = (value if isinstance(value, int) else -1 for value in numbers)
     return epoch, edge_set, chunk
 
 

@@ -53,7 +53,7 @@ def dataset_fields(dataset: Dataset) -> dict[str, Any]:
 
 
 def saved_types(
-    theirs: Sequence[str], ours: Sequence[str], pairs: Sequence[str] = ()
+    saved: Sequence[str], names: Sequence[str], pairs: Sequence[str] = ()
 ) -> dict[str, str | None]:
     """Return the entity type of a checkpoint that each of a run's is; None for one that it lacks.
 
@@ -61,21 +61,21 @@ def saved_types(
     importers call the one type ``all``. Pairs have the form ``THEIRS=OURS``; one of theirs may be several of
     ours. InputError if a pair is of another form, names an unknown type, or gives one of ours a second time.
     """
-    found: dict[str, str | None] = {}
+    matches: dict[str, str | None] = {}
     for text in pairs:
-        left, separator, right = text.partition("=")
-        if not (left and separator and right):
+        source, separator, target = text.partition("=")
+        if not (source and separator and target):
             raise InputError(f"--type {text!r} is not of the form THEIRS=OURS, e.g. all=entity")
-        if left not in theirs:
-            raise unknown_name("entity type of the checkpoint", left, theirs)
-        if right not in ours:
-            raise unknown_name("entity type of the data set", right, ours)
-        if right in found:
-            raise InputError(f"the entity type {right!r} of the data set is given twice by --type")
-        found[right] = left
+        if source not in saved:
+            raise unknown_name("entity type of the checkpoint", source, saved)
+        if target not in names:
+            raise unknown_name("entity type of the data set", target, names)
+        if target in matches:
+            raise InputError(f"the entity type {target!r} of the data set is given twice by --type")
+        matches[target] = source
     # With one type on each side only one match is possible, whatever the names.
-    alone = theirs[0] if len(theirs) == len(ours) == 1 else None
-    return {name: found.get(name, name if name in theirs else alone) for name in ours}
+    alone = saved[0] if len(saved) == len(names) == 1 else None
+    return {name: matches.get(name, name if name in saved else alone) for name in names}
 
 
 def saved_entity_ids(checkpoint: Checkpoint, entity_type: str | None, names: Vocabulary) -> np.ndarray:
@@ -102,8 +102,8 @@ def saved_relation_ids(
         (relation.name, relation.lhs, relation.rhs): id_
         for id_, relation in enumerate(checkpoint.meta.relations)
     }
-    wanted = [(one.name, types.get(one.lhs), types.get(one.rhs)) for one in meta.relations]
-    return np.array([ids.get(relation, -1) for relation in wanted], dtype=np.int64)  # type: ignore[arg-type]
+    keys = [(relation.name, types.get(relation.lhs), types.get(relation.rhs)) for relation in meta.relations]
+    return np.array([ids.get(relation, -1) for relation in keys], dtype=np.int64)  # type: ignore[arg-type]
 
 
 def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | None:
@@ -116,19 +116,20 @@ def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | No
     if not function.has_times or tuple(times) == tuple(meta.times):
         return None
     number = {time: place for place, time in enumerate(times)}
-    found = np.array([number.get(time, -1) for time in meta.times], dtype=np.int64)
-    moved = np.flatnonzero((found >= 0) & (found != np.arange(len(found))))
+    numbers = np.array([number.get(time, -1) for time in meta.times], dtype=np.int64)
+    moved = np.flatnonzero((numbers >= 0) & (numbers != np.arange(len(numbers))))
     if len(moved) and not function().has_module:
         raise CheckpointError(
-            f"{checkpoint.path} has the time {meta.times[moved[0]]!r} as number {found[moved[0]]}, this run "
-            f"as {moved[0]}, and {meta.score_function} computes with it; expected new times behind old ones"
+            f"{checkpoint.path} has the time {meta.times[moved[0]]!r} as number {numbers[moved[0]]}, this "
+            f"run as {moved[0]}, and {meta.score_function} computes with it; expected new times behind old "
+            "ones"
         )
-    return found
+    return numbers
 
 
-def at_times(saved: np.ndarray, values: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def at_times(saved: np.ndarray, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
     """Return rows of all times of a run: those of :func:`saved_times` from ``values``, new ones as others."""
-    rows, is_saved = others.detach().clone(), torch.from_numpy(saved >= 0)
+    rows, is_saved = initial.detach().clone(), torch.from_numpy(saved >= 0)
     rows[is_saved] = values[torch.from_numpy(saved)[is_saved]]
     return rows
 
@@ -160,11 +161,11 @@ def take_over(
         How many of the part's rows were taken over.
     """
     # ``saved_ids`` is by original id of the whole table; the part has its rows in the order of the partition.
-    wanted = torch.from_numpy(saved_ids)[part.original_ids]
-    num_found = int((wanted >= 0).sum())
-    if num_found:
+    saved_rows = torch.from_numpy(saved_ids)[part.original_ids]
+    num_saved = int((saved_rows >= 0).sum())
+    if num_saved:
         source = dataclasses.replace(part, table=table or part.table)  # the same tensors
-        filed, saved_count = wanted.clone(), checkpoint.manifest.meta.entity_types.get(source.table)
+        filed, saved_count = saved_rows.clone(), checkpoint.manifest.meta.entity_types.get(source.table)
         if saved_count is not None:
             # Entities that were added to an open checkpoint have rows, and no file.
             added = filed >= saved_count
@@ -178,7 +179,7 @@ def take_over(
         features = None if part.table == RELATION or keeps_projections else checkpoint.features
         if features is not None and source.table in features.entity_types:
             part.rows[filed >= 0] += features.scored(source.table, filed[filed >= 0])
-    return num_found
+    return num_saved
 
 
 def save_converted(
@@ -231,13 +232,13 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
     lacking = [name for name, saved in types.items() if saved is None]
     if lacking:
-        theirs, ours, wanted = (
-            ", ".join(map(repr, sorted(some)))
-            for some in (source.entity_types, dataset.entity_types, lacking)
+        saved_names, names_here, missing_names = (
+            ", ".join(map(repr, sorted(group)))
+            for group in (source.entity_types, dataset.entity_types, lacking)
         )
         raise InputError(
-            f"the checkpoint {source.path} has the entity types {theirs}, the data set has {ours}: "
-            f"give --type THEIRS=OURS for {wanted}"
+            f"the checkpoint {source.path} has the entity types {saved_names}, the data set has "
+            f"{names_here}: give --type THEIRS=OURS for {missing_names}"
         )
     # Progress within an epoch counts positions in the order of the triples, which another data set lacks.
     progress = {**source.meta.progress, Progress.BATCHES_DONE: 0}
@@ -270,7 +271,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     meta = dataclasses.replace(meta, operators=operators)  # the relations' order may be another one
     parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
-    stats = [one for one in read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
+    stats = [record for record in read_stats(source.folder) if isinstance(record.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
 
@@ -338,21 +339,21 @@ def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) ->
         if entry.table != RELATION:
             name = layout.embeddings_file(entry.table, entry.part, version)
         with (
-            hdf5_format.open_file(source.folder / entry.name) as theirs,
-            hdf5_format.create(folder / name, attributes) as ours,
+            hdf5_format.open_file(source.folder / entry.name) as saved_file,
+            hdf5_format.create(folder / name, attributes) as file,
         ):
             for path in COPIED:
-                if path in theirs:
+                if path in saved_file:
                     parent = path.rpartition("/")[0]
-                    theirs.copy(path, ours.require_group(parent) if parent else ours)
-    of_parts = [text.name for entry in manifest.files for text in entry.texts]
-    for name in (layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE, *of_parts):
+                    saved_file.copy(path, file.require_group(parent) if parent else file)
+    part_texts = [text.name for entry in manifest.files for text in entry.texts]
+    for name in (layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE, *part_texts):
         shutil.copyfile(source.folder / name, folder / name)
     (folder / layout.CONFIG_FILE).write_text(json.dumps(config, indent=4), encoding="utf-8")
     # A save that was interrupted may have left records of passes that this version does not have.
     place = divmod(version, len(passes.edge_sets) * passes.num_chunks)
     open_pass = (place[0], *divmod(place[1], passes.num_chunks))
-    kept = [one for one in read_stats(source.folder) if pass_of(one) < open_pass]
-    lines = "".join(json.dumps(one) + "\n" for one in kept)
+    kept = [record for record in read_stats(source.folder) if pass_of(record) < open_pass]
+    lines = "".join(json.dumps(record) + "\n" for record in kept)
     (folder / layout.STATS_FILE).write_text(lines, encoding="utf-8")
     (folder / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")

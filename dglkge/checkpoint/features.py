@@ -30,7 +30,7 @@ def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
     """Return the records of the files that a note lists, by entity type, as of :func:`record_path`."""
     try:
         types = json.loads(content)["types"]
-        return {name: [*map(int, one["shape"]), int(one["crc32"])] for name, one in types.items()}
+        return {name: [*map(int, note["shape"]), int(note["crc32"])] for name, note in types.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{place} is damaged: {error!r}") from None
 
@@ -48,9 +48,9 @@ def open_features(
             f"{folder.parent}: the folder {folder.name}/ of the run is missing; it holds the vectors that "
             "the model's rows are computed from"
         )
-    found = {}
+    arrays = {}
     for name, record in records.items():
-        num_rows, width, crc32 = (int(one) for one in record)
+        num_rows, width, crc32 = (int(number) for number in record)
         path = folder / layout.features_array(name)
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -63,5 +63,5 @@ def open_features(
             )
         if verify and file_crc32(path) != crc32:
             raise CheckpointError(f"{path} is damaged, or not the file that the checkpoint was trained with")
-        found[name] = vectors
-    return found
+        arrays[name] = vectors
+    return arrays

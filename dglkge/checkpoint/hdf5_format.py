@@ -155,14 +155,14 @@ def read_blob(dataset: h5py.Dataset) -> Any:
 
 def shapes(file: h5py.File) -> dict[str, list[int]]:
     """Return the shape of every dataset by path."""
-    found: dict[str, list[int]] = {}
+    shapes_by_path: dict[str, list[int]] = {}
 
     def note(path: str, item: h5py.Group | h5py.Dataset) -> None:
         if isinstance(item, h5py.Dataset):
-            found[path] = list(item.shape)
+            shapes_by_path[path] = list(item.shape)
 
     file.visititems(note)
-    return found
+    return shapes_by_path
 
 
 def _is_narrow(values: torch.Tensor) -> bool:

@@ -204,10 +204,10 @@ def is_pointer(name: str) -> bool:
 def parse_object(text: str | bytes | None) -> dict[str, Any]:
     """Return the object of a JSON text; empty if there is none, or it is torn."""
     try:
-        found = json.loads(text or b"{}")
+        value = json.loads(text or b"{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_version(text: str) -> int | None:

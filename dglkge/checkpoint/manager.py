@@ -24,7 +24,7 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
@@ -182,8 +182,7 @@ class CheckpointManager:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
         # A job without a lease still needs an identity in the lineage.
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), since)
+        self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), utc_now())
         self._new: NewVersion | None = None
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
@@ -367,16 +366,16 @@ class CheckpointManager:
             progress = ""
             if self.is_writing:
                 progress = "reserves memory" if self._new is None else self._new.progress()
-            found = self.group.gather(progress)
+            states = self.group.gather(progress)
             # Rank 0's clock decides for all, so that none waits in a collective that another has left.
-            stalled = self.group.gather("stalled" if is_late and found == before else "")[0]
-            if not any(found):
+            stalled = self.group.gather("stalled" if is_late and states == before else "")[0]
+            if not any(states):
                 break
             if stalled:
                 text = f"a version was not written: nothing has changed for {self.group.limit_seconds:g} s"
                 raise JobError(text)
-            if found != before:
-                before, last_news = list(found), time.monotonic()
+            if states != before:
+                before, last_news = list(states), time.monotonic()
         agree(self.group.gather, self.finish)
         self.group.barrier()
 
@@ -483,17 +482,18 @@ class CheckpointManager:
         where = f"{self.storage.path} on {socket.gethostname()}"
         while True:
             newest = agree(self.group.gather, lambda: self.storage.published(texts=texts))
-            what = "none" if newest is None else f"version {newest.version} (manifest {newest.checksum})"
-            found = [json.loads(text) for text in self.group.gather(json.dumps([what, where]))]
-            others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
-            if not others:
+            state = "none" if newest is None else f"version {newest.version} (manifest {newest.checksum})"
+            answers = [json.loads(text) for text in self.group.gather(json.dumps([state, where]))]
+            different = [rank for rank, (name, _) in enumerate(answers) if name != answers[0][0]]
+            if not different:
                 return newest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
-                here, there = (" in ".join(found[rank]) for rank in (0, others[0]))
+                here, there = (" in ".join(answers[rank]) for rank in (0, different[0]))
                 raise CheckpointError(
-                    f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {others[0]} has "
-                    f"{there}; is the folder mounted on all machines? Machines that share no disk need --sync"
+                    f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {different[0]} "
+                    f"has {there}; is the folder mounted on all machines? Machines that share no disk "
+                    "need --sync"
                 )
             time.sleep(AGREEMENT_POLL_SECONDS)
 

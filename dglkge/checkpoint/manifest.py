@@ -248,21 +248,21 @@ class Manifest:
     @property
     def all_texts(self) -> dict[str, TextEntry]:
         """Every text file of the version by name."""
-        of_parts = [text for file in self.files for text in file.texts]
-        return {text.name: text for text in [*self.texts, *of_parts]}
+        part_texts = [text for file in self.files for text in file.texts]
+        return {text.name: text for text in [*self.texts, *part_texts]}
 
     @property
     def all_files(self) -> list[FileEntry | TextEntry]:
         """Every file of the version that has a checksum."""
         return [*self.binary_files, *self.all_texts.values()]
 
-    def of_table(self, table: str) -> list[FileEntry]:
+    def table_files(self, table: str) -> list[FileEntry]:
         """Return the files of a table, in the order of parts."""
         return sorted((entry for entry in self.files if entry.table == table), key=lambda entry: entry.part)
 
     def first_id(self, entry: FileEntry) -> int:
         """Return the id of a file's first row where files have none, which then count through the parts."""
-        return sum(one.num_rows for one in self.of_table(entry.table)[: entry.part])
+        return sum(file.num_rows for file in self.table_files(entry.table)[: entry.part])
 
     def to_json(self) -> str:
         """Return the content of the file, which :meth:`parse` reads and checks."""
@@ -291,9 +291,9 @@ class Manifest:
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             # Types and ranges too: a file with a right checksum may be hostile.
             manifest = parse(cls, body)
-            for one in manifest.meta.relations:
-                if {one.lhs, one.rhs} - set(manifest.meta.entity_types):
-                    raise ValueError(f"relation {one.name!r} joins an entity type that there is none of")
+            for relation in manifest.meta.relations:
+                if {relation.lhs, relation.rhs} - set(manifest.meta.entity_types):
+                    raise ValueError(f"relation {relation.name!r} joins an entity type that there is none of")
             return dataclasses.replace(manifest, content=content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
@@ -307,11 +307,11 @@ class Manifest:
         # The older version is an ancestor if this lineage has it among the versions of the job that wrote it.
         # An abandoned job has a shorter range here than in its own lineage.
         last = older.lineage[-1]
-        return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
+        return any(job.job == last.job and job.first <= last.last <= job.last for job in self.lineage)
 
     def describe(self) -> str:
         """Return the history as text for messages."""
-        shown = [one.describe() for one in self.lineage[-MOST_SHOWN:]]
+        shown = [job.describe() for job in self.lineage[-MOST_SHOWN:]]
         if len(self.lineage) > MOST_SHOWN:
             shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
         return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
@@ -339,19 +339,19 @@ def parse(kind: type[T], body: Mapping[str, Any]) -> T:
     """Return the object of which ``dataclasses.asdict`` made a dict; ValueError names the first bad value."""
     try:
         # From JSON, where lists stand for tuples, and no value is converted to another type.
-        found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
+        value: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
             json.dumps(body), strict=True
         )
-        return found
+        return value
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place} is {first['input']!r:.60}: {first['msg']}") from None
 
 
-def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
+def check_same_run(saved: CheckpointMeta, expected: CheckpointMeta) -> None:
     """Refuse to resume from, or to overwrite, a checkpoint of another model or data set."""
-    if differs := saved.difference(wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")):
+    if differs := saved.difference(expected, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")):
         raise CheckpointError(
             f"the checkpoint has {differs}; take another output folder, or the configuration that it was "
             "written with"

@@ -26,7 +26,6 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from dglkge.checkpoint.storage import (
     receipt_of,
 )
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
-from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, StorageError
 from dglkge.file_lock import wait_for_lock
@@ -150,7 +149,7 @@ class Mirror(VersionStore):
             if _object(version, layout.MANIFEST_FILE) not in sizes:
                 continue
             stored = self.stored(version)
-            if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in stored.binary_files):
+            if all(sizes.get(_object(version, file.name)) == file.size_bytes for file in stored.binary_files):
                 if self._store.read(_POINTER) is not None:
                     logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
                 return stored
@@ -164,8 +163,7 @@ class Mirror(VersionStore):
         stored = self.newest()
         if stored is not None:
             check(stored.meta)
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        note = {"job": self.nonce, "host": socket.gethostname(), "since": since}
+        note = {"job": self.nonce, "host": socket.gethostname(), "since": utc_now()}
         self._store.write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
         # Read again: until now the other job may have committed a version.
         self._last = self.newest()

@@ -155,8 +155,8 @@ def write_part(
             sums = _bigraph_sums(part, meta)
             # PyTorch-BigGraph keeps one sum for each entity row: the mean over the row is what row-wise
             # Adagrad would have.
-            of_rows = sums if sums.ndim == 1 else sums.mean(dim=1)
-            state = _bigraph_state([of_rows[order].cpu()], learning_rate(meta))
+            row_sums = sums if sums.ndim == 1 else sums.mean(dim=1)
+            state = _bigraph_state([row_sums[order].cpu()], learning_rate(meta))
             hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
         return _entry(path, name, part, ids, fill_rows(path, tables, order))
 
@@ -180,13 +180,13 @@ def write_relations(
                 written = file.create_dataset(dataset, data=array)
                 if key is not None:
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
-            of_types = _write_shared(file, part, meta)
+            global_sums = _write_shared(file, part, meta)
             for dataset, values in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, values)
             sums = _bigraph_sums(part, meta)[order].cpu().numpy()
             relation_lr = float(meta.optimizer.get("relation_lr", learning_rate(meta)))
             arrays = relation_layout.to_bigraph_sums(sums, rows.shape[1], meta)
-            state = _bigraph_state([*map(torch.from_numpy, arrays), *of_types], relation_lr)
+            state = _bigraph_state([*map(torch.from_numpy, arrays), *global_sums], relation_lr)
             hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
         crc32 = fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
@@ -313,16 +313,16 @@ def fill_part(
         If a file is damaged, or the checkpoint lacks one of the rows or has them in another width; the live
         rows are then of no use.
     """
-    wanted = part.original_ids if saved_ids is None else saved_ids
-    present = (wanted >= 0).nonzero().squeeze(1)
+    saved_ids = part.original_ids if saved_ids is None else saved_ids
+    present = (saved_ids >= 0).nonzero().squeeze(1)
     # Both lists of ids are sorted, so rows are matched by merging: no index of all ids is built.
-    sorted_ids, order = torch.sort(wanted[present])
+    sorted_ids, order = torch.sort(saved_ids[present])
     live = (sorted_ids.cpu().numpy(), present[order].numpy())
     num_found, unread = 0, []
-    for entry in manifest.of_table(part.table):
+    for entry in manifest.table_files(part.table):
         check_files(folder, [entry], checksums=False)
         try:
-            found, crc32 = _fill_from(folder, manifest, entry, part, live)
+            count, crc32 = _fill_from(folder, manifest, entry, part, live)
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
             check_files(folder, [entry])
@@ -331,7 +331,7 @@ def fill_part(
             unread.append(entry)
         else:
             check_crc32(folder / entry.name, entry.crc32, crc32)
-        num_found += found
+        num_found += count
     if num_found != len(present):
         check_files(folder, unread)  # the ids of one may be damaged
         raise CheckpointError(
@@ -407,8 +407,8 @@ def read_state(
         raise CheckpointError(f"{where}: not the state of an optimizer")
     if table != RELATION:
         # A file of rows has one parameter, number 0.
-        found = state[0] if set(state) == {0} else {}
-        tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        values = state[0] if set(state) == {0} else {}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         return {name: value.numpy() for name, value in tensors.items() if value.ndim}
     try:
         return {"sum": relation_layout.bigraph_row_sums(state, meta, relation_width(file, meta))}
@@ -433,10 +433,10 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
     if meta.operators:
         return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
-    found = hdf5_format.shapes(file)
+    shapes = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
     stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1
-    width = sum(math.prod(shape) // stacked for path, shape in found.items() if path.startswith(groups))
+    width = sum(math.prod(shape) // stacked for path, shape in shapes.items() if path.startswith(groups))
     # The operator "none" has no parameters, and one unused number in each of our rows.
     return width or (2 if meta.reciprocal else 1)
 

@@ -88,12 +88,14 @@ class CheckpointTable:
     def __getitem__(self, key: Key) -> torch.Tensor:
         """Return a copy of the rows of ids or names: (D,) for one, (n, D) for several; else InputError."""
         if isinstance(key, (int, str, np.integer)):
-            one: Any = [key]
-            return self[one][0]
+            keys: Any = [key]
+            return self[keys][0]
         if isinstance(key, slice):
             key = torch.arange(*key.indices(len(self)))
         if not isinstance(key, torch.Tensor):
-            key = torch.tensor([self._name_to_id(one) if isinstance(one, str) else int(one) for one in key])
+            key = torch.tensor(
+                [self._name_to_id(item) if isinstance(item, str) else int(item) for item in key]
+            )
         return self.gather(key.long())
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
@@ -171,8 +173,8 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
         manifest: Manifest | None = storage.stored(version)
     elif place.is_file():
         manifest = storage.kept(place.name)
-    elif (theirs := bigraph.find_bigraph(place)) is not None:
-        return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
+    elif (bigraph_version := bigraph.find_bigraph(place)) is not None:
+        return Checkpoint(bigraph_version[0], bigraph.read_manifest(*bigraph_version))
     elif (place / layout.MANIFEST_FILE).is_file():
         # The folder of one version; it may have been copied to another place.
         number = layout.parse_version(storage.version_text() or "")
@@ -186,17 +188,17 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
 
 def checkpoint_place(path: str | os.PathLike[str]) -> Path:
     """Return the checkpoint's folder of a run, or the path itself where it is one, or a pointer in it."""
-    given = Path(local_path(path))
-    if not given.exists():
-        raise CheckpointError(f"{given} does not exist; expected the folder of a run")
-    if given.is_file() and layout.is_pointer(given.name):
-        return given
-    if not given.is_dir():
-        raise CheckpointError(f"{given} is not a folder; expected the folder of a run")
-    inner = given / layout.CHECKPOINT_FOLDER
+    place = Path(local_path(path))
+    if not place.exists():
+        raise CheckpointError(f"{place} does not exist; expected the folder of a run")
+    if place.is_file() and layout.is_pointer(place.name):
+        return place
+    if not place.is_dir():
+        raise CheckpointError(f"{place} is not a folder; expected the folder of a run")
+    inner = place / layout.CHECKPOINT_FOLDER
     # A run's folder has no version file of its own, so a folder that has one is the checkpoint even if it
     # contains a folder of that name.
-    return inner if inner.is_dir() and not (given / layout.VERSION_FILE).exists() else given
+    return inner if inner.is_dir() and not (place / layout.VERSION_FILE).exists() else place
 
 
 class TablesByName:
@@ -293,7 +295,9 @@ class Checkpoint(TablesByName):
         """Return the complete versions of the checkpoint, in ascending order."""
         storage = CheckpointStorage(self.root)
         complete = [
-            one for one in storage.versions() if (storage.folder(one).path / layout.MANIFEST_FILE).is_file()
+            version
+            for version in storage.versions()
+            if (storage.folder(version).path / layout.MANIFEST_FILE).is_file()
         ]
         return complete or [self.version]
 
@@ -322,7 +326,7 @@ class Checkpoint(TablesByName):
 
     def open_model(self) -> AbstractContextManager[h5py.File]:
         """Open the file of the relations and of all that belongs to the whole model."""
-        return self._open_file(self.manifest.of_table(RELATION)[0])
+        return self._open_file(self.manifest.table_files(RELATION)[0])
 
     @contextlib.contextmanager
     def _open_state(self, entry: FileEntry) -> Iterator[Mapping[str, h5py.Dataset | np.ndarray]]:
@@ -334,7 +338,7 @@ class Checkpoint(TablesByName):
         """Return the entry of a part, the file of which is compared with its checksum where wanted."""
         if entity_type not in self.entity_types:
             raise unknown_name("entity type", entity_type, self.entity_types)
-        entries = self.manifest.of_table(entity_type)
+        entries = self.manifest.table_files(entity_type)
         if not 0 <= k < len(entries):
             raise InputError(f"{entity_type!r} has the parts 0..{len(entries) - 1}; got {k}")
         if self._verify:
@@ -383,7 +387,7 @@ class Checkpoint(TablesByName):
             count = self.manifest.meta.entity_types[entity_type]
             names = None
             if bigraph.is_bigraph(self.folder, self.version):
-                num_parts = len(self.manifest.of_table(entity_type))
+                num_parts = len(self.manifest.table_files(entity_type))
                 names = bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
             if names is None:
                 # A vocabulary that the manifest does not list is no part of this version.
@@ -402,7 +406,7 @@ class Checkpoint(TablesByName):
         With a global vector or projected features they are copies in memory, to which these are added.
         """
         self._check_table(table)
-        entries = self.manifest.of_table(table)
+        entries = self.manifest.table_files(table)
         if self._verify:
             check_files(self.folder, entries, opened=self._files)
         if table == RELATION:
@@ -433,8 +437,8 @@ class Checkpoint(TablesByName):
         """
         with self.open_model() as file:
             path = global_vector_path(entity_type)
-            found = file[path][...] if path in file else np.zeros(0)
-        return found if found.any() else None
+            vector = file[path][...] if path in file else np.zeros(0)
+        return vector if vector.any() else None
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         return {name: values for name, values in self._parameters().items() if not name.startswith(PREFIX)}
@@ -463,7 +467,7 @@ class Checkpoint(TablesByName):
         activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         with self.open_model() as file:
-            records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
+            records = {name: file[record_path(name)][...].tolist() for name in projections.widths}
         vectors = open_features(self.run_folder / layout.FEATURES_FOLDER, records, verify)
         return ProjectedFeatures(projections, vectors)
 
@@ -526,8 +530,8 @@ class Checkpoint(TablesByName):
         if not bool(torch.isfinite(values).all()):
             raise InputError(f"the {noun} of new entities of type {table!r} are not all finite")
         known = self.vocabulary(table)
-        again = [one for one in names if one in known]
-        again += [one for one, count in Counter(names).items() if count > 1]
+        again = [name for name in names if name in known]
+        again += [name for name, count in Counter(names).items() if count > 1]
         if again:
             raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
 
@@ -543,7 +547,7 @@ class Checkpoint(TablesByName):
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
-        with self._open_state(self.manifest.of_table(table)[0]) as state:
+        with self._open_state(self.manifest.table_files(table)[0]) as state:
             return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:

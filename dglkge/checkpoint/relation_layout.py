@@ -197,8 +197,11 @@ def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
     is_stacked = is_dynamic(meta)
     width = rows.shape[1] // len(sides)
     cuts = [
-        [(name, shape, 1) for name, shape in zip(PARAMETERS[own][0], OPERATORS[own].shapes(meta.dim))]
-        for own in meta.operators
+        [
+            (name, shape, 1)
+            for name, shape in zip(PARAMETERS[operator][0], OPERATORS[operator].shapes(meta.dim))
+        ]
+        for operator in meta.operators
     ] or [_common_cuts(meta, width)] * len(rows)
     for half, side in zip(np.split(rows, len(sides), axis=1), sides):
         is_theirs = side == "rhs" or is_stacked

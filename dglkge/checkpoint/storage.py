@@ -94,11 +94,11 @@ def receipt_of(entry: FileEntry, nonce: str) -> str:
 
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     """Return the files of a version that is written, also unfinished ones, and the times of their changes."""
-    found = []
+    changes = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-            found.append((path.name, path.stat().st_mtime_ns))
-    return found
+            changes.append((path.name, path.stat().st_mtime_ns))
+    return changes
 
 
 class VersionStore:
@@ -227,8 +227,8 @@ class VersionStore:
 
     def versions(self, names: Iterable[str] | None = None) -> list[int]:
         """Return the versions that have a folder, also unfinished ones, in ascending order."""
-        found = map(layout.parse_version_folder, self.names() if names is None else names)
-        return sorted(version for version in found if version is not None)
+        numbers = map(layout.parse_version_folder, self.names() if names is None else names)
+        return sorted(version for version in numbers if version is not None)
 
 
 class CheckpointStorage(LeasedFolder, VersionStore):
@@ -379,7 +379,7 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         """Make a new folder for damaged files of a version: ``damaged_v{V}``, then ``damaged_v{V}_2``."""
         name = f"{layout.DAMAGED_PREFIX}{version}"
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        folder = next(self.path / each for each in names if not (self.path / each).exists())
+        folder = next(self.path / candidate for candidate in names if not (self.path / candidate).exists())
         with self.writing():
             folder.mkdir()
         return folder

@@ -146,14 +146,14 @@ class FileStore(Store):
             if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
                 raise error
 
-        found = {}
+        sizes = {}
         # Another job may remove files and folders meanwhile.
         for parent, _, names in os.walk(self._path(folder) if folder else self._folder, onerror=check):
             for path in (Path(parent, name) for name in names if not name.endswith(TEMPORARY_SUFFIX)):
                 with contextlib.suppress(FileNotFoundError):
                     if path.is_file():
-                        found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
-        return found
+                        sizes[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+        return sizes
 
     def remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""
@@ -227,10 +227,10 @@ class FsspecStore(Store):
         # Some file systems list names with a leading slash that the root lacks, or the other way round.
         root = self._path("").lstrip("/")
         try:
-            found = self._ask("find", self._path(folder), detail=True)
+            entries = self._ask("find", self._path(folder), detail=True)
         except FileNotFoundError:
             return {}
-        return {path.lstrip("/")[len(root) :]: int(one["size"]) for path, one in found.items()}
+        return {path.lstrip("/")[len(root) :]: int(entry["size"]) for path, entry in entries.items()}
 
     def remove(self, name: str) -> None:
         self._ask("rm_file", self._path(name))
@@ -275,10 +275,10 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def scheme_of(url: str) -> str:
     """Return the scheme of a URL, in lower case; InputError for a text that is no URL."""
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         raise InputError(f"{url!r} is no URL; expected scheme://..., for example s3://bucket/run")
-    return found[1].lower()
+    return match[1].lower()
 
 
 def open_store(url: str) -> Store:
@@ -370,7 +370,7 @@ class PatientStore:
         with contextlib.suppress(FileNotFoundError):
             self._ask(f"remove {self.at(name)}", self._store.remove, name)
 
-    def _ask(self, what: str, method: Callable[..., T], *arguments: Any) -> T:
+    def _ask(self, action: str, method: Callable[..., T], *arguments: Any) -> T:
         """Make a request, and again after a failure that may pass; an absent object is FileNotFoundError."""
         seconds = RETRY_SECONDS if self._limit is None else self._limit
         next_pause, failed_at = FIRST_PAUSE_SECONDS, None
@@ -381,15 +381,15 @@ class PatientStore:
             except FileNotFoundError:
                 raise
             except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
-                raise CheckpointError(f"cannot {what}: {_reason(error)}") from None
+                raise CheckpointError(f"cannot {action}: {_reason(error)}") from None
             except OSError as error:
                 reason, now = _reason(error), time.monotonic()
                 failed_at = failed_at or now
-                left = failed_at + seconds - now
-                if left <= 0:
-                    raise StorageError(f"cannot {what} for {seconds:g} s: {reason}") from None
-                logger.warning("cannot %s: %s; it is tried again for %.0f s", what, reason, left)
-            time.sleep(min(next_pause, left))
+                seconds_left = failed_at + seconds - now
+                if seconds_left <= 0:
+                    raise StorageError(f"cannot {action} for {seconds:g} s: {reason}") from None
+                logger.warning("cannot %s: %s; it is tried again for %.0f s", action, reason, seconds_left)
+            time.sleep(min(next_pause, seconds_left))
             next_pause = min(2 * next_pause, LONGEST_PAUSE_SECONDS)
 
 

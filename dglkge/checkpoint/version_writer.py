@@ -149,12 +149,12 @@ class NewVersion:
             for part in range(self.num_parts)
         ]
         names.append(layout.model_file(version))
-        found: dict[str, FileEntry] = {}
+        entries: dict[str, FileEntry] = {}
         signs: object = None
         last_news = time.monotonic()
-        while missing := [name for name in names if name not in found]:
-            found |= self.store.read_receipts(version, missing)
-            news, waited = (len(found), signs_of_life(self._folder.path)), time.monotonic() - last_news
+        while missing := [name for name in names if name not in entries]:
+            entries |= self.store.read_receipts(version, missing)
+            news, waited = (len(entries), signs_of_life(self._folder.path)), time.monotonic() - last_news
             if news != signs:
                 signs, last_news = news, time.monotonic()
             elif waited > limit_seconds:
@@ -163,13 +163,13 @@ class NewVersion:
                 raise JobError(
                     f"{receipt} is missing: no part has come to {self.store.url} for {waited:.0f} s"
                 )
-            if len(found) < len(names):
+            if len(entries) < len(names):
                 time.sleep(self.store.poll_seconds)
         for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
-            rows = sum(entry.num_rows for entry in found.values() if entry.table == table)
+            rows = sum(entry.num_rows for entry in entries.values() if entry.table == table)
             if rows != count:
                 raise JobError(f"table {table!r}: {rows} rows were written, expected {count}")
-        return [found[name] for name in names]
+        return [entries[name] for name in names]
 
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
@@ -231,7 +231,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
             with hdf5_format.open_file(path) as file:
                 ids = hdf5_format.original_ids(path, file, manifest.first_id(entry)).tolist()
             part_files.write_names(folder, entry.table, entry.part, ids, names.get(entry.table))
-    (model,) = manifest.of_table(RELATION)
+    (model,) = manifest.table_files(RELATION)
     # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
     with hdf5_format.open_file(folder.path / model.name) as file:
         config = str(file.attrs["config/json"])

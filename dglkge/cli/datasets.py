@@ -32,6 +32,7 @@ from dglkge.cli.common import (
 from dglkge.data.text_format import Columns, bare_path
 from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
+from dglkge.distributed.jobs import parse_bytes
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
     AUTO_SPLIT,
@@ -40,7 +41,6 @@ from dglkge.partition.options import (
     Options,
     ReadingOptions,
     parse_fractions,
-    parse_memory,
     parse_prefixes,
 )
 
@@ -74,7 +74,7 @@ def build(args: argparse.Namespace) -> int:
     parsed = {
         "columns": columns or Columns(),
         "split": parse_fractions(args.split) if args.split else AUTO_SPLIT,
-        "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
+        "max_memory": parse_bytes(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
         "prefixes": parse_prefixes(args.prefix),
         "graphs": tuple(args.graph),

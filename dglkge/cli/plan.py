@@ -14,7 +14,7 @@ from dglkge.cli.common import CONFIG, Command, config_words, option, print_colum
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.addresses import read_ip_config
-from dglkge.distributed.jobs import human_bytes
+from dglkge.distributed.jobs import human_bytes, parse_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
@@ -24,7 +24,6 @@ from dglkge.planning.epoch import (
     RangePlan,
     Rates,
     epoch_seconds,
-    parse_bytes,
     plan_ranges,
     propose_ranges,
     range_budget,

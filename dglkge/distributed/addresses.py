@@ -178,14 +178,14 @@ def hold_usable_address(remote: str) -> tuple[str, socket.socket]:
         try:
             # A UDP connect only makes the kernel choose the route, and so the local address.
             route.connect((remote, 1))  # sends nothing
-            own = route.getsockname()[0]
+            host = route.getsockname()[0]
         except OSError:
-            own = "127.0.0.1"  # no route: a machine without a network, where the job runs alone
+            host = "127.0.0.1"  # no route: a machine without a network, where the job runs alone
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # Before SO_REUSEADDR is set: with it the kernel may choose a port that another such socket has bound.
-    holder.bind((own, 0))
+    holder.bind((host, 0))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return f"{own}:{holder.getsockname()[1]}", holder
+    return f"{host}:{holder.getsockname()[1]}", holder
 
 
 def listening_ports(tables: Collection[Path] = SOCKET_TABLES) -> set[int]:

@@ -180,10 +180,10 @@ def _port_errors() -> Iterator[None]:
     try:
         yield
     except dgl.DGLError as error:
-        found = re.search(r"Cannot bind to (\S+)", str(error))
-        if found is None:
+        match = re.search(r"Cannot bind to (\S+)", str(error))
+        if match is None:
             raise
-        raise PortTakenError(found.group(1)) from error
+        raise PortTakenError(match.group(1)) from error
 
 
 @contextlib.contextmanager

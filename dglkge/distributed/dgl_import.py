@@ -118,10 +118,10 @@ def require_dgl(user: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         version = "" if importlib.util.find_spec("dgl") is None else DGL_VERSION
     if [int(number) for number in re.findall(r"\d+", version)[:2]] < [2, 1]:
-        found = f"dgl {version} is" if version else "it is not"
+        present = f"dgl {version} is" if version else "it is not"
         then = " and dglkge-engine" if sys.version_info >= NO_WHEEL_FROM else ""
         raise InputError(
-            f"{user} needs dgl {DGL_VERSION}, and {found} installed here: pip install 'dglkge[train]'{then}"
+            f"{user} needs dgl {DGL_VERSION}, and {present} installed here: pip install 'dglkge[train]'{then}"
         )
 
 

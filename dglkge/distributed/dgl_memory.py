@@ -92,7 +92,7 @@ def install(prefix: str, folder: str = "", ip_config: str = "") -> None:
     if ip_config:
         rpc: Any = importlib.import_module("dgl.distributed.rpc")
         read = rpc.read_ip_config
-        rpc.read_ip_config = lambda _given, *rest: read(ip_config, *rest)
+        rpc.read_ip_config = lambda _script_config, *rest: read(ip_config, *rest)
 
 
 def _skip_zeros() -> None:
@@ -151,7 +151,7 @@ def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.d
 def standalone_tables(folder: str) -> Iterator[None]:
     """Let tables that a process alone makes inside the block be files in an existing folder of its own.
 
-    Without servers DGL's client (``standalone_kvstore.KVClient``, both versions) keeps each table as a tensor
+    Without servers DGL's client (``standalone_kvstore.KVClient``) keeps each table as a tensor
     of its own memory.
     """
     client: Any = importlib.import_module("dgl.distributed.standalone_kvstore").KVClient

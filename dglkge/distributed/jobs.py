@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from dglkge.errors import NotReadyError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ def job_prefix(job: str) -> str:
 
 def job_of_segment(name: str) -> str:
     """Return the id of the job that a name in shared memory belongs to; empty for other names."""
-    found = _JOB_NAME.match(name)
-    return found.group(1) if found else ""
+    match = _JOB_NAME.match(name)
+    return match.group(1) if match else ""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class JobEntry:
 
     def describe(self) -> str:
         """Return ``job 1234 of user x, launcher pid 12 on host`` for messages."""
-        whose = self.user or "unknown"
-        return f"job {self.job} of user {whose}, launcher pid {self.launcher_pid} on {self.host}"
+        user = self.user or "unknown"
+        return f"job {self.job} of user {user}, launcher pid {self.launcher_pid} on {self.host}"
 
 
 class Registration:
@@ -181,45 +181,26 @@ class Registration:
 def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     """Hold the register, for moments in which one process looks and then writes.
 
-    The lock is on the folder itself: no file is left. Earlier versions hold it for the time of their job.
-    Raises NotReadyError if the folder does not exist, or another process keeps the lock.
+    The lock is on the folder itself: no file is left. Any user can hold it for ever, so after
+    REGISTER_LOCK_SECONDS the block runs without it, with a warning: two jobs that start within milliseconds
+    may then plan for the same memory. Raises NotReadyError if the folder does not exist.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
-        is_locked_here = wait_for_lock(descriptor, REGISTER_LOCK_SECONDS)
-        if not is_locked_here and os.geteuid() not in _lock_owners(descriptor):
-            # Any user can lock the folder for ever. Without the lock two jobs that start within
-            # milliseconds may plan for the same memory.
-            logger.warning("another user keeps %s locked: the job starts without the lock", folder)
-        elif not is_locked_here:
-            raise NotReadyError(
-                f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
-                "an earlier version of dglkge, which shares the machine with no other; wait for it"
-            )
+        if not wait_for_lock(descriptor, REGISTER_LOCK_SECONDS):
+            logger.warning("another process keeps %s locked: the job starts without the lock", folder)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock_owners(descriptor: int) -> set[int]:
-    """Return the user ids of the processes that hold a lock on an open file."""
-    status, owners = os.fstat(descriptor), set()
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:  # man 5 proc: number, class, kind, type, pid, place, start, end
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == place:
-                owners.add(process_owner(int(fields[4])))
-    return owners
-
-
 def live_jobs(folder: str = SHARED_MEMORY_FOLDER) -> list[JobEntry]:
     """Return the jobs that run on this machine, the oldest first."""
-    found = [entry for entry, is_live in _entries(folder) if is_live]
-    return sorted(found, key=lambda entry: (entry.started, entry.job))
+    entries = [entry for entry, is_live in _entries(folder) if is_live]
+    return sorted(entries, key=lambda entry: (entry.started, entry.job))
 
 
 def remove_stale_entries(folder: str = SHARED_MEMORY_FOLDER) -> None:
@@ -267,8 +248,8 @@ def is_locked(descriptor: int) -> bool:
 def allocated_bytes(job: str, folder: str = SHARED_MEMORY_FOLDER) -> int:
     """Return the bytes of shared memory that a job has allocated."""
     total = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for item in found:
+    with contextlib.suppress(OSError), os.scandir(folder) as items:
+        for item in items:
             if item.name.startswith(job_prefix(job)):
                 with contextlib.suppress(OSError):
                     total += item.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
@@ -345,6 +326,25 @@ def human_bytes(num_bytes: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a size above 0, in GNU's units: ``4G`` and ``4GiB`` are binary, ``4GB`` is decimal.
+
+    InputError if it is none.
+
+    Examples
+    --------
+    >>> parse_bytes("1.5K"), parse_bytes("1.5 KiB"), parse_bytes("1.5kB")
+    (1536, 1536, 1500)
+    """
+    match = re.fullmatch(r"(\d*\.?\d+)\s*([KMGT]?)(B|iB|)", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise InputError(
+            f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, such as 4G or 4GB"
+        )
+    base = 1000 if match[3].upper() == "B" else 1024
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+
+
 def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
     """Return the resident bytes of a process, and those of them that others may share; zeros if unknown.
 
@@ -361,7 +361,7 @@ def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
 
 def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
     """Return the processes of this machine that are servers of a job: number of the server to pid."""
-    found: dict[int, int] = {}
+    pids: dict[int, int] = {}
     for folder in proc.iterdir() if job else ():
         if not folder.name.isdigit():
             continue
@@ -369,17 +369,18 @@ def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             continue
-        own = dict(text.decode(errors="replace").split("=", 1) for text in variables if b"=" in text)
-        number = own.get("DGL_SERVER_ID", "")
-        if own.get("DGLKGE_JOB") != job or own.get("DGL_ROLE") != "server" or not number.isdigit():
+        environment = dict(text.decode(errors="replace").split("=", 1) for text in variables if b"=" in text)
+        number = environment.get("DGL_SERVER_ID", "")
+        is_server = environment.get("DGLKGE_JOB") == job and environment.get("DGL_ROLE") == "server"
+        if not (is_server and number.isdigit()):
             continue
         # Processes that a server starts inherit its variables; it was there before them.
         pid = int(folder.name)
-        known = found.get(int(number))
+        known = pids.get(int(number))
         start, limit = process_start(pid, proc), 0 if known is None else process_start(known, proc)
         if not limit or 0 < start < limit:
-            found[int(number)] = pid
-    return found
+            pids[int(number)] = pid
+    return pids
 
 
 def process_start(pid: int, proc: Path = PROC) -> int:

@@ -52,6 +52,11 @@ def new_nonce() -> str:
     return uuid.uuid4().hex[:16]
 
 
+def utc_now() -> str:
+    """Return the time for messages, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+
+
 @dataclass(frozen=True)
 class Holder:
     """Process that holds a lease: the content of the lease file.
@@ -97,7 +102,7 @@ class Holder:
             pid_namespace=_pid_namespace(),
             pid=os.getpid(),
             start_time=process_start(os.getpid()),
-            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            since=utc_now(),
             renewed_ns=time.time_ns(),
         )
 
@@ -154,7 +159,7 @@ class Lease:
             threading.Thread(target=self._renew, name="dglkge-lease", daemon=True).start()
 
     @classmethod
-    def of_job(cls, folder: Path, nonce: str, holder_nonce: str) -> Lease:
+    def shared(cls, folder: Path, nonce: str, holder_nonce: str) -> Lease:
         """Build the lease that another process of the job holds."""
         holder = Holder.this_process(holder_nonce, "", TRAINER)
         return cls(folder / LEASE_FILE, nonce, holder, is_holder=False)
@@ -172,11 +177,11 @@ class Lease:
         if not (afresh or self._is_lost):
             return
         content = self._read()
-        found = None if content is None else Holder.from_bytes(content)
-        if found is not None and found.nonce == self.holder_nonce:
+        holder = None if content is None else Holder.from_bytes(content)
+        if holder is not None and holder.nonce == self.holder_nonce:
             return
         gone = "it is gone, or this host does not see that folder (machines that share no disk need --sync)"
-        now = gone if found is None else f"it is held by {found.describe()}"
+        now = gone if holder is None else f"it is held by {holder.describe()}"
         raise CheckpointError(
             f"this job has lost its lease on {self.path.parent}: {now}; nothing more is written there "
             f"(a job that is suspended for more than {EXPIRY_SECONDS:g} s loses it)"
@@ -195,8 +200,8 @@ class Lease:
         if self.is_holder:
             with contextlib.suppress(OSError):
                 # Read again first: another job may have taken the lease after the expiry.
-                found = Holder.from_bytes(self.path.read_bytes())
-                if found is not None and found.nonce == self.holder_nonce and found.pid == self._pid:
+                holder = Holder.from_bytes(self.path.read_bytes())
+                if holder is not None and holder.nonce == self.holder_nonce and holder.pid == self._pid:
                     self.path.unlink()
 
     def _read(self) -> bytes | None:
@@ -219,8 +224,8 @@ class Lease:
                 try:
                     # From the descriptor that is written below: if another job renames its lease into place
                     # now, the write goes to the old file and does no harm.
-                    found = Holder.from_bytes(os.read(descriptor, 65536))
-                    if found is None or found.nonce != self.holder_nonce:
+                    holder = Holder.from_bytes(os.read(descriptor, 65536))
+                    if holder is None or holder.nonce != self.holder_nonce:
                         self._is_lost = True
                         return
                     renewed = dataclasses.replace(self._holder, renewed_ns=time.time_ns())
@@ -253,7 +258,7 @@ class LeaseTaker:
         self.folder = folder
         self.path = folder / LEASE_FILE
         self._mine = Holder.this_process(nonce, job, role)
-        self._seen: dict[Path, tuple[bytes, float]] = {}
+        self._observed: dict[Path, tuple[bytes, float]] = {}
         self._first_seen: float | None = None
         self._has_warned = False
 
@@ -363,10 +368,10 @@ class LeaseTaker:
         """Whether the holder of a lease file is dead, as far as it is known yet; refuses if it is alive."""
         now = time.monotonic()
         holder = Holder.from_bytes(content)
-        before, since = self._seen.get(path, (content, now))
+        before, since = self._observed.get(path, (content, now))
         if before != content:
             since = now
-        self._seen[path] = (content, since)
+        self._observed[path] = (content, since)
         # On this host the kernel's table decides at once; elsewhere only the passing of time can.
         if holder is not None and holder.is_on_this_host:
             if holder.is_dead:

@@ -1,4 +1,4 @@
-"""Stop requests: a signal is recorded, and all trainers leave together at the next batch boundary.
+"""Stop requests, with which all trainers leave together at a batch boundary; and the death of a parent.
 
 A trainer that left on its own would leave the others blocked in a collective. So a signal handler only
 records the request; the trainers agree on it at a batch boundary, commit, and raise :class:`Preempted`
@@ -8,13 +8,15 @@ together.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,45 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_REQUEST_SECONDS = 1.0
 """Signals within this time count as one request: a scheduler signals every process of a job, and the launcher
 forwards the one that it received."""
+
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent dies; exit with 1 if it has died already.
+
+    Call it in the new process: the kernel resets it at a fork.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl took effect
+        os._exit(1)
+
+
+Handlers = dict[int, Any]
+"""Handlers of signals as of ``signal.getsignal``."""
+
+
+def _restore(handlers: Handlers) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[Handlers]:
+    """Handle signals inside the block but those that are ignored: ``nohup``, background jobs of a shell.
+
+    Yields the earlier handlers, which are restored at the end; those that the caller takes out are not.
+    """
+    before: Handlers = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield before
+    finally:
+        _restore(before)
 
 
 class Preempted(SystemExit):
@@ -40,7 +81,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._noted_at: float | None = None
-        self._before: dict[int, object] = {}
+        self._before: Handlers = {}
         self._at_once = False
 
     @property
@@ -52,21 +93,14 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Record SIGTERM, SIGINT and SIGHUP inside the block; a second request has its usual effect.
 
-        Signals that were ignored stay ignored (``nohup``, background jobs of a shell). Outside the main
-        thread, where Python handles no signals, nothing changes. The earlier handlers are restored at the
-        end.
+        Ignored signals stay ignored. Outside the main thread, where Python handles no signals, nothing
+        changes. The earlier handlers are restored at the end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number, handler in self._before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, self._note)
-        try:
+        with handled(STOP_SIGNALS, self._note) as self._before:
             yield
-        finally:
-            self._restore()
 
     def ignore_from_now_on(self) -> None:
         """Ignore the signals that :meth:`listening` handles until the process ends.
@@ -78,7 +112,7 @@ class StopRequest:
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_IGN)
-        self._before = {}
+        self._before.clear()
 
     @contextlib.contextmanager
     def leaving_at_once(self) -> Iterator[None]:
@@ -110,10 +144,5 @@ class StopRequest:
         elif now - self._noted_at > SAME_REQUEST_SECONDS:
             # Raised again under the earlier handler: by default the process then ends with the status of that
             # signal.
-            self._restore()
+            _restore(self._before)
             os.kill(os.getpid(), number)
-
-    def _restore(self) -> None:
-        """Restore the earlier handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]

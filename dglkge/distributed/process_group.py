@@ -53,9 +53,8 @@ def agree(
         problem = (name, str(error))
     wait()
     for rank, text in enumerate(gather(json.dumps(problem))):
-        found = json.loads(text)
-        if found is not None:
-            raise _KINDS[found[0]](found[1] if rank == 0 else f"rank {rank}: {found[1]}")
+        if (failure := json.loads(text)) is not None:
+            raise _KINDS[failure[0]](failure[1] if rank == 0 else f"rank {rank}: {failure[1]}")
     return results[0]
 
 

@@ -138,9 +138,9 @@ class Cluster:
         # all_gather needs equal shapes; torch's gather_object would read pickles of other machines
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-        found = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
-        dist.all_gather(found, mine)
-        return [each[: int(length)].numpy().tobytes().decode() for each, length in zip(found, lengths)]
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(texts, mine)
+        return [padded[: int(length)].numpy().tobytes().decode() for padded, length in zip(texts, lengths)]
 
     def agree(self, work: Callable[[], Result], num_bytes: int = 0) -> Result:
         """Run a function on every trainer; if it fails on one, all raise its error. A collective.

@@ -140,12 +140,12 @@ class World:
 
 def inherited_log_format() -> str:
     """Return how this process shall log; raises InputError."""
-    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
-    if found not in log_format.LOG_FORMATS:
+    name = os.environ.get(log_format.VARIABLE) or log_format.TEXT
+    if name not in log_format.LOG_FORMATS:
         raise InputError(
-            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
+            f"{log_format.VARIABLE} is {name!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
         )
-    return found
+    return name
 
 
 def _other_launcher(environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -774,7 +774,7 @@ def model_text(model: Mapping[str, Any]) -> str:
 
 def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
     """Describe one table of a checkpoint."""
-    entries = checkpoint.manifest.of_table(table)
+    entries = checkpoint.manifest.table_files(table)
     num_rows, width = checkpoint[table].shape
     state = {path for entry in entries for path in entry.shapes if path.startswith(OPTIMIZER_GROUP + "/")}
     names = {path.split("/", 1)[1] for path in state} - {STATE_BLOB}

@@ -154,11 +154,11 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
         If an option is unknown or has a bad value, or if there is no script.
     """
     parser = build_parser()
-    own, command = _split(parser, arguments)
-    options = parser.parse_args(own)
+    words, command = _split(parser, arguments)
+    options = parser.parse_args(words)
     options.extra_envs = dict(options.extra_envs)
     options.log_format = options.log_format or inherited_log_format()
-    options.has_ip_config = any(word.partition("=")[0] == "--ip_config" for word in own)
+    options.has_ip_config = any(word.partition("=")[0] == "--ip_config" for word in words)
     if not command and not options.print_completion:
         raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
     if command == ("-m",):
@@ -174,30 +174,30 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     """
     # Read from the parser, so that the list of options exists once.
     takes_value = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
-    own: list[str] = []
+    words: list[str] = []
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or not argument.startswith("-") or argument == "-":
-            return own, tuple(arguments[index:])
+            return words, tuple(arguments[index:])
         if argument == "--":
-            return own, tuple(arguments[index + 1 :])
+            return words, tuple(arguments[index + 1 :])
         name, equals, value = argument.partition("=")
         # Only the name: a value may contain hyphens.
         name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
         if name not in takes_value:
             raise unknown_name("option", name, (known for known in takes_value if known.startswith("--")))
-        own.append(name + equals + value)
+        words.append(name + equals + value)
         index += 1
         if name == "--extra_envs":
             while index < len(arguments) and VARIABLE.match(arguments[index]):
-                own.append(arguments[index])
+                words.append(arguments[index])
                 index += 1
         # A missing value is not an error here: argparse reports it in its own words.
         elif takes_value[name] and not equals:
-            own.extend(arguments[index : index + 1])
+            words.extend(arguments[index : index + 1])
             index += 1
-    return own, ()
+    return words, ()
 
 
 def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:

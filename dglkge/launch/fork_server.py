@@ -13,11 +13,12 @@ import gc
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+
+from dglkge.distributed.preemption import end_with_parent
 
 VARIABLE = "DGLKGE_FORK_SERVER"
 """Set in the fork server; its value, spaces, is the room for the variables of a forked process.
@@ -29,9 +30,6 @@ ROOM = " " * 4096
 
 MOST_BYTES = 1 << 20
 """Largest request."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
@@ -87,15 +85,8 @@ def _fork(node: int) -> bool:
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)
-    die_with(node)
+    end_with_parent(node)
     return True
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before prctl took effect
-        os._exit(1)
 
 
 def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:
@@ -110,8 +101,8 @@ def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -
     os.environ.update(environment)
     # OpenMP has read it when it was loaded.
     if os.environ.get("OMP_NUM_THREADS") != threads and "torch" in sys.modules:
-        found = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
-        sys.modules["torch"].set_num_threads(max(1, int(found[1]) if found else 1))
+        digits = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
+        sys.modules["torch"].set_num_threads(max(1, int(digits[1]) if digits else 1))
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all processes draw the same numbers
     gc.enable()

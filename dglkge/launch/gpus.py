@@ -32,13 +32,13 @@ def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(map(str, range(count)))
     if not count:
         return ()
-    found = []
+    names = []
     for word in (word.strip() for word in allowed.split(",")):
         # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
         if not word or re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < count:
             break
-        found.append(word)
-    return tuple(found)
+        names.append(word)
+    return tuple(names)
 
 
 def _count_gpus(environment: Mapping[str, str]) -> int:
@@ -58,11 +58,11 @@ def _count_gpus(environment: Mapping[str, str]) -> int:
 
 def torch_has_cuda() -> bool:
     """Return whether the installed torch was built with CUDA, from its version file; loading it takes 1 s."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return False
     try:
-        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
         return False
     return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None

@@ -88,8 +88,8 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
     addresses: list[str] = []
     for machine in machines:  # DGL's sockets take only numbers
         with os_errors(NotReadyError, f"no IPv4 address for host {machine.address!r} of ip_config"):
-            found = socket.getaddrinfo(machine.address, None, socket.AF_INET, socket.SOCK_STREAM)
-            addresses.append(str(found[0][4][0]))
+            entries = socket.getaddrinfo(machine.address, None, socket.AF_INET, socket.SOCK_STREAM)
+            addresses.append(str(entries[0][4][0]))
     if len(machines) > 1 and all(map(is_own_address, addresses)):
         raise InputError(
             f"ip_config names this machine {len(machines)} times ({', '.join(addresses)}): the shared memory "
@@ -171,11 +171,13 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     """
 
     def kill_processes() -> list[str]:
-        left = [each for each in psutil.process_iter() if job and has_variable(each, JOB_VARIABLE, job)]
-        for process in left:
+        processes = [
+            process for process in psutil.process_iter() if job and has_variable(process, JOB_VARIABLE, job)
+        ]
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        return [str(process.pid) for process in left]
+        return [str(process.pid) for process in processes]
 
     wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:

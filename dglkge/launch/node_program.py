@@ -32,7 +32,7 @@ from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch.background import Report, in_thread, spawn
-from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
+from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.processes import ForkServer, execute
 from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import status_of_stop
@@ -40,8 +40,6 @@ from dglkge.launch.stop_signals import status_of_stop
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL if the launcher is lost."""
-KILL_LIMIT_SECONDS = 5.0
-"""Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
 LEFT_SECONDS = 15.0
 """Limit of the wait for processes of the attempt before."""
 
@@ -282,7 +280,7 @@ class NodeProgram:
         start, is_told = time.monotonic(), False
         while members := self._members(process):
             seconds = time.monotonic() - start
-            if seconds > GRACE_SECONDS + KILL_LIMIT_SECONDS:
+            if seconds > GRACE_SECONDS + KILL_SECONDS:
                 break
             if seconds >= GRACE_SECONDS or not is_told:
                 _send_signal(members, signal.SIGTERM if seconds < GRACE_SECONDS else signal.SIGKILL)
@@ -296,10 +294,10 @@ class NodeProgram:
 
     def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""
-        own = {other.pid for other in self._processes.values() if not other.is_ended}
+        pids = {other.pid for other in self._processes.values() if not other.is_ended}
         mark, members = _process_mark(process.number), []
         for child in psutil.Process().children():
-            is_orphan = child.pid not in own and has_variable(child, PROCESS_VARIABLE, mark)
+            is_orphan = child.pid not in pids and has_variable(child, PROCESS_VARIABLE, mark)
             if is_orphan or child.pid == process.pid and not process.is_ended:
                 members.append(child)
                 with contextlib.suppress(psutil.Error):
@@ -326,7 +324,7 @@ class NodeProgram:
         if not running:
             return
         self._job.mark_as_ending()
-        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_LIMIT_SECONDS)):
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for process in running:
                 self._signal(process.number, number)
             await asyncio.wait([process.gone for process in running], timeout=seconds)

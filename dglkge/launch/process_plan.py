@@ -228,16 +228,16 @@ def plan_processes(
             base[TABLE_FOLDER_VARIABLE] = host.table_folder
         for local in range(settings.num_servers):
             number = machine * settings.num_servers + local
-            own = {
+            variables = {
                 "DGL_ROLE": "server",
                 "DGL_SERVER_ID": str(number),
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
                 **gpu_variables(settings.device, host.gpus, None),
             }
-            servers.append(PlannedProcess(SERVER, number, host.address, command, base | own | extra))
+            servers.append(PlannedProcess(SERVER, number, host.address, command, base | variables | extra))
         for local in range(settings.num_trainers):
             number = machine * settings.num_trainers + local
-            own = {
+            variables = {
                 "DGL_ROLE": "client",
                 "DGL_DIST_MODE": "distributed",
                 # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
@@ -252,7 +252,7 @@ def plan_processes(
                 "MASTER_PORT": str(master_port),
                 **gpu_variables(settings.device, host.gpus, local),
             }
-            trainers.append(PlannedProcess(TRAINER, number, host.address, command, base | own | extra))
+            trainers.append(PlannedProcess(TRAINER, number, host.address, command, base | variables | extra))
     return servers + trainers
 
 
@@ -261,7 +261,7 @@ def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
 
     What is imported before the processes are forked reads them, and the threads when it is loaded.
     """
-    environment = dict(set.intersection(*(set(each.environment.items()) for each in processes)))
+    environment = dict(set.intersection(*(set(process.environment.items()) for process in processes)))
     for process in processes:
         if process.role == TRAINER:
             environment["OMP_NUM_THREADS"] = process.environment["OMP_NUM_THREADS"]

@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from dglkge.distributed.preemption import end_with_parent
 from dglkge.launch.background import in_thread
-from dglkge.launch.fork_server import ROOM, VARIABLE, die_with
+from dglkge.launch.fork_server import ROOM, VARIABLE
 
 MOST_OUTPUT_BYTES = 1 << 15
 """Less than a pipe holds that nobody reads yet."""
@@ -37,7 +38,7 @@ def execute(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=functools.partial(die_with, os.getpid()),
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),
     )
     popen.returncode = 0  # the node program waits for it together with the orphans
     return popen.pid
@@ -70,11 +71,11 @@ class ForkServer:
         self._num_processes = num_processes
         self._output = tempfile.TemporaryFile("a+b")
         self._num_shown = 0
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = asyncio.Lock()
-        with theirs:
+        with control:
             variables = {**environment, VARIABLE: ROOM}
-            self.pid = execute(command, variables, folder, self._output.fileno(), theirs.fileno())
+            self.pid = execute(command, variables, folder, self._output.fileno(), control.fileno())
 
     async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, IO[bytes]]:
         """Start a process with more variables; return its pid, and a gate: it waits until this is closed.

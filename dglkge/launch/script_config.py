@@ -38,10 +38,10 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
-        found, rest = parser.parse_known_args(list(command[1:]))
+        options, rest = parser.parse_known_args(list(command[1:]))
         bare = [word for word in rest if "=" in word and not word.startswith("-")]
-        path = None if found.config is None else folder / found.config
-        return load_config(path, [*found.set, *bare], found.imports)
+        path = None if options.config is None else folder / options.config
+        return load_config(path, [*options.set, *bare], options.imports)
     except (InputError, SystemExit):
         return None
 

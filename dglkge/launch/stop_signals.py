@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-from dglkge.distributed.preemption import STOP_SIGNALS
+from dglkge.distributed.preemption import STOP_SIGNALS, handled
 from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
 from dglkge.launch.background import Report
 
@@ -85,7 +85,7 @@ def stop_signals_raised() -> Iterator[None]:
     def stop(number: int) -> None:
         raise StoppedBySignal(number)
 
-    with _handled({signal.SIGTERM: stop, signal.SIGHUP: stop}):
+    with _received_by({signal.SIGTERM: stop, signal.SIGHUP: stop}):
         yield
 
 
@@ -95,25 +95,17 @@ def signals_recorded(recorded: list[int]) -> Iterator[None]:
 
     Ignored signals stay ignored (``nohup``).
     """
-    with _handled(dict.fromkeys(STOP_SIGNALS, recorded.append)):
+    with _received_by(dict.fromkeys(STOP_SIGNALS, recorded.append)):
         yield
 
 
 @contextlib.contextmanager
-def _handled(handlers: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
-    """Install handlers for signals that are not ignored; restore the earlier ones at the end."""
-    before = {number: signal.getsignal(number) for number in handlers}
+def _received_by(handlers: Mapping[int, Callable[[int], None]]) -> Iterator[None]:
+    """Record the signals of some handlers, and call these, inside the block."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         _received.append(number)
         handlers[number](number)
 
-    for number in handlers:
-        # nohup and shells in the background ignore signals on purpose; the job must survive the logout.
-        if before[number] != signal.SIG_IGN:
-            signal.signal(number, handle)
-    try:
+    with handled(handlers, handle):
         yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

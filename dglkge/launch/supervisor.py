@@ -53,10 +53,11 @@ class Supervisor:
                 self._stop()
             finally:
                 self._end()
-        logs = [str(self._outputs[each.name].log_path) for each in self._processes]
         processes = tuple(
-            ProcessResult(each.name, each.planned.address, each.pid, each.status, log)
-            for each, log in zip(self._processes, logs)
+            ProcessResult(
+                process.name, process.planned.address, process.pid, process.status, str(output.log_path)
+            )
+            for process, output in zip(self._processes, self._outputs.values())
         )
         seconds, log_dir = round(time.monotonic() - start, 3), str(self._log_dir)
         return JobResult(self._status, self._reason, seconds, log_dir, processes, bool(self._signals))
@@ -119,16 +120,18 @@ class Supervisor:
         deadline = time.monotonic() + AFTERMATH_SECONDS
         while (first.status or 0) > 0 and time.monotonic() < deadline:
             self._process_events(POLL_SECONDS / 4)
-            for each in self._ended:
-                if (each.status or 0) < 0 and each.status != -signal.SIGABRT:
-                    return each
+            for process in self._ended:
+                if (process.status or 0) < 0 and process.status != -signal.SIGABRT:
+                    return process
             if all(process.status is not None for process in self._processes):
                 break
-        raised = {each: self._outputs[each.name].raised_at for each in [first, *self._ended]}
+        raised = {process: self._outputs[process.name].raised_at for process in [first, *self._ended]}
         if raised[first] is None:
             return first
-        times = {each: at for each, at in raised.items() if at is not None and (each.status or 0) > 0}
-        return min(times, key=lambda each: times[each], default=first)
+        times = {
+            process: at for process, at in raised.items() if at is not None and (process.status or 0) > 0
+        }
+        return min(times, key=lambda process: times[process], default=first)
 
     def _await_stop(self, process: RunningProcess) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""
@@ -143,13 +146,13 @@ class Supervisor:
             self._status = FAILURE_STATUS
             self._reason += uncommitted
 
-    def _fail(self, process: RunningProcess, what: str, status: int) -> None:
+    def _fail(self, process: RunningProcess, end: str, status: int) -> None:
         """Record the failure of the job; show the end of the log of the process that failed."""
         if process.error is not None:
-            what = f"{'could not be started' if process.pid is None else 'was lost'}: {process.error}"
+            end = f"{'could not be started' if process.pid is None else 'was lost'}: {process.error}"
         # 143 means that the state is committed, which a killed trainer or a server does not imply
         self._status = FAILURE_STATUS if exit_status(status) == RESTART_STATUS else exit_status(status)
-        self._reason = f"{process.describe()} {what}"
+        self._reason = f"{process.describe()} {end}"
         # Its last output may still be in the pipe.
         self._process_events(0.0)
         output = self._outputs[process.name]
@@ -216,12 +219,12 @@ class Supervisor:
     def _uncommitted(self) -> str:
         """Describe the trainers that did not end with status 143 or 0 after a stop signal."""
         words = ""
-        if lingering := [each.name for each in self._trainers if each.status is None]:
+        if lingering := [trainer.name for trainer in self._trainers if trainer.status is None]:
             when = "when a second signal came" if len(self._signals) > 1 else "by then"
             words += f"; {', '.join(lingering)} had not committed {when} and had to be killed"
-        for each in self._trainers:
-            if each.status not in (None, 0, RESTART_STATUS):
-                words += f"; {each.name} {describe_status(each.status or 0)} without a commit"
+        for trainer in self._trainers:
+            if trainer.status not in (None, 0, RESTART_STATUS):
+                words += f"; {trainer.name} {describe_status(trainer.status or 0)} without a commit"
         return words
 
     def _end(self) -> None:
@@ -281,7 +284,7 @@ class Supervisor:
 
     def _warn_of_logs(self) -> None:
         """Warn once if a log cannot be written; the job continues without it."""
-        output = next((each for each in self._outputs.values() if each.problem is not None), None)
+        output = next((output for output in self._outputs.values() if output.problem is not None), None)
         if output is not None and not self._has_warned_of_logs:
             self._has_warned_of_logs = True
             self._console.message(

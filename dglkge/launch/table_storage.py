@@ -81,14 +81,11 @@ def check_shared_memory(needed_bytes: int, job: str = "", folder: str = jobs.SHA
     free_bytes = shutil.disk_usage(folder).free
     claims = jobs.claims_of_others(job, folder)
     if needed_bytes > free_bytes - claims.shared_memory_bytes:
-        others = ""
-        if claims.shared_memory_bytes:
-            others = (
-                f", of which other jobs will take {claims.shared_memory_bytes / 1e9:.2f} GB (dglkge job list)"
-            )
+        claimed = f"{claims.shared_memory_bytes / 1e9:.2f} GB (dglkge job list)"
+        words = f", of which other jobs will take {claimed}" if claims.shared_memory_bytes else ""
         raise NotReadyError(
             f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
-            f"{folder} has {free_bytes / 1e9:.2f} GB free{others}"
+            f"{folder} has {free_bytes / 1e9:.2f} GB free{words}"
         )
 
 

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # The child runs this file as a script. Python then puts the folder of the file first, and modules such as
     # "inputs" would hide others of that name.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
-    from dglkge.partition.run_build import end_with_parent
+    from dglkge.distributed.preemption import end_with_parent
 
     end_with_parent(int(sys.argv[2]))  # before importing DGL, which takes seconds
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from dglkge.data.text_format import Columns
 from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.errors import InputError, unknown_name
@@ -225,18 +223,6 @@ class Options:
         for path in (self.entity_types, self.entity_map, self.relation_map):
             if path is not None and not path.is_file():
                 raise InputError(f"{path}: there is no such file")
-
-
-def parse_memory(text: str) -> int:
-    """Parse the ``--max-memory`` option: a number of bytes with a unit, such as ``1.5GB`` or ``512 MiB``."""
-    # pydantic would ignore what follows the unit, or a decimal comma.
-    match = re.fullmatch(r"\s*(\d*\.?\d+\s*[A-Za-z]*)\s*", text)
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(match and match[1]))
-    except ValidationError:
-        raise InputError(
-            f"--max-memory is {text!r}, expected bytes with KB, MB, GB, KiB, MiB or GiB, e.g. 2GB"
-        ) from None
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
@@ -67,17 +66,6 @@ class GraphJob:
         job = cls(**load_json(path))
         path.unlink()
         return job
-
-
-def end_with_parent(parent: int) -> None:
-    """Make Linux kill this process when its parent dies, even by ``kill -9``; exit if the parent has died."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
-    # The parent cannot do this for a child: the signal is reset at fork, and a preexec function is unsafe
-    # with threads.
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    # The parent may have died before the call above; then this process has another parent already.
-    if os.getppid() != parent:
-        sys.exit("the parent has ended")
 
 
 SIGNAL_POLL_SECONDS = 0.5

@@ -5,7 +5,6 @@ Arithmetic on measured rates, to tell minutes from days; nothing is started.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +14,6 @@ import numpy as np
 from dglkge.config import Config
 from dglkge.config.schema import MIXED
 from dglkge.data.dataset_files import TRAIN, DatasetSize, PartSize
-from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
 from dglkge.planning.memory import PlannedHost, batch_rows, is_sampled, negatives_per_side
 from dglkge.planning.shared_memory import FLOAT_BYTES, configured_score_function, row_width
@@ -140,20 +138,6 @@ def plan_ranges(
     loads = count_loads(steps, sizes, budget_bytes)
     needs = _table_bytes(config, part, types), budget_bytes, _pair_bytes(config, part, types, num_ranges)
     return RangePlan(num_ranges, order, *needs, loads.count, loads.num_bytes, loads.num_bytes)
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as ``4G``, ``4GiB`` or ``512M``, in binary units.
-
-    Examples
-    --------
-    >>> parse_bytes("1.5K")
-    1536
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None or not float(match[1]):
-        raise InputError(f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, such as 4G")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def _names(types: Sequence[tuple[str, str]]) -> set[str]:

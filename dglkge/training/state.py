@@ -70,7 +70,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
         if not cluster.sum(np.array([taker is not None and lease is None], np.int64))[0]:
             break
     holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
-    return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
+    return lease if lease is not None else Lease.shared(output, nonce, holder_nonce)
 
 
 def open_checkpoints(
@@ -296,7 +296,7 @@ class Versions:
         if self._job.averages is not None:
             self._job.averages.num_epochs = manifest.meta.progress[Progress.FINISHED_EPOCHS]
         if self._beside:
-            with hdf5_format.open_file(folder / manifest.of_table(RELATION)[0].name) as file:
+            with hdf5_format.open_file(folder / manifest.table_files(RELATION)[0].name) as file:
                 for item in self._beside:
                     item.load_state_dict(file)
         if self._job.world.is_machine_leader:

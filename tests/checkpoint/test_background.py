@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.errors import StorageError
 from dglkge.typing import RELATION
+from tests import warm
 from tests.checkpoint.toy_checkpoint import cut, holds, same, toy_meta, toy_names, toy_tables
 from tests.toy_kg import REPOSITORY
 
@@ -46,7 +46,7 @@ def manager_of(path, meta):
 def test_rows_may_change_while_they_are_written(tmp_path, held):
     meta, manager = toy_meta(), manager_of(tmp_path, toy_meta())
     tables = toy_tables(meta)
-    wanted = tables["person"].rows.clone(), tables["person"].state["sum"].clone()
+    saved = tables["person"].rows.clone(), tables["person"].state["sum"].clone()
     part = start(manager, meta, tables)
     part.rows.fill_(7)
     part.state["sum"].fill_(7)
@@ -55,10 +55,10 @@ def test_rows_may_change_while_they_are_written(tmp_path, held):
     held.set()
     manager.finish()
     assert open_checkpoint(tmp_path).version == 1
-    assert same(open_checkpoint(tmp_path)["person"][:], wanted[0])
+    assert same(open_checkpoint(tmp_path)["person"][:], saved[0])
     again = cut("person", toy_tables(meta, 5)["person"], 1)[0]
     manager.restore([again])
-    assert again.state["sum"].equal(wanted[1][again.original_ids])
+    assert again.state["sum"].equal(saved[1][again.original_ids])
 
 
 AT_EXIT = """
@@ -81,7 +81,7 @@ manager.start([cut("person", tables["person"], 1)[0]], cut("relation", tables["r
 def test_a_write_outlives_the_script(tmp_path):
     """Nobody called finish: the interpreter waits for the thread, and starts no other one any more."""
     done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT + "raise ValueError('too late')", str(tmp_path)],
+        [*warm.python(), "-c", AT_EXIT + "raise ValueError('too late')", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,

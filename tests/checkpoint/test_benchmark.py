@@ -20,13 +20,13 @@ def test_figures_belong_together(monkeypatch, tmp_path, capsys):
     runpy.run_path(str(SCRIPT))["main"]()
     figures, shown = json.loads(output.read_text()), capsys.readouterr().out
     assert figures["table_megabytes"] == figures["copy_megabytes"] == 0.2
-    for ours, plain in (
+    for operation, plain in (
         ("background_write", "plain_write"),
         ("waiting_write", "plain_write"),
         ("checkpoint_read", "plain_read"),
     ):
-        ratio = figures[f"{ours}_megabytes_per_second"] / figures[f"{plain}_megabytes_per_second"]
-        name = f"{ours.replace('checkpoint_', '')}_share_of_plain"
+        ratio = figures[f"{operation}_megabytes_per_second"] / figures[f"{plain}_megabytes_per_second"]
+        name = f"{operation.replace('checkpoint_', '')}_share_of_plain"
         assert figures[name] == pytest.approx(ratio, rel=0.05, abs=0.002)
     assert 0 < figures["stall_share_of_write"] <= 1
     for name, value in figures.items():

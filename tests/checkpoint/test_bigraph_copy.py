@@ -60,12 +60,12 @@ def test_it_resumes_at_the_pass_whatever_the_cadence_was(
 def test_rows_and_state_by_name(tmp_path):
     run = save(tmp_path / "run", {}, 2)
     copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
-    ours, theirs = open_checkpoint(run), open_checkpoint(tmp_path / "copy")
-    assert theirs.version == 2 and theirs.meta.progress["finished_epochs"] == 2
-    names = list(ours.vocabulary("person").names)
-    assert list(theirs.vocabulary("person").names) != names  # part after part, by row
-    assert same(theirs["person"][names], ours["person"][names])
-    assert same(theirs[RELATION][:], ours[RELATION][:])
+    original, copy = open_checkpoint(run), open_checkpoint(tmp_path / "copy")
+    assert copy.version == 2 and copy.meta.progress["finished_epochs"] == 2
+    names = list(original.vocabulary("person").names)
+    assert list(copy.vocabulary("person").names) != names  # part after part, by row
+    assert same(copy["person"][names], original["person"][names])
+    assert same(copy[RELATION][:], original[RELATION][:])
     for part in (0, 1):
         with (
             h5py.File(run / "checkpoint" / "v1" / f"embeddings_person_{part}.v1.h5") as old,
@@ -93,11 +93,11 @@ def test_records_of_passes_that_the_version_does_not_have_are_left_out(tmp_path)
         for epoch in range(3)
         for chunk in range(2)
     ]
-    text = "".join(json.dumps(one) + "\n" for one in records)
+    text = "".join(json.dumps(record) + "\n" for record in records)
     (run / "checkpoint" / "latest" / "training_stats.json").write_text(text)
     assert copy_for_bigraph(open_checkpoint(run), tmp_path / "copy") == 3
-    found = (tmp_path / "copy" / "training_stats.json").read_text().splitlines()
-    assert [json.loads(line) for line in found] == records[:3]
+    lines = (tmp_path / "copy" / "training_stats.json").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == records[:3]
 
 
 def test_refusals_leave_nothing(tmp_path):
@@ -115,7 +115,7 @@ def test_refusals_leave_nothing(tmp_path):
     flip(run / "checkpoint" / "v1" / "embeddings_person_0.v1.h5")
     with pytest.raises(CheckpointError, match=r"embeddings_person_0.v1.h5 is damaged"):
         copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["again", "full", "run", "theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "full", "run", "theirs"]
 
 
 def test_passes_of_a_run_without_edge_sets():

@@ -41,10 +41,10 @@ ITERATION = {
 def tree(path):
     """List every dataset of a file but the optimizer's blob, which must be there: path -> (dtype, shape)."""
     with h5py.File(path) as file:
-        found = {name: (item.dtype.str, item.shape) for name, item in datasets_in(file).items()}
-    dtype, shape = found.pop("optimizer/state_dict")
+        shapes = {name: (item.dtype.str, item.shape) for name, item in datasets_in(file).items()}
+    dtype, shape = shapes.pop("optimizer/state_dict")
     assert dtype == "|V1" and len(shape) == 1 and shape[0] > 0
-    return found
+    return shapes
 
 
 def blob(path):
@@ -101,7 +101,7 @@ def test_every_file(saved):
 
 def test_embeddings_file(saved):
     folder, tables = saved
-    seen = []
+    all_ids = []
     for part in (0, 1):
         path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
         count = int((folder / "latest" / f"entity_count_person_{part}.txt").read_text())
@@ -117,8 +117,8 @@ def test_embeddings_file(saved):
         assert rows.tobytes() == tables["person"].rows[ids].numpy().tobytes()
         text = (folder / "latest" / f"entity_names_person_{part}.json").read_text()
         assert text == json.dumps([f"person-{id_}" for id_ in ids], indent=4)
-        seen += ids.tolist()
-    assert sorted(seen) == list(range(23))
+        all_ids += ids.tolist()
+    assert sorted(all_ids) == list(range(23))
     names = (folder / "latest" / "vocabulary_person.txt").read_text().splitlines()
     assert names == [f"person-{id_}" for id_ in range(23)]
 
@@ -156,9 +156,9 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
     optimizer.load_state_dict(state)
     sums = tables[RELATION].state["sum"]
     for key, parameter in zip(keys, parameters):
-        found = optimizer.state[parameter]["sum"]
-        wanted = sums[:, None] if dynamic else sums[int(key.split(".")[1])]
-        assert torch.equal(found, wanted.expand_as(parameter)), key
+        loaded = optimizer.state[parameter]["sum"]
+        expected = sums[:, None] if dynamic else sums[int(key.split(".")[1])]
+        assert torch.equal(loaded, expected.expand_as(parameter)), key
     assert len(optimizer.state) == len(parameters) == (4 if dynamic else 2 * len(meta.relations))
     before = parameters[0].detach().clone()
     parameters[0].grad = torch.ones_like(parameters[0])
@@ -182,11 +182,11 @@ def biggraph_operate(rows, parameters, score_function):
     return rows * values if name.startswith("diagonal") else rows + values
 
 
-def biggraph_compare(left, right, score_function):
+def biggraph_compare(lhs, rhs, score_function):
     """Apply PyTorch-BigGraph's comparator: dot or l2."""
     if score_function == "transe_l2":
-        return -np.sqrt(((left - right) ** 2).sum(1))
-    return (left * right).sum(1)
+        return -np.sqrt(((lhs - rhs) ** 2).sum(1))
+    return (lhs * rhs).sum(1)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
     save_toy(tmp_path, meta, tables)
     model = build_model(score_function, 6, reciprocal)
     heads, tails = tables["person"].rows[3:8], tables["person"].rows[10:15]
-    left, right = heads.double().numpy(), tails.double().numpy()
+    lhs, rhs = heads.double().numpy(), tails.double().numpy()
     for relation in range(2):
         row = tables[RELATION].rows[relation].expand(5, -1)
         with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
             for side in (Side.HEAD, Side.TAIL):
-                ours = model.score(heads, row, tails, side).numpy()
+                score = model.score(heads, row, tails, side).numpy()
                 if reciprocal:
                     # dynamic: tails are ranked by c(lhs(u), v'), heads by c(u', rhs(v))
                     group = file[f"{DYNAMIC}/{'lhs' if side is Side.TAIL else 'rhs'}"]
@@ -221,17 +221,17 @@ def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
                 else:
                     group = file[f"model/relations/{relation}/operator/rhs"]
                     parameters = {name: values[:].astype(float) for name, values in group.items()}
-                pair = [left, right]
+                pair = [lhs, rhs]
                 acts_on = 0 if reciprocal and side is Side.TAIL else 1
                 pair[acts_on] = biggraph_operate(pair[acts_on], parameters, score_function)
-                theirs = biggraph_compare(*pair, score_function)
-                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+                expected = biggraph_compare(*pair, score_function)
+                np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_config_of_dynamic_relations(saved):
     folder, _ = saved
     relation = {"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}
-    wanted = {
+    expected = {
         "entities": {"person": {"num_partitions": 2, "featurized": False}},
         "relations": [{**relation, "weight": 1.0, "all_negs": False}],
         "dynamic_relations": True,
@@ -243,8 +243,8 @@ def test_config_of_dynamic_relations(saved):
         "edge_paths": [],
         "checkpoint_path": str(folder / "v1"),
     }
-    found = json.loads((folder / "latest" / "config.json").read_text())
-    assert {key: found[key] for key in wanted} == wanted
+    config = json.loads((folder / "latest" / "config.json").read_text())
+    assert {key: config[key] for key in expected} == expected
 
 
 def test_config_of_static_relations(tmp_path):
@@ -276,13 +276,13 @@ def test_the_specification_opens_the_files(tmp_path, monkeypatch):
     code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
     assert code.count("h5py.File") == 2
     monkeypatch.chdir(tmp_path / "v7")
-    found = {"h5py": h5py}
+    variables = {"h5py": h5py}
     # Datasets are looked at before their file is closed.
-    exec(code.replace('lhs/real"]', 'lhs/real"][:]'), found)
-    assert found["original_id"] == 12
-    assert found["row"].tobytes() == tables["person"].rows[12].numpy().tobytes()
-    assert found["state"].tobytes() == tables["person"].state["sum"][12].numpy().tobytes()
-    assert found["real"].tobytes() == tables[RELATION].rows[:, :3].contiguous().numpy().tobytes()
+    exec(code.replace('lhs/real"]', 'lhs/real"][:]'), variables)
+    assert variables["original_id"] == 12
+    assert variables["row"].tobytes() == tables["person"].rows[12].numpy().tobytes()
+    assert variables["state"].tobytes() == tables["person"].state["sum"][12].numpy().tobytes()
+    assert variables["real"].tobytes() == tables[RELATION].rows[:, :3].contiguous().numpy().tobytes()
 
 
 CONFIG_KEYS = {
@@ -307,25 +307,25 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
         "training": {"num_epochs": 9, "batch_size": 300},
     }
     saved_toy(tmp_path, relations=relations, config=config)
-    found = json.loads((tmp_path / "latest" / "config.json").read_text())
-    assert set(found) == CONFIG_KEYS
-    for entity in found["entities"].values():
+    written = json.loads((tmp_path / "latest" / "config.json").read_text())
+    assert set(written) == CONFIG_KEYS
+    for entity in written["entities"].values():
         assert set(entity) == {"num_partitions", "featurized"}
-    for relation in found["relations"]:
+    for relation in written["relations"]:
         assert set(relation) == {"name", "lhs", "rhs", "weight", "operator", "all_negs"}
-    assert (found["loss_fn"], found["margin"], found["init_scale"]) == ("ranking", 2.0, 0.5)
-    assert (found["num_epochs"], found["batch_size"], found["num_uniform_negs"]) == (9, 300, 70)
-    assert found["lr"] == 0.1 and found["checkpoint_path"] == str(tmp_path.resolve() / "v1")
+    assert (written["loss_fn"], written["margin"], written["init_scale"]) == ("ranking", 2.0, 0.5)
+    assert (written["num_epochs"], written["batch_size"], written["num_uniform_negs"]) == (9, 300, 70)
+    assert written["lr"] == 0.1 and written["checkpoint_path"] == str(tmp_path.resolve() / "v1")
 
 
 def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
-    one = TWO_PAIRS[1].name
-    config = {"loss": {"relation_weights": {one: 2.5}}, "negatives": {"num_for_heads": 0}}
+    name = TWO_PAIRS[1].name
+    config = {"loss": {"relation_weights": {name: 2.5}}, "negatives": {"num_for_heads": 0}}
     saved_toy(tmp_path, relations=TWO_PAIRS, config=config)
-    found = json.loads((tmp_path / "latest" / "config.json").read_text())
-    wanted = [2.5 if relation.name == one else 1.0 for relation in TWO_PAIRS]
-    assert [relation["weight"] for relation in found["relations"]] == wanted and 2.5 in wanted
-    assert found["disable_lhs_negs"] is True and found["disable_rhs_negs"] is False
+    written = json.loads((tmp_path / "latest" / "config.json").read_text())
+    weights = [2.5 if relation.name == name else 1.0 for relation in TWO_PAIRS]
+    assert [relation["weight"] for relation in written["relations"]] == weights and 2.5 in weights
+    assert written["disable_lhs_negs"] is True and written["disable_rhs_negs"] is False
 
 
 def test_element_wise_adagrad_has_its_blob(saved):
@@ -335,12 +335,12 @@ def test_element_wise_adagrad_has_its_blob(saved):
         path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
         with h5py.File(path) as file:
             ids = file["original_ids"][:]
-        found = blob(path)["state"][0]["sum"]
-        wanted = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+        sums = blob(path)["state"][0]["sum"]
+        means = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
+        np.testing.assert_allclose(sums.numpy(), means, rtol=1e-6)
     state = blob(folder / "v1" / "model.v1.h5")["state"]
-    found = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
-    assert found.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
+    sums = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
+    assert sums.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
 
 
 def test_relations_with_an_optimizer_of_their_own(tmp_path):
@@ -352,18 +352,20 @@ def test_relations_with_an_optimizer_of_their_own(tmp_path):
     wide = torch.rand(tables[RELATION].rows.shape)
     tables[RELATION] = ToyTable(tables[RELATION].rows, {"sum": wide})
     save_toy(tmp_path, meta, tables, 1)
-    found = blob(tmp_path / "v1" / "model.v1.h5")
-    sums = np.concatenate([found["state"][number]["sum"].numpy() for number in range(4)], axis=1)
+    state = blob(tmp_path / "v1" / "model.v1.h5")
+    sums = np.concatenate([state["state"][number]["sum"].numpy() for number in range(4)], axis=1)
     assert sums.tobytes() == wide.numpy().tobytes()
-    assert found["param_groups"][0]["lr"] == 0.02
+    assert state["param_groups"][0]["lr"] == 0.02
     assert blob(tmp_path / "v1" / "embeddings_person_0.v1.h5")["param_groups"][0]["lr"] == 0.1
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert (config["lr"], config["relation_lr"]) == (0.1, 0.02)
     # Adam of the entities has no sums; the relations' Adagrad has.
     meta = dataclasses.replace(meta, optimizer={**both, "name": "sparse_adam"})
     save_toy(tmp_path / "adam", meta, tables, 1)
-    sums = [one["sum"] for one in blob(tmp_path / "adam" / "v1" / "model.v1.h5")["state"].values()]
-    assert all(bool((one > 0).any()) for one in sums)
+    sums = [
+        parameter["sum"] for parameter in blob(tmp_path / "adam" / "v1" / "model.v1.h5")["state"].values()
+    ]
+    assert all(bool((values > 0).any()) for values in sums)
     entities = blob(tmp_path / "adam" / "v1" / "embeddings_person_0.v1.h5")["state"][0]["sum"]
     assert torch.equal(entities, torch.zeros_like(entities))
 
@@ -377,8 +379,8 @@ def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
     meta = dataclasses.replace(meta, optimizer=optimizer)
     save_toy(tmp_path, meta, tables, 2)
     for name, shape in (("embeddings_person_0.v1.h5", (12,)), ("model.v1.h5", (2, 3))):
-        found = blob(tmp_path / "v1" / name)
-        assert found["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
-        assert all(torch.equal(one["sum"], torch.zeros(shape)) for one in found["state"].values())
+        state = blob(tmp_path / "v1" / name)
+        assert state["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
+        assert all(torch.equal(parameter["sum"], torch.zeros(shape)) for parameter in state["state"].values())
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["lr"] == (0.003 if optimizer else 0.01)

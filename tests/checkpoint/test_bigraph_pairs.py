@@ -50,7 +50,7 @@ DYNAMIC = {
 def test_every_pair_has_its_name():
     for name in NAMES:
         config = bigraph_config(toy_meta(name), 1, "/x")
-        (operator,) = {one["operator"] for one in config["relations"]}
+        (operator,) = {relation["operator"] for relation in config["relations"]}
         assert config["bias"] is name.endswith("_bias")
         assert formats.score_function_of(operator, config["comparator"], config["bias"]) == name
         assert name.startswith(f"{operator}_{config['comparator']}")
@@ -83,7 +83,7 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     declared = formats.operator_of(name)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["comparator"] == declared.comparator and config["bias"] is name.endswith("_bias")
-    assert {one["operator"] for one in config["relations"]} == {declared.name}
+    assert {relation["operator"] for relation in config["relations"]} == {declared.name}
     assert config["dynamic_relations"] is reciprocal and config["dimension"] == DIM
     expected, shapes = {}, []
     for side in ("lhs", "rhs") if reciprocal else ("rhs",):
@@ -96,15 +96,15 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
                 shapes.append(expected[path][0])
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         items = datasets_in(file["model"]).items()
-        found = {path: (item.shape, item.attrs["state_dict_key"]) for path, item in items}
-        assert found == expected
-        assert all(file[f"model/{path}"].dtype == np.float32 for path in found)
+        datasets = {path: (item.shape, item.attrs["state_dict_key"]) for path, item in items}
+        assert datasets == expected
+        assert all(file[f"model/{path}"].dtype == np.float32 for path in datasets)
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
         assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == shapes
     strip(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.score_function == name and checkpoint.meta.reciprocal is reciprocal
-    ids = [int(one.split("-")[1]) for one in names_in_parts(tmp_path, 2)]
+    ids = [int(name.split("-")[1]) for name in names_in_parts(tmp_path, 2)]
     assert same(checkpoint["person"][:], tables["person"].rows[ids])
     assert same(checkpoint[RELATION][:], tables[RELATION].rows)
 
@@ -117,7 +117,7 @@ def test_files_of_several_operators(tmp_path, reciprocal):
     name = "+".join(operators) + "_cos"
     meta, tables = saved_toy(tmp_path, 2, name, relations, reciprocal, operators=operators)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
-    assert [one["operator"] for one in config["relations"]] == list(operators)
+    assert [relation["operator"] for relation in config["relations"]] == list(operators)
     assert config["dynamic_relations"] is False and config["comparator"] == "cos"
     expected = {
         f"relations/{index}/operator/rhs/{piece}": shape
@@ -125,23 +125,23 @@ def test_files_of_several_operators(tmp_path, reciprocal):
         for piece, shape in STATIC[operator].items()
     }
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        found = {path: item.shape for path, item in datasets_in(file["model"]).items()}
+        shapes = {path: item.shape for path, item in datasets_in(file["model"]).items()}
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
-    assert found == expected
+    assert shapes == expected
     assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == list(expected.values())
     rows = tables[RELATION].rows.numpy()
     assert open_checkpoint(tmp_path)[RELATION][:].numpy().tobytes() == rows.tobytes()
     strip(tmp_path)
-    theirs = open_checkpoint(tmp_path)
-    assert (theirs.meta.score_function, theirs.meta.operators) == (name, operators)
-    of_tails = rows[:, rows.shape[1] // 2 :] if reciprocal else rows
-    assert theirs[RELATION][:].numpy().tobytes() == of_tails.tobytes()
+    stripped = open_checkpoint(tmp_path)
+    assert (stripped.meta.score_function, stripped.meta.operators) == (name, operators)
+    tail_rows = rows[:, rows.shape[1] // 2 :] if reciprocal else rows
+    assert stripped[RELATION][:].numpy().tobytes() == tail_rows.tobytes()
     with hdf5_format.open_file(tmp_path / "model.v1.h5") as file:
-        sums = part_files.read_state(tmp_path, file, RELATION, theirs.meta)["sum"]
-    wanted = tables[RELATION].state["sum"].numpy()[:, -of_tails.shape[1] :].copy()
-    for row, operator in zip(wanted, operators):
+        sums = part_files.read_state(tmp_path, file, RELATION, stripped.meta)["sum"]
+    expected_sums = tables[RELATION].state["sum"].numpy()[:, -tail_rows.shape[1] :].copy()
+    for row, operator in zip(expected_sums, operators):
         row[sum(int(np.prod(shape)) for shape in STATIC[operator].values()) :] = 0
-    np.testing.assert_array_equal(sums, wanted)
+    np.testing.assert_array_equal(sums, expected_sums)
 
 
 def test_global_vectors_are_read_into_the_rows(tmp_path):
@@ -149,7 +149,7 @@ def test_global_vectors_are_read_into_the_rows(tmp_path):
     dataset = Dataset.open(toy_dataset())
     meta = toy_meta(
         "affine_cos_bias",
-        [Relation(one.name, one.lhs, one.rhs) for one in dataset.relations.relations],
+        [Relation(relation.name, relation.lhs, relation.rhs) for relation in dataset.relations.relations],
         reciprocal=False,
         entity_types={"entity": dataset.num_entities("entity")},
         optimizer="row_adagrad",
@@ -162,10 +162,10 @@ def test_global_vectors_are_read_into_the_rows(tmp_path):
     shift = np.arange(DIM, dtype=np.float32) / 7
     with h5py.File(tmp_path / "theirs" / "model.v1.h5", "r+") as file:
         file["model/entities/entity/global_embedding"] = shift
-    theirs = open_checkpoint(tmp_path / "theirs")
+    stripped = open_checkpoint(tmp_path / "theirs")
     names = list(dataset.vocabulary("entity").names)
-    assert np.array_equal(theirs["entity"][names].numpy(), rows.numpy() + shift)
-    convert_to_run(theirs, dataset, tmp_path / "run")
+    assert np.array_equal(stripped["entity"][names].numpy(), rows.numpy() + shift)
+    convert_to_run(stripped, dataset, tmp_path / "run")
     run = open_checkpoint(tmp_path / "run")
     assert run.meta.score_function == "affine_cos_bias" and run.global_vector("entity") is None
     assert np.array_equal(run["entity"][:].numpy(), rows.numpy() + shift)

@@ -165,7 +165,7 @@ def test_a_converted_run_starts_with_a_whole_epoch(tmp_path):
 def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):
     """Write PyTorch-BigGraph's checkpoint of a data set of one type, under another name of the type."""
     meta = toy_meta(
-        relations=[Relation(one.name, name, name) for one in reversed(dataset.relations.relations)],
+        relations=[Relation(relation.name, name, name) for relation in reversed(dataset.relations.relations)],
         entity_types={name: dataset.num_entities("entity")},
         optimizer="row_adagrad",
         reciprocal=reciprocal,
@@ -186,8 +186,8 @@ def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     """Its importers call the one entity type "all"."""
     dataset = Dataset.open(toy_dataset())
     tables = theirs_of_type(tmp_path / "theirs", dataset, reciprocal=reciprocal)
-    given = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
-    status, err = convert(capsys, *given)
+    arguments = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
+    status, err = convert(capsys, *arguments)
     assert status == 0, err
     run = open_checkpoint(tmp_path / "run")
     run.verify()
@@ -204,7 +204,7 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
     typed = Dataset.open(toy_dataset(typed=True))
     names = {kind: list(typed.vocabulary(kind).names) for kind in typed.entity_types}
     everybody = [name for kind in reversed(typed.entity_types) for name in names[kind]]
-    labels = [one.name for one in typed.relations.relations]
+    labels = [relation.name for relation in typed.relations.relations]
     distinct = sorted(set(labels))
     meta = toy_meta(
         relations=[Relation(name, "all", "all") for name in distinct],
@@ -214,22 +214,22 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
     tables = toy_tables(meta)
     save_toy(tmp_path / "theirs", meta, tables, 1, {"all": Vocabulary(everybody, "entity")})
     strip(tmp_path / "theirs")
-    given = [tmp_path / "theirs", "--dataset", typed.path, "--output", tmp_path / "run"]
-    status, err = convert(capsys, *given)
+    arguments = [tmp_path / "theirs", "--dataset", typed.path, "--output", tmp_path / "run"]
+    status, err = convert(capsys, *arguments)
     assert status == 2 and not (tmp_path / "run").exists()
     assert err == (
         f"dglkge: error: the checkpoint {tmp_path / 'theirs'} has the entity types 'all', the data set has "
         "'country', 'person', 'town': give --type THEIRS=OURS for 'country', 'person', 'town'\n"
     )
     mapped = [word for kind in typed.entity_types for word in ("--type", f"all={kind}")]
-    status, err = convert(capsys, *given, *mapped)
+    status, err = convert(capsys, *arguments, *mapped)
     assert status == 0, err
     run = open_checkpoint(tmp_path / "run")
     for kind in typed.entity_types:
-        wanted = tables["all"].rows[[everybody.index(name) for name in names[kind]]]
-        assert same(run[kind][:], wanted)
-    wanted = tables[RELATION].rows[[distinct.index(name) for name in labels]]
-    assert same(run[RELATION][:], wanted)
+        rows = tables["all"].rows[[everybody.index(name) for name in names[kind]]]
+        assert same(run[kind][:], rows)
+    rows = tables[RELATION].rows[[distinct.index(name) for name in labels]]
+    assert same(run[RELATION][:], rows)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
 def test_wrong_types(words, message, tmp_path, capsys):
     dataset = Dataset.open(toy_dataset())
     theirs_of_type(tmp_path / "theirs", dataset)
-    given = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
-    status, err = convert(capsys, *given)
+    arguments = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
+    status, err = convert(capsys, *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -273,7 +273,9 @@ def test_a_converted_run_keeps_what_was_measured(tmp_path):
         for epoch in (0, 1)
         for bucket in (0, 1)
     ]
-    (tmp_path / "theirs" / "training_stats.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (tmp_path / "theirs" / "training_stats.json").write_text(
+        "".join(json.dumps(record) + "\n" for record in lines)
+    )
     convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
     text = (tmp_path / "run" / "checkpoint" / "latest" / "training_stats.json").read_text()
     assert [json.loads(line) for line in text.splitlines()] == lines
@@ -293,11 +295,11 @@ def test_what_it_wrote_is_to_be_converted_first(command, tmp_path, capsys):
         words += ["--head", "e001", "--relation", "turn_7", "--known", "mark"]
     assert main(words) == 2
     err = capsys.readouterr().err
-    given = str(dataset.path) if "DATASET" in command else "DIR"
+    folder_option = str(dataset.path) if "DATASET" in command else "DIR"
     folder = f"{tmp_path}/run/checkpoint"
     assert err == (
         f"dglkge: error: {folder} was written by PyTorch-BigGraph, with ids of its own; to use it with a "
-        f"data set: dglkge checkpoint convert {folder} --to run --dataset {given} "
+        f"data set: dglkge checkpoint convert {folder} --to run --dataset {folder_option} "
         f"--output {tmp_path}/run_converted\n"
     )
 
@@ -311,4 +313,4 @@ def test_verify_claims_no_checksums_where_there_are_none(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "theirs"), "--verify", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verified"] is False
-    assert [one["crc32"] for one in report["files"]] == [None] * 3
+    assert [file["crc32"] for file in report["files"]] == [None] * 3

@@ -138,8 +138,8 @@ def test_each_machine_writes_its_own_parts_to_the_store(cluster):
     assert not list(cluster.store.rglob("*.receipt.json"))
     assert [path.name for path in (cluster.store / "checkpoint").glob("v*")] == ["v3"]
     # What a machine has on its disk are its own parts, of the newest versions only.
-    own = {f"embeddings_{name}_1.v3.h5" for name in META.entity_types}
-    assert parts_in(cluster.runs[1] / "checkpoint" / "v3") == own
+    parts = {f"embeddings_{name}_1.v3.h5" for name in META.entity_types}
+    assert parts_in(cluster.runs[1] / "checkpoint" / "v3") == parts
     assert not (cluster.runs[1] / "checkpoint" / "v1").exists()
     assert "model.v3.h5" in parts_in(cluster.runs[0] / "checkpoint" / "v3")
     # The order of names is that of the version before, so the store copies them inside.
@@ -168,11 +168,6 @@ def test_a_fresh_machine_and_one_with_a_damaged_file_are_filled(cluster):
     part = "checkpoint/v1/embeddings_person_1.v1.h5"
     flip(cluster.runs[1] / part, 2500)
     check_restored(cluster.start(restored), 1)
-    # Damage at the store is named.
-    shutil.rmtree(cluster.runs[0])
-    flip(cluster.store / part, 2500)
-    words = f"{cluster.store}/{part} is damaged: its checksum is not the one in the manifest"
-    assert words in str(cluster.start(restored)[0])
 
 
 def test_a_run_that_was_removed_from_the_store_does_not_come_back(cluster):
@@ -200,23 +195,6 @@ def test_killed_before_the_pointer_the_version_before_counts(cluster, monkeypatc
     check_restored(cluster.start(restored), 1)
     assert cluster.start(save(4)) == [2, 2]
     check_restored(cluster.start(restored), 4)
-
-
-def test_a_receipt_that_is_half_written_is_read_again(cluster, monkeypatch):
-    """A store need not write atomically."""
-    real, torn = FileStore.read, set()
-
-    def read(store, name):
-        content = real(store, name)
-        if name.endswith(".receipt.json") and name not in torn:
-            torn.add(name)
-            return content[:-5]
-        return content
-
-    monkeypatch.setattr(FileStore, "read", read)
-    assert cluster.start(save(1)) == [1, 1]
-    assert len(torn) == 5
-    assert open_checkpoint(cluster.store, verify=True).version == 1
 
 
 def test_a_part_that_does_not_come_ends_all(cluster, monkeypatch, caplog):

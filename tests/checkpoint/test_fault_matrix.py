@@ -151,7 +151,7 @@ def save_and_die(path, version, step):
 @pytest.mark.parametrize("saved", [1, 3])
 def test_kill_at_every_step(start, tmp_path, saved):
     """Of the first save before every other step. Of a later one, where one part becomes two: before each."""
-    seen = []
+    versions = []
     for step in range(1, 1000, 1 if saved == 3 else 2):
         path = tmp_path / "checkpoint"
         shutil.rmtree(path, ignore_errors=True)
@@ -166,7 +166,7 @@ def test_kill_at_every_step(start, tmp_path, saved):
         if exit_code == 0:
             break
         assert exit_code == -signal.SIGKILL
-        seen.append(version)
+        versions.append(version)
         assert save(path, 4, "epoch_4") == version + 1
         holds(path, META, {version + 1: TABLES[4]})
         names_are_right(path / "latest")
@@ -175,7 +175,8 @@ def test_kill_at_every_step(start, tmp_path, saved):
             names_are_right(open_checkpoint(path / "epoch_1").folder)
         assert version < saved or open_checkpoint(path / f"epoch_{saved}").version == saved
         assert not list(path.rglob("*.tmp")) and not list(path.rglob("*.receipt.json"))
-    assert len(seen) > (40 if saved == 3 else 10) and seen == sorted(seen) and set(seen) == {saved - 1, saved}
+    assert len(versions) > (40 if saved == 3 else 10)
+    assert versions == sorted(versions) and set(versions) == {saved - 1, saved}
     fault = "kill -9 before each step of saving version 3"
     assert saved == 1 or documented(fault) == "goes on from version 2 or 3, whichever is whole"
 

@@ -13,20 +13,6 @@ from dglkge.errors import CheckpointError
 from tests.checkpoint.toy_checkpoint import toy_meta
 
 
-def test_mapping_reads_nothing_and_changes_nothing(tmp_path):
-    path = tmp_path / "x.h5"
-    with hdf5_format.create(path, {}) as file:
-        hdf5_format.allocate_rows(file, "rows", torch.ones(5, 2))
-    part_files.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
-    with hdf5_format.open_file(path) as file:
-        mapped = hdf5_format.map_rows(path, file["rows"])
-    assert isinstance(mapped, np.memmap)
-    before = path.read_bytes()
-    mapped[:] = 7
-    mapped.flush()
-    assert path.read_bytes() == before
-
-
 def test_chunked_and_compressed_rows_are_read(tmp_path):
     """Other writers may choose so; there is then nothing to map."""
     path = tmp_path / "x.h5"

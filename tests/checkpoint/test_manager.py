@@ -57,18 +57,6 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
     assert len(checkpoint.shards("person")) == 2
 
 
-def test_a_failing_barrier_publishes_nothing(tmp_path):
-    meta, tables = saved_toy(tmp_path)
-
-    def broken():
-        raise TimeoutError("a trainer did not come")
-
-    manager = CheckpointManager(tmp_path, TrainerGroup(barrier=broken))
-    with pytest.raises(TimeoutError, match="did not come"):
-        manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
-    assert open_checkpoint(tmp_path).version == 1
-
-
 def test_a_file_that_is_not_needed_is_not_read(tmp_path):
     """A machine reads and checks only the tables that it restores."""
     meta, tables = saved_toy(tmp_path, relations=TWO_PAIRS)

@@ -143,5 +143,5 @@ def test_a_version_that_is_dropped_while_it_is_opened(tmp_path, monkeypatch, num
     monkeypatch.setattr(storage_module, "read_version", read_version)
     checkpoint = open_checkpoint(tmp_path, verify=True)
     assert checkpoint.version == 1 + num_saves
-    wanted = toy_tables(meta, num_saves)["person"].rows
-    assert same(checkpoint["person"][:], wanted)
+    rows = toy_tables(meta, num_saves)["person"].rows
+    assert same(checkpoint["person"][:], rows)

@@ -51,17 +51,19 @@ def test_row_sums_of_bigraphs_adagrad(relations, reciprocal, score_function):
     rows = np.random.default_rng(0).random((len(meta.relations), width), dtype=np.float32)
     if score_function.startswith("none"):
         rows[:] = 0
-    found = {key: values for _, key, values in to_parameters(rows, meta)}
-    kinds = {key.split(".")[-1]: None for key in found}  # real before imag, as the modules declare them
+    parameters = {key: values for _, key, values in to_parameters(rows, meta)}
+    kinds = {key.split(".")[-1]: None for key in parameters}  # real before imag, as the modules declare them
     keys = [
         key
         for side in ("lhs", "rhs")
         for index in range(len(meta.relations))
         for kind in kinds
-        if (key := f"{side}_operators.{index}.{kind}") in found
+        if (key := f"{side}_operators.{index}.{kind}") in parameters
     ]
-    assert len(keys) == len(found)
-    state = {number: {"step": 1, "sum": torch.from_numpy(found[key] ** 2)} for number, key in enumerate(keys)}
+    assert len(keys) == len(parameters)
+    state = {
+        number: {"step": 1, "sum": torch.from_numpy(parameters[key] ** 2)} for number, key in enumerate(keys)
+    }
     np.testing.assert_allclose(bigraph_row_sums(state, meta, width), (rows**2).mean(axis=1), rtol=1e-6)
     if state:
         del state[0]
@@ -141,14 +143,14 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("meta", "rows", "expected"), BY_HAND)
 def test_rows_cut_by_hand(meta, rows, expected):
-    found = {}
+    parameters = {}
     for path, key, values in to_parameters(rows, meta):
         group, index, side, name = re.fullmatch(r"(\w+)/relations/(\d)/operator/(.hs)/(\w+)", path).groups()
-        found[f"{index}.{side}.{name}"] = values.tolist()
+        parameters[f"{index}.{side}.{name}"] = values.tolist()
         is_ours = not is_dynamic(meta) and side == "lhs"
         assert group == ("reciprocal" if is_ours else "model")
         assert key == (None if is_ours else f"{side}_operators.{index}.{name}")
-    assert found == expected
+    assert parameters == expected
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
@@ -157,8 +159,8 @@ def test_sums_of_matrices_are_laid_out_as_the_matrices(reciprocal):
     rows = BOTH if reciprocal else ROWS
     parameters = [values for _, _, values in to_parameters(rows, meta)]
     sums = to_bigraph_sums(rows, rows.shape[1], meta)
-    assert [one.tolist() for one in sums] == [one.tolist() for one in parameters]
-    state = {number: {"sum": torch.from_numpy(one.copy())} for number, one in enumerate(sums)}
+    assert [values.tolist() for values in sums] == [values.tolist() for values in parameters]
+    state = {number: {"sum": torch.from_numpy(values.copy())} for number, values in enumerate(sums)}
     np.testing.assert_allclose(bigraph_row_sums(state, meta, rows.shape[1]), rows.mean(axis=1))
 
 

@@ -45,12 +45,12 @@ def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts,
     tables = toy_tables(meta)
     assert save_toy(tmp_path, meta, tables, num_parts) == 1
     for table, whole in tables.items():
-        for wanted in cut(table, whole, num_new_parts, seed=9):
-            live = blank(wanted)
+        for part in cut(table, whole, num_new_parts, seed=9):
+            live = blank(part)
             restored = alone(tmp_path).restore([live])
             assert restored == meta
-            assert same(live.rows, wanted.rows)
-            for name, values in wanted.state.items():
+            assert same(live.rows, part.rows)
+            for name, values in part.state.items():
                 assert same(live.state[name], values), name
         assert same(open_checkpoint(tmp_path)[table][:], whole.rows)
 
@@ -66,11 +66,11 @@ def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts,
 )
 def test_relations_of_every_layout(tmp_path, score_function, relations, reciprocal):
     meta, tables = saved_toy(tmp_path, 1, score_function, relations, reciprocal)
-    wanted = cut(RELATION, tables[RELATION], 1)[0]
-    live = blank(wanted)
+    saved = cut(RELATION, tables[RELATION], 1)[0]
+    live = blank(saved)
     alone(tmp_path).restore([], live)
-    assert same(live.rows, wanted.rows)
-    assert same(live.state["sum"], wanted.state["sum"])
+    assert same(live.rows, saved.rows)
+    assert same(live.state["sum"], saved.state["sum"])
     assert same(open_checkpoint(tmp_path)[RELATION][:], tables[RELATION].rows)
 
 
@@ -159,9 +159,9 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
         kind = JobError if part is half or part is second else CheckpointError
         with pytest.raises(kind, match=text):
             alone(tmp_path).save([part], relations, meta)
-    one = TablePart(RELATION, 0, relations.original_ids[:1], relations.rows[:1])
+    first = TablePart(RELATION, 0, relations.original_ids[:1], relations.rows[:1])
     with pytest.raises(CheckpointError, match="1 relations were handed in, expected 2"):
-        alone(tmp_path).save([whole], one, meta)
+        alone(tmp_path).save([whole], first, meta)
     with pytest.raises(CheckpointError, match="rank 0 was handed no relations"):
         alone(tmp_path).save([whole], None, meta)
     assert open_checkpoint(tmp_path).version == 1
@@ -182,10 +182,10 @@ def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
     read = []
     real = part_files.file_crc32
     monkeypatch.setattr(part_files, "file_crc32", lambda path: read.append(path.name) or real(path))
-    for wanted in cut("person", tables["person"], 3):
-        live = blank(wanted)
+    for part in cut("person", tables["person"], 3):
+        live = blank(part)
         alone(tmp_path).restore([live])
-        assert same(live.rows, wanted.rows)
+        assert same(live.rows, part.rows)
     assert read == [f"embeddings_person_{part}.v1.h5" for part in range(3)]
 
 

@@ -47,6 +47,7 @@ def test_rows_of_any_kind(tmp_path, dtype, shape):
     if dtype == torch.float16:  # files have no numbers of 16 bits: float32 holds each of them
         expected = expected.astype(np.float32)
     assert mapped.dtype == expected.dtype and mapped.shape == shape
+    assert isinstance(mapped, np.memmap) == (mapped.size > 0)
     assert mapped.tobytes() == expected.tobytes()
 
 

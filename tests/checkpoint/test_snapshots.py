@@ -147,7 +147,7 @@ def test_fallback_takes_the_newest_good_version(tmp_path, caplog):
     assert holds(tmp_path, 4) and holds(tmp_path / "epoch_1", 1)
     # A second one keeps what the first has moved aside.
     flip(tmp_path / "v3" / "model.v3.h5", 3000)
-    damaged = [(tmp_path / one / "model.v3.h5").read_bytes() for one in ("damaged_v3/v3", "v3")]
+    damaged = [(tmp_path / folder / "model.v3.h5").read_bytes() for folder in ("damaged_v3/v3", "v3")]
     assert fall_back(CheckpointStorage(tmp_path)) == 2 and holds(tmp_path, 2)
     for folder, content in zip(("damaged_v3", "damaged_v3_2"), damaged):
         assert (tmp_path / folder / "v3" / "model.v3.h5").read_bytes() == content

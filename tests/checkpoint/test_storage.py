@@ -36,17 +36,17 @@ def versions(folder, *numbers):
 def test_versions_go_that_nobody_needs(tmp_path, caplog):
     """Other programs' files stay, and all versions while a pointer is damaged."""
     versions(tmp_path, 1, 2, 3, 4)
-    storage, others = CheckpointStorage(tmp_path), ["mine.tmp", "notes.txt"]
+    storage, foreign = CheckpointStorage(tmp_path), ["mine.tmp", "notes.txt"]
     (tmp_path / "best").write_text("{")
     storage.drop_older(3)
-    assert names_in(tmp_path) == ["best", *others, "v1", "v2", "v3", "v4", "vocabulary"]
+    assert names_in(tmp_path) == ["best", *foreign, "v1", "v2", "v3", "v4", "vocabulary"]
     assert "a pointer to one is damaged" in caplog.text
     storage.write_json("best", {"version": 1, "checksum": "f00d"})
     storage.drop_older(3)
-    assert names_in(tmp_path) == ["best", *others, "v1", "v3", "v4", "vocabulary"]
+    assert names_in(tmp_path) == ["best", *foreign, "v1", "v3", "v4", "vocabulary"]
     # What an interrupted save left.
     storage.drop_unpublished(3)
-    assert names_in(tmp_path) == ["best", *others, "v1", "v3", "vocabulary"]
+    assert names_in(tmp_path) == ["best", *foreign, "v1", "v3", "vocabulary"]
 
 
 def test_a_new_file_appears_whole_or_not_at_all(tmp_path):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, layout, open_checkpoint
-from dglkge.checkpoint import part_files as writers
-from dglkge.checkpoint.storage import CheckpointStorage, receipt_of
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
-from dglkge.errors import CheckpointError, JobError
+from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 
@@ -46,24 +45,12 @@ def take_by_another(run: Path) -> None:
     (run / LEASE_FILE).write_bytes(other.to_bytes())
 
 
-def test_a_job_that_lost_its_lease_publishes_nothing(tmp_path, lease):
-    manager = manager_of(tmp_path, lease)
-    save(manager, 1)
-    before = contents(tmp_path / "checkpoint")
-    take_by_another(tmp_path)
-    with pytest.raises(
-        CheckpointError, match=r"lost its lease on .*: it is held by trainer \(pid .* on elsewhe"
-    ):
-        save(manager, 2)
-    assert contents(tmp_path / "checkpoint") == before
-
-
 @pytest.mark.parametrize("step", range(1, 9))
 def test_the_lease_is_read_before_every_file_takes_its_place(tmp_path, lease, monkeypatch, step):
     """Whenever it is lost: the newest version is whole, and no file of the other job is replaced."""
     manager = manager_of(tmp_path, lease)
     save(manager, 1)
-    real, calls = Lease.check, []
+    before, real, calls = contents(tmp_path / "checkpoint"), Lease.check, []
 
     def check(self):
         calls.append(1)
@@ -72,30 +59,13 @@ def test_the_lease_is_read_before_every_file_takes_its_place(tmp_path, lease, mo
         real(self)
 
     monkeypatch.setattr(Lease, "check", check)
-    with pytest.raises(CheckpointError, match="lost its lease"):
+    with pytest.raises(
+        CheckpointError, match=r"lost its lease on .*: it is held by trainer \(pid .* on else"
+    ):
         save(manager, 2)
+    assert contents(tmp_path / "checkpoint") == before or step > 1
     assert open_checkpoint(tmp_path).version == 1
     open_checkpoint(tmp_path).verify()
-
-
-def test_receipts_of_another_job_do_not_count(tmp_path, lease):
-    """Part 1 of the same version, written by a job that was thought dead."""
-    tables = toy_tables(META, 5)
-    manager = manager_of(tmp_path, lease, num_parts=2, limit_seconds=0.2)
-    other = CheckpointStorage(tmp_path / "checkpoint").folder(1)
-    real = writers.write_relations
-
-    def write(*arguments):
-        part = cut("person", tables["person"], 2)[1]
-        entry = writers.write_part(other, 1, part, META, arguments[-1])
-        other.write_text(layout.receipt_file(entry.name), receipt_of(entry, ""))
-        return real(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "write_relations", write)
-        with pytest.raises(JobError, match="embeddings_person_1.v1.h5.receipt.json is missing: no"):
-            save(manager, 1, num_parts=2)
-    assert manager.latest() is None
 
 
 def test_temporary_files_have_the_jobs_name_and_those_of_dead_jobs_go(tmp_path, lease):
@@ -106,10 +76,12 @@ def test_temporary_files_have_the_jobs_name_and_those_of_dead_jobs_go(tmp_path, 
         path.write_text("x")
         assert path.name == f"model.v1.h5.{lease.nonce}.tmp"
         assert layout.is_temporary_of_a_job(path.name)
-    left = [f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a_0.json")]
-    for name in left:
+    abandoned = [
+        f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a_0.json")
+    ]
+    for name in abandoned:
         (folder / name).touch()
     (folder / "mine.tmp").touch()
     save(manager_of(tmp_path, lease), 1)
     names = {path.name for path in folder.iterdir()}
-    assert not names & set(left) and "mine.tmp" in names
+    assert not names & set(abandoned) and "mine.tmp" in names

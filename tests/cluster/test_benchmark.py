@@ -23,25 +23,25 @@ def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp
     monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
     monkeypatch.setenv(warm.COPIED_BUILD, "1")
     output = tmp_path / "figures.json"
-    chosen = ["--hosts", "2", "--systems", "stock DGL", "stock DGL, helped", "exact", "--rounds", "1"]
-    chosen += ["--warm", "1", "--batches", "4"]
-    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *chosen, "--output", str(output)])
+    options = ["--hosts", "2", "--systems", "stock DGL", "stock DGL, helped", "exact", "--rounds", "1"]
+    options += ["--warm", "1", "--batches", "4"]
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *options, "--output", str(output)])
     assert cluster.main() == 0
-    stock, helped, ours = json.loads(output.read_text())
-    systems = [row["system"] for row in (stock, helped, ours)]
+    stock, helped, exact = json.loads(output.read_text())
+    systems = [row["system"] for row in (stock, helped, exact)]
     assert systems == ["stock DGL", "stock DGL, helped", "exact"]
-    for row in (stock, helped, ours):
+    for row in (stock, helped, exact):
         assert row["num_hosts"] == 2 and row["wall_seconds"] > 0
         assert row["sent_bytes"] > 16  # at least a row of 16 numbers for every fourth edge
     assert stock["sent_bytes"] > 2 * helped["sent_bytes"]  # relations come again and again
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 and lines[4].split(" | ")[6] == f"{ours['sent_bytes'] / stock['sent_bytes']:.2f}"
+    assert len(lines) == 5 and lines[4].split(" | ")[6] == f"{exact['sent_bytes'] / stock['sent_bytes']:.2f}"
 
 
 def test_the_processor_time_is_that_of_the_jobs_processes(hosts_can_be_made, tmp_path, monkeypatch):
     output = tmp_path / "figures.json"
-    chosen = ["--hosts", "1", "--systems", "exact", "--rounds", "1", "--warm", "1", "--batches", "4"]
-    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *chosen, "--output", str(output)])
+    options = ["--hosts", "1", "--systems", "exact", "--rounds", "1", "--warm", "1", "--batches", "4"]
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *options, "--output", str(output)])
     assert cluster.main() == 0
     (row,) = json.loads(output.read_text())
     # A trainer and a server; a small batch is no work for both cores, but for some of the time.
@@ -72,7 +72,7 @@ def test_a_row_is_compared_with_stock_and_with_itself_on_one_host():
     row = cluster.Row("exact", 4, 4, 1000.0, 3e-5, 0.1)
     helped = cluster.Row("stock DGL, helped", 4, 4, 2000.0, 5e-5, 0.2)
     everything = (alone, crowded, stock, helped, row)
-    rows = {(one.system, one.num_hosts, one.num_trainers): one for one in everything}
+    rows = {(row.system, row.num_hosts, row.num_trainers): row for row in everything}
     expected = "| exact | 4 | 4 | 1,000 | 30.0 | 100 | 0.25 | 0.50 | 4.0 | 2.0 | 1.50 | 1.20 |"
     assert cluster.describe(row, rows) == expected
     assert cluster.describe(stock, rows) == "| stock DGL | 4 | 4 | 4,000 | 90.0 | 400 |  |  |  |  |  |  |"

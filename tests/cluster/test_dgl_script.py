@@ -57,8 +57,10 @@ def test_rgcn_trains_and_goes_on(two_hosts: list[ClusterHost], tmp_path: Path) -
     for num_epochs in (2, 8):
         run(two_hosts, tmp_path, ["--part_config", str(graph)], [*script, str(num_epochs)])
         lines = (tmp_path / LAUNCHER_LOG).read_text().splitlines()
-        found = [line.partition("training accuracy ")[2] for line in lines if "training accuracy" in line]
-        rights += map(float, found)
+        accuracies = [
+            line.partition("training accuracy ")[2] for line in lines if "training accuracy" in line
+        ]
+        rights += map(float, accuracies)
     assert len(rights) == 8 and rights[-1] > max(0.7, rights[0])
     version = open_checkpoint(tmp_path / "run")
     parts = [version.part("paper", part) for part in range(2)]

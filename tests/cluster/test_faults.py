@@ -60,9 +60,9 @@ def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path
             wait_until_trained(stats, before + 3, job, log)
             if name == "trainer":
                 for host in two_hosts:
-                    found = host.listening()
-                    assert {where for where, _ in found} == {host.address}
-                    assert (host.address, PORT) in found and len(found) > len(SSH_PORTS) + 2
+                    endpoints = host.listening()
+                    assert {where for where, _ in endpoints} == {host.address}
+                    assert (host.address, PORT) in endpoints and len(endpoints) > len(SSH_PORTS) + 2
             victims = job_processes(two_hosts)
             num_epochs.append(len(stats.read_text().splitlines()))
             strike(two_hosts)

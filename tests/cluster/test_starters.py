@@ -48,13 +48,15 @@ def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type
     command = training_command(toy_dataset(2), tmp_path / "run")
     command += ["--set", "training.num_epochs=2"]
     options = ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
-    given = {**environment(), "DGLKGE_SECRET": SECRET, "DGLKGE_TIMEOUT_SECONDS": "60"}
+    variables = {**environment(), "DGLKGE_SECRET": SECRET, "DGLKGE_TIMEOUT_SECONDS": "60"}
     nodes = []
     try:
         for rank, start in enumerate(starter(two_hosts)):
             with open(tmp_path / f"node{rank}.log", "wb") as log:
                 words = [*start, *options, *map(str, command)]
-                nodes.append(two_hosts[rank].popen(words, env=given, stdout=log, stderr=subprocess.STDOUT))
+                nodes.append(
+                    two_hosts[rank].popen(words, env=variables, stdout=log, stderr=subprocess.STDOUT)
+                )
         statuses = [node.wait(END_SECONDS) for node in nodes]
         assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
     finally:

@@ -86,7 +86,7 @@ def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_p
         run = open_checkpoint(first.folder / "run")
         run.verify()
         assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
-        assert [(one.first == 1) for one in run.manifest.lineage] == [True, False]
+        assert [(job.first == 1) for job in run.manifest.lineage] == [True, False]
 
         shutil.rmtree(first.folder / "run")
         job = start([first, second], first, tmp_path)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.distributed.dgl_memory import MOST_NAME_BYTES, named
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "dglkge-0123456789abcdef-0~"
@@ -73,20 +73,20 @@ def test_arrays_of_dgl(tmp_path: Path, in_files: bool) -> None:
     folder = str(tmp_path) if in_files else ""
     prefix = f"dglkge-{os.urandom(8).hex()}-0~"
     done = subprocess.run(
-        [sys.executable, "-c", INSTALLED, prefix, folder],
+        [*warm.python(), "-c", INSTALLED, prefix, folder],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DGLBACKEND": "pytorch"},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    files = json.loads(done.stdout.splitlines()[-1])
     names = [f"{prefix}ring_node__ID", f"{prefix}table-kvdata-"]
     if in_files:
-        assert found == {"/dev/shm": [], folder: sorted([*names, f"{prefix}empty-kvdata-"])}
+        assert files == {"/dev/shm": [], folder: sorted([*names, f"{prefix}empty-kvdata-"])}
         assert (tmp_path / names[1]).stat().st_size == 12000
     else:
-        assert found == {"/dev/shm": names}
+        assert files == {"/dev/shm": names}
 
 
 def test_files_that_cannot_be_made(tmp_path: Path) -> None:

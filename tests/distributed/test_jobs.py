@@ -21,6 +21,7 @@ from dglkge.distributed.jobs import (
     job_prefix,
     live_jobs,
     matching_jobs,
+    parse_bytes,
     process_start,
     register_lock,
     remove_stale_entries,
@@ -85,16 +86,10 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
     held.release()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
-def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_kept_holds_no_job_up(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Any process may keep it for ever."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
-    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
-    held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
-    os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
-    lock = (
-        "import fcntl, os, sys; folder = os.open(sys.argv[1], os.O_RDONLY); os.setuid(65534); "
-        "fcntl.flock(folder, fcntl.LOCK_EX); "
-    )
+    lock = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); "
     holder = subprocess.Popen(
         [sys.executable, "-c", lock + "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -106,6 +101,15 @@ def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         holder.kill()
         holder.communicate()
+    assert f"another process keeps {tmp_path} locked" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
+def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
+    held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
+    os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
+    Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path)).release()
     (entry,) = live_jobs(str(tmp_path))
     assert entry.owner == 65534
     monkeypatch.setattr("dglkge.cli.jobs.os.kill", lambda *_arguments: pytest.fail("a signal was sent"))
@@ -128,10 +132,10 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
     assert claims_of_others("", folder).shared_memory_bytes == 10 * 2**20
     (tmp_path / f"{job_prefix(ONE)}0~table").write_bytes(b"x" * 2**22)
     (tmp_path / f"{job_prefix(TWO)}0~table").write_bytes(b"x" * 2**22)
-    found = claims_of_others(TWO, folder)
-    assert found.shared_memory_bytes == pytest.approx(6 * 2**20, abs=2**16)
+    claims = claims_of_others(TWO, folder)
+    assert claims.shared_memory_bytes == pytest.approx(6 * 2**20, abs=2**16)
     # This process has taken some megabytes of what its entry plans.
-    assert 2**50 - 2**40 < found.memory_bytes < 2**50 - 2**22 - 2**20
+    assert 2**50 - 2**40 < claims.memory_bytes < 2**50 - 2**22 - 2**20
     entry.update(memory_bytes=1)
     assert claims_of_others(TWO, folder).memory_bytes == 0
     entry.release()
@@ -143,9 +147,19 @@ def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
-    one, two = JobEntry(ONE, run=str(tmp_path / "run"), launcher_pid=12), JobEntry(TWO, launcher_pid=13)
+    first, second = JobEntry(ONE, run=str(tmp_path / "run"), launcher_pid=12), JobEntry(TWO, launcher_pid=13)
     for text, expected in {
-        "run": [one], "link/": [one], ONE: [one], "00000000000000b": [two], "0": [one, two], "13": [two],
-        "other": [], "": [],
+        "run": [first], "link/": [first], ONE: [first], "00000000000000b": [second], "0": [first, second],
+        "13": [second], "other": [], "": [],
     }.items():  # fmt: skip
-        assert matching_jobs(text, [one, two]) == expected, text
+        assert matching_jobs(text, [first, second]) == expected, text
+
+
+def test_sizes() -> None:
+    """One reader for all options: GNU's units."""
+    sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kib": 1536, "77": 77, "2T": 2 << 40}
+    sizes |= {"64MB": 64_000_000, "1.5 GiB": 3 << 29, "2gb": 2 * 10**9, ".5 kB ": 500, "9b": 9}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "G", "0", "-1G", "4X", "1e3", "GB", "2XB", "two", "2,5GB", "2GB RAM"):
+        with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
+            parse_bytes(text)

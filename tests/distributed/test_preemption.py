@@ -26,14 +26,14 @@ def ordinary_handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_noted_and_the_handlers_come_back(number: int) -> None:
-    before = [signal.getsignal(one) for one in STOP_SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     stop = StopRequest()
     with stop.listening():
         assert not stop.is_noted
         signal.raise_signal(number)
         assert stop.is_noted
         signal.raise_signal(number)  # the launcher's, on top of the scheduler's
-    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
     assert stop.is_noted
 
 
@@ -97,6 +97,12 @@ def test_signals_that_stay_ignored() -> None:
         assert signal.getsignal(number) == signal.SIG_IGN
         signal.raise_signal(number)
     assert not stop.is_noted
+
+
+def test_a_process_whose_parent_died_first() -> None:
+    code = "from dglkge.distributed.preemption import end_with_parent; end_with_parent(1); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 
 def test_another_thread_than_the_main_one_changes_nothing() -> None:

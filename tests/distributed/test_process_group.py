@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from dglkge.distributed.addresses import SOCKET_TABLES
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from tests import warm
 from tests.surroundings import free_ports
 from tests.toy_kg import REPOSITORY
 
@@ -30,23 +30,23 @@ def listeners(port: int) -> set[str]:
     return {address for address, _, number in local if int(number, 16) == port}
 
 
-def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
+def be_trainer(port: int, rank: int, results: multiprocessing.Queue) -> None:
     start_process_group(("127.0.0.1", port), rank, 2, 60.0)
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
-    found.put((rank, int(total), listeners(port)))
+    results.put((rank, int(total), listeners(port)))
     end_process_group()
 
 
-def of_two_processes(target: Callable[..., None], *arguments: object) -> list[Any]:
+def run_two_processes(target: Callable[..., None], *arguments: object) -> list[Any]:
     """Run a function as ranks 0 and 1 at a free port; return what the two put into a queue."""
     context, port = multiprocessing.get_context("fork"), free_ports()
-    found = context.Queue()
-    processes = [context.Process(target=target, args=(port, rank, found, *arguments)) for rank in range(2)]
+    queue = context.Queue()
+    processes = [context.Process(target=target, args=(port, rank, queue, *arguments)) for rank in range(2)]
     for process in processes:
         process.start()
     try:
-        results = [found.get(timeout=60) for _ in processes]
+        results = [queue.get(timeout=60) for _ in processes]
         for process in processes:
             process.join(60)
         assert [process.exitcode for process in processes] == [0, 0]
@@ -58,29 +58,29 @@ def of_two_processes(target: Callable[..., None], *arguments: object) -> list[An
 
 
 def test_two_trainers_meet_on_one_address() -> None:
-    results = sorted(of_two_processes(be_trainer))
+    results = sorted(run_two_processes(be_trainer))
     assert results == [(rank, 3, {"0100007F"}) for rank in range(2)]  # 127.0.0.1, and neither 0.0.0.0 nor ::
 
 
-def wait_for_a_reader(port: int, rank: int, found: multiprocessing.Queue, num_bytes: int) -> None:
+def wait_for_a_reader(port: int, rank: int, results: multiprocessing.Queue, num_bytes: int) -> None:
     """Rank 1 reads for longer than a collective may take; report how the barrier ended."""
     start_process_group(("127.0.0.1", port), rank, 2, 1.0)
     if rank == 1:
         time.sleep(3)
     try:
         Cluster(World(timeout_seconds=1.0), None).barrier(num_bytes)
-        found.put("together")
+        results.put("together")
     except RuntimeError:
-        found.put("alone")
-    found.close()
-    found.join_thread()
+        results.put("alone")
+    results.close()
+    results.join_thread()
     os._exit(0)
 
 
 @pytest.mark.parametrize(("num_bytes", "outcome"), [(0, "alone"), (10**9, "together")])
 def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str) -> None:
     """1 GB from a slow disk: 100 s more than the limit of 1 s."""
-    assert of_two_processes(wait_for_a_reader, num_bytes) == [outcome] * 2
+    assert run_two_processes(wait_for_a_reader, num_bytes) == [outcome] * 2
 
 
 def test_a_process_that_cannot_leave_ends_and_says_where() -> None:
@@ -94,7 +94,7 @@ dist.destroy_process_group = lambda: time.sleep(60)
 process_group.start_process_group(("127.0.0.1", {free_ports()}), 0, 1, 20.0)
 process_group.end_process_group()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "Timeout (0:00:01)!" in done.stderr and "in end_process_group" in done.stderr
 
@@ -133,14 +133,14 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("what", "output"), [("request", ""), ("shutdown", ""), ("answered", "answered\nwent on\n")]
+    ("wait", "output"), [("request", ""), ("shutdown", ""), ("answered", "answered\nwent on\n")]
 )
-def test_a_wait_without_an_answer_ends_the_process_and_says_where(what: str, output: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, what, "0.2"]
+def test_a_wait_without_an_answer_ends_the_process_and_says_where(wait: str, output: str) -> None:
+    command = [*warm.python(), "-c", SCRIPT, wait, "0.2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (0 if output else 1, output)
     assert ("Timeout (0:00:00.200000)!" in done.stderr) == (not output)
-    assert ("in ask_server" in done.stderr) == (what == "request")
+    assert ("in ask_server" in done.stderr) == (wait == "request")
 
 
 CONNECT = """
@@ -163,7 +163,7 @@ with join_cluster("toy", "toy.json", 1):
 
 def test_a_server_that_accepts_and_never_answers_ends_the_trainer(tmp_path: Path) -> None:
     """DGL's connection to the servers has the limit too."""
-    command = [sys.executable, "-c", CONNECT]
+    command = [*warm.python(), "-c", CONNECT]
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)

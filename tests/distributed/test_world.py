@@ -124,14 +124,14 @@ def failing(error: Exception) -> Callable[[], Any]:
 @pytest.mark.parametrize("kind", [InputError, CheckpointError, StorageError])
 def test_all_raise_the_first_error_of_its_kind(kind: type[Exception]) -> None:
     assert outcomes([lambda: 1, lambda: None, lambda: "c"]) == [1, None, "c"]
-    found = outcomes([lambda: 1, failing(kind("no room")), failing(InputError("later"))])
-    assert [type(error) for error in found] == [kind] * 3
-    assert [str(error) for error in found] == ["rank 1: no room"] * 3
+    errors = outcomes([lambda: 1, failing(kind("no room")), failing(InputError("later"))])
+    assert [type(error) for error in errors] == [kind] * 3
+    assert [str(error) for error in errors] == ["rank 1: no room"] * 3
 
 
 def test_an_error_of_rank_0_has_no_rank_and_a_kind_without_constructor_is_its_base() -> None:
-    found = outcomes([failing(InputErrors(["a", "b"])), lambda: 1])
-    assert [(type(error), str(error)) for error in found] == [(InputError, "a; b")] * 2
+    errors = outcomes([failing(InputErrors(["a", "b"])), lambda: 1])
+    assert [(type(error), str(error)) for error in errors] == [(InputError, "a; b")] * 2
 
 
 def test_a_bug_is_not_sent_to_others() -> None:

@@ -31,7 +31,7 @@ class LaunchedJob:
 
     def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
-        self.seen: list[str] = []
+        self.shown: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.launcher = subprocess.Popen(
             [sys.executable, *LAUNCHER, *arguments],
@@ -52,19 +52,19 @@ class LaunchedJob:
         self._lines.put(None)
 
     def wait_for(self, *texts: str) -> None:
-        missing = [text for text in texts if not any(text in line for line in self.seen)]
+        missing = [text for text in texts if not any(text in line for line in self.shown)]
         while missing:
             line = self._lines.get(timeout=TIMEOUT_SECONDS)
-            assert line is not None, f"the launcher ended before {missing}:\n" + "\n".join(self.seen)
-            self.seen.append(line)
+            assert line is not None, f"the launcher ended before {missing}:\n" + "\n".join(self.shown)
+            self.shown.append(line)
             missing = [text for text in missing if text not in line]
 
     def finish(self) -> str:
         """Wait for the end; return all that was written."""
         while (line := self._lines.get(timeout=TIMEOUT_SECONDS)) is not None:
-            self.seen.append(line)
+            self.shown.append(line)
         self.launcher.wait(TIMEOUT_SECONDS)
-        return "\n".join(self.seen)
+        return "\n".join(self.shown)
 
     def process(self, role: str, number: int) -> psutil.Process:
         """Find the process of a trainer or server, not its node program."""
@@ -75,16 +75,16 @@ class LaunchedJob:
                     return child
         raise AssertionError(f"{role} {number} does not run")
 
-    def left(self) -> list[psutil.Process]:
+    def processes_in_folder(self) -> list[psutil.Process]:
         """Return the processes of the job: all that live in its folder."""
         return [process for process in psutil.process_iter() if _lives_in(process, self.folder)]
 
     def await_none_left(self) -> None:
         """Wait, within a limit, until no process of the job is left."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (left := self.left()) and time.monotonic() < deadline:
-            psutil.wait_procs(left, timeout=1)
-        assert not left
+        while (running := self.processes_in_folder()) and time.monotonic() < deadline:
+            psutil.wait_procs(running, timeout=1)
+        assert not running
 
 
 def _lives_in(process: psutil.Process, folder: Path) -> bool:
@@ -128,6 +128,29 @@ def ip_config(tmp_path: Path, free_port: int) -> Path:
     return path
 
 
+STAND_INS = {
+    "torch/__init__.py": "def set_num_threads(number): pass\n",
+    "torch/distributed.py": "",
+    "dgl/__init__.py": "",
+    "dgl/distributed/__init__.py": "initialize = load_partition = partition_graph = lambda *_, **__: None\n",
+}
+for _name in ("kvstore", "dist_graph", "dist_tensor", "graph_partition_book", "rpc", "shared_mem_utils"):
+    STAND_INS[f"dgl/distributed/{_name}.py"] = "def __getattr__(name): return lambda *_: None\n"
+
+
+@pytest.fixture(scope="session")
+def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH for jobs of real processes that need neither torch nor DGL, whose import takes 3 CPU s.
+
+    The modules that a job imports before it forks, and what dglkge replaces in them, are stand-ins.
+    """
+    folder = tmp_path_factory.mktemp("light")
+    for name, text in STAND_INS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return f"{folder}{os.pathsep}{ROOT}"
+
+
 @pytest.fixture
 def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
     """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``.
@@ -147,14 +170,14 @@ def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJo
         return job
 
     yield start
-    left: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for job in jobs:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.launcher.pid, signal.SIGKILL)
         job.launcher.wait(TIMEOUT_SECONDS)
-        left += job.left()
-    psutil.wait_procs(left, timeout=10)
-    survivors = [process for process in left if process.is_running() and _lives_in(process, tmp_path)]
+        processes += job.processes_in_folder()
+    psutil.wait_procs(processes, timeout=10)
+    survivors = [process for process in processes if process.is_running() and _lives_in(process, tmp_path)]
     for process in survivors:
         process.kill()
     assert not survivors

@@ -27,8 +27,8 @@ def main(ip_config: str, part_config: str, part: str) -> None:
     before = sizes()
     with contextlib.redirect_stdout(sys.stderr):
         server = dgl.distributed.DistGraphServer(int(part), ip_config, 1, 1, part_config, graph_format="csc")
-    found = {name: size for name, size in sizes().items() if name not in before}
-    print(json.dumps(found))
+    added = {name: size for name, size in sizes().items() if name not in before}
+    print(json.dumps(added))
     del server
 
 

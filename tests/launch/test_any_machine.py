@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+from tests.launch.conftest import TIMEOUT_SECONDS
 
 TRAINS = """
 import os, signal, sys
@@ -27,7 +27,7 @@ NEW_PIDS = ["--fork", "--pid", "--mount-proc", "--kill-child", "--"]
 
 
 def as_first_process() -> list[str]:
-    found = "unshare is not installed"
+    reason = "unshare is not installed"
     for more in ([], ["--map-root-user"]) if shutil.which("unshare") else ():
         command = [shutil.which("unshare"), *more, *NEW_PIDS]
         done = subprocess.run(
@@ -35,8 +35,8 @@ def as_first_process() -> list[str]:
         )
         if done.returncode == 0:
             return command
-        found = done.stderr.strip()
-    pytest.skip(f"no namespace of process numbers can be made: {found}")
+        reason = done.stderr.strip()
+    pytest.skip(f"no namespace of process numbers can be made: {reason}")
 
 
 def launcher_of(starter: subprocess.Popen[str]) -> psutil.Process:
@@ -49,7 +49,7 @@ def launcher_of(starter: subprocess.Popen[str]) -> psutil.Process:
     raise AssertionError("the launcher does not run")
 
 
-def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, ip_config):
+def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, ip_config, light_path):
     """Trainers commit, which is status 143. The kernel gives process 1 only signals that have a handler."""
     words = as_first_process()
     (tmp_path / "job.py").write_text(TRAINS)
@@ -57,19 +57,19 @@ def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, 
     job = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": light_path, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
-    seen: list[str] = []
+    lines: list[str] = []
     try:
-        while sum("trains in" in line for line in seen) < 2:
+        while sum("trains in" in line for line in lines) < 2:
             line = job.stdout.readline()
-            assert line, "".join(seen)
-            seen.append(line)
+            assert line, "".join(lines)
+            lines.append(line)
         launcher = launcher_of(job)
         launcher.send_signal(signal.SIGTERM)
         rest, _ = job.communicate(timeout=TIMEOUT_SECONDS)
@@ -81,25 +81,25 @@ def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, 
     assert "stopped by SIGTERM; all trainers have committed and left" in rest
 
 
-def run(folder: Path, shell: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, python_path: str, shell: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.py").write_text(TRAINS)
     command = ["/bin/sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dglkge.cli.launch"]
     return subprocess.run(
         [*command, *options, "job.py", "end"],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": python_path},
         capture_output=True,
         encoding="utf-8",
         timeout=TIMEOUT_SECONDS,
     )
 
 
-def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path, ip_config: Path) -> None:
+def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path, ip_config: Path, light_path) -> None:
     """9 processes need 73: a soft limit of 40 is raised, a hard one is an error before any start."""
-    done = run(tmp_path, "ulimit -S -n 40", "--num_trainers", "8")
+    done = run(tmp_path, light_path, "ulimit -S -n 40", "--num_trainers", "8")
     assert done.returncode == 0 and done.stdout.count("trains in") == 8, done.stdout + done.stderr
     shutil.rmtree(tmp_path / "logs")
-    done = run(tmp_path, "ulimit -n 40", "--num_trainers", "8")
+    done = run(tmp_path, light_path, "ulimit -n 40", "--num_trainers", "8")
     assert done.returncode == 2
     assert done.stderr == (
         "dglkge-launch: error: each process of a job of 9 needs 73 open files, and the limit is 40: raise "

@@ -145,18 +145,6 @@ def test_machine_that_cannot_be_used(run, options, environment, message, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_dry_run(run, tmp_path: Path) -> None:
-    """The plan is that of the machine; nothing is written or started."""
-    before = {path.name for path in tmp_path.iterdir()}
-    done = run("--num_trainers", "1", "--dry_run", "--json", "train.py", "a b")
-    assert done.returncode == 0, done.stderr
-    server, trainer = json.loads(done.stdout)
-    assert (server["name"], trainer["name"], trainer["address"]) == ("server 0", "trainer 0", "127.0.0.1")
-    assert trainer["command"][-2:] == ["train.py", "a b"]
-    assert trainer["environment"]["GLOO_SOCKET_IFNAME"] == "lo"
-    assert {path.name for path in tmp_path.iterdir()} == before | {"calls", "train.py"}
-
-
 def synced(folder: Path) -> tuple[Path, list[str]]:
     """Return another workspace, and the options for it."""
     work = folder / "its" / "own work"
@@ -210,7 +198,6 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
     ("number", "status", "expected", "words"),
     [
         (signal.SIGTERM, 0, 1, "stopped by SIGTERM"),
-        (signal.SIGINT, 0, 130, "interrupted"),
         (signal.SIGHUP, 143, 143, "stopped by SIGHUP"),
     ],
 )

@@ -318,9 +318,9 @@ def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
     out = BackgroundStream(stream)
     out.write("x" * 300_000 + "\nend\n")
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(read_until, reader, "end\n")
+        text = pool.submit(read_until, reader, "end\n")
         assert out.finish()
-    assert len(found.result()) == 300_005
+    assert len(text.result()) == 300_005
 
 
 def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,11 +332,11 @@ def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None
         console.line("trainer 0", 0, f"{i:08d} {'x' * 90}")
     words = "{" + "x" * 5000 + "}"
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(read_late, reader)
+        text = pool.submit(read_late, reader)
         console.summary(words)
         console.finish()
         print("end", file=stream, flush=True)
-    *lines, summary, _ = found.result().splitlines()
+    *lines, summary, _ = text.result().splitlines()
     notices = [line for line in lines if line.startswith("[launcher] ")]
     num_missing = sum(int(line.split()[1]) for line in notices)
     assert num_missing == 10_000 - (len(lines) - len(notices)) > 0
@@ -352,10 +352,10 @@ def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.
         out.finish(0.1)
     out.write("y\nz\n")
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(read_late, reader)
+        text = pool.submit(read_late, reader)
         assert out.finish()
         print("end", file=stream, flush=True)
-    assert found.result().endswith("x\n[launcher] 3 lines are missing here: this console was blocked\nend\n")
+    assert text.result().endswith("x\n[launcher] 3 lines are missing here: this console was blocked\nend\n")
 
 
 def test_a_reader_that_has_gone() -> None:

@@ -38,11 +38,11 @@ def here(tmp_path: Path) -> Path:
 
 def send(session: NodeConnection, here: Path, there: Path, *names: str) -> int:
     names = names or tuple(contents(here))
-    return wait(file_transfer.send(session, str(here), str(there), names))
+    return wait(file_transfer.copy_files(session, str(here), str(there), names))
 
 
 def fetch(session: NodeConnection, there: Path, here: Path) -> int:
-    return wait(file_transfer.fetch(session, str(there), str(here)))
+    return wait(file_transfer.copy_files(session, str(here), str(there)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -125,13 +125,13 @@ def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path
 
     async def both() -> None:
         folders = [str(tmp_path / name) for name in ("a", "b")]
-        copies = (file_transfer.fetch(session, each, str(tmp_path / "back")) for each in folders)
+        copies = (file_transfer.copy_files(session, str(tmp_path / "back"), folder) for folder in folders)
         await asyncio.gather(*copies)
 
     wait(both())
-    found = contents(tmp_path / "back")
-    assert sorted(found) == ["a.log", "b.log", "both.log"]
-    assert found["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
+    copied = contents(tmp_path / "back")
+    assert sorted(copied) == ["a.log", "b.log", "both.log"]
+    assert copied["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
 
 
 def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
         role, number = planned["name"].split()
         name = f"{'client' if role == 'trainer' else role}-{number}"
         facts = told[planned["name"]] = json.loads((tmp_path / f"{name}.json").read_text())
-        wanted = {**planned["environment"]}
-        own = wanted.keys() & {"DGLKGE_JOB", "DGLKGE_SEGMENTS", "MASTER_PORT", "DGL_IP_CONFIG"}
-        for found in (facts["environment"], facts["shown"]):
-            assert {key: found.get(key) for key in wanted.keys() - own} == {
-                key: value for key, value in wanted.items() if key not in own
+        expected = {**planned["environment"]}
+        drawn = expected.keys() & {"DGLKGE_JOB", "DGLKGE_SEGMENTS", "MASTER_PORT", "DGL_IP_CONFIG"}
+        for variables in (facts["environment"], facts["shown"]):
+            assert {key: variables.get(key) for key in expected.keys() - drawn} == {
+                key: value for key, value in expected.items() if key not in drawn
             }
-            assert own <= found.keys()
+            assert drawn <= variables.keys()
         assert fork_server.VARIABLE not in facts["environment"]
         assert f"told by {name}.json" in (tmp_path / f"logs/{role}-{number}.log").read_text()
         assert "and on stderr" in (tmp_path / f"logs/{role}-{number}.log").read_text()
@@ -96,11 +96,11 @@ def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path
     assert "on 127.0.0.1 ended with status 1" in output
 
 
-def test_a_script_that_fails_at_its_own_import(launch, tmp_path, ip_config) -> None:
+def test_a_script_that_fails_at_its_own_import(launch, ip_config, light_path) -> None:
     job = launch(
         [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
         "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",
-        PYTHONPATH=str(ROOT),
+        PYTHONPATH=light_path,
     )
     output = job.finish()
     assert job.launcher.returncode == 1

@@ -64,10 +64,10 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path, monkeypatch: py
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
     nothing = {"PATH": str(tmp_path)}
-    for folder, found in (("gpus", ("0", "1")), ("no driver", ())):
+    for folder, names in (("gpus", ("0", "1")), ("no driver", ())):
         monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / folder)
-        assert find_gpus(nothing) == found
-        assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}) == found[1:]
+        assert find_gpus(nothing) == names
+        assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}) == names[1:]
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -
         device_of_trainers("cuda", hosts, num_trainers)
 
 
-@pytest.mark.parametrize("found", [("3", "1"), ()])
-def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys, found):
+@pytest.mark.parametrize("gpus", [("3", "1"), ()])
+def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys, gpus):
     """Without one cuda is refused before anything starts."""
     planned = remote_site.planned_host
 
     def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
-        return planned(address, machine, {**described, "gpus": found})
+        return planned(address, machine, {**described, "gpus": gpus})
 
     monkeypatch.setattr(remote_site, "planned_host", host)
     (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
@@ -146,8 +146,8 @@ def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, cap
     script = str(REPOSITORY / "examples" / "train.py")
     status = main([*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"])
     out, error = capsys.readouterr()
-    if found:
-        shown = [(each["name"], each["environment"][VISIBLE_VARIABLE]) for each in json.loads(out)]
+    if gpus:
+        shown = [(process["name"], process["environment"][VISIBLE_VARIABLE]) for process in json.loads(out)]
         assert shown == [("server 0", ""), ("trainer 0", "3"), ("trainer 1", "1")]
     else:
         words = "dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU"

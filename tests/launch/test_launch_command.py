@@ -22,7 +22,6 @@ from dglkge.cli import launch as command
 from dglkge.distributed.jobs import live_jobs, matching_jobs
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.launch.machine import usable_cores
-from tests.launch.conftest import ROOT
 
 SHARED = Path("/dev/shm")
 SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
@@ -49,10 +48,10 @@ def segments() -> str:
     """A name for shared memory; nothing of that name may be left by the test's job."""
     name = f"dglkge-{uuid.uuid4().hex}"
     yield name
-    left = list(SHARED.glob(f"*{name}*"))
-    for path in left:
+    segments = list(SHARED.glob(f"*{name}*"))
+    for path in segments:
         path.unlink()
-    assert not left
+    assert not segments
 
 
 def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_config: Path) -> None:
@@ -91,32 +90,34 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_a_signal_leaves_nothing(launch, segments: str) -> None:
+def test_a_signal_leaves_nothing(launch, segments: str, light_path: str) -> None:
     """No process, no grandchild, no shared memory; 143 is for a commit."""
-    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=str(ROOT))
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=light_path)
     job.wait_for(*ALL_WAIT)
     job.launcher.send_signal(signal.SIGINT)
     job.finish()
     assert job.launcher.returncode == 130
-    assert job.left() == []
+    assert job.processes_in_folder() == []
 
 
 @pytest.mark.usefixtures("in_background")
-def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: str) -> None:
+def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: str, light_path: str) -> None:
     """After ``nohup`` the job goes on after Ctrl-C and hangups; SIGTERM ends it, here with no commit."""
-    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=str(ROOT))
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=light_path)
     job.wait_for(*ALL_WAIT)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         job.launcher.send_signal(number)
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "stopped by SIGTERM" in output and "SIGINT" not in output and "SIGHUP" not in output
-    assert job.left() == []
+    assert job.processes_in_folder() == []
 
 
-def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
+def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(
+    launch, segments: str, light_path: str
+) -> None:
     """The launcher, the node program and all processes die together; the next job finds nothing of theirs."""
-    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=str(ROOT))
+    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=light_path)
     first.wait_for(*ALL_WAIT)
     everything = [first.launcher, *psutil.Process(first.launcher.pid).children(recursive=True)]
     for process in everything:
@@ -159,21 +160,21 @@ def test_an_error_is_one_line(error: DglkgeError, status: int, monkeypatch, capf
         raise error
 
     monkeypatch.setattr(command, "_launch", fail)
-    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     assert command.main(["train.py"]) == status
     assert capfd.readouterr().err == f"dglkge-launch: error: {error}\n"
-    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_two_jobs_side_by_side(launch, segments: str, ip_config: Path) -> None:
+def test_two_jobs_side_by_side(launch, segments: str, ip_config: Path, light_path: str) -> None:
     """The second takes other ports where ip_config gives none, and ends; the first goes on."""
     ip_config.write_text("127.0.0.1\n")
-    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=str(ROOT))
+    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=light_path)
     first.wait_for(*ALL_WAIT)
     second = launch([], "print('hello')")
     output = second.finish()
     assert second.launcher.returncode == 0, output
-    ports = [re.search(r" on 127\.0\.0\.1:(\d+); ", "\n".join(job.seen)) for job in (first, second)]
+    ports = [re.search(r" on 127\.0\.0\.1:(\d+); ", "\n".join(job.shown)) for job in (first, second)]
     assert ports[0].group(1) != ports[1].group(1)
     assert first.launcher.poll() is None
     (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == first.launcher.pid]
@@ -205,12 +206,12 @@ while True: signal.pause()
 """
 
 
-def in_terminal(command: list[str], folder: Path) -> tuple[int, int]:
+def in_terminal(command: list[str], folder: Path, python_path: str) -> tuple[int, int]:
     """Start a command in a session with a terminal of its own; return its pid and the other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        os.environ["PYTHONPATH"] = str(ROOT)
+        os.environ["PYTHONPATH"] = python_path
         os.execv(sys.executable, command)
     return pid, terminal
 
@@ -225,7 +226,9 @@ def await_in(path: Path, text: str) -> None:
 
 @pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize("is_ignored", [False, True])
-def test_a_terminal_that_is_closed(tmp_path: Path, ip_config: Path, is_ignored: bool) -> None:
+def test_a_terminal_that_is_closed(
+    tmp_path: Path, ip_config: Path, light_path: str, is_ignored: bool
+) -> None:
     """SIGHUP lets trainers commit; under nohup the job goes on without its terminal, to its end."""
     waits = "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
     script = waits + "for i in range(5000): print('line', i)" if is_ignored else SAVES
@@ -237,7 +240,7 @@ def test_a_terminal_that_is_closed(tmp_path: Path, ip_config: Path, is_ignored: 
             "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
         )
         command = [sys.executable, "-c", code, *command]
-    pid, terminal = in_terminal(command, tmp_path)
+    pid, terminal = in_terminal(command, tmp_path, light_path)
     reader = threading.Thread(target=drain, args=[terminal], daemon=True)
     reader.start()
     log = tmp_path / "logs" / "trainer-0.log"
@@ -262,11 +265,11 @@ def drain(terminal: int) -> None:
             os.read(terminal, 65536)
 
 
-def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path) -> None:
+def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path, light_path: str) -> None:
     (tmp_path / "script.py").write_text(SERVERS_LEAVE + "for i in range(80000): print('a line, number', i)")
     options = ["--num_trainers", "1", "--log_dir", "logs", "--json", "script.py"]
     command = [sys.executable, "-m", "dglkge.cli.launch", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": light_path}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as job:

@@ -6,14 +6,13 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
-from dglkge.launch import script_runner
 from dglkge.launch.table_storage import segment_names
+from tests import warm
 from tests.launch.conftest import ROOT
 
 if importlib.util.find_spec("dgl") is None:
@@ -27,8 +26,8 @@ ENDLESS = "1000000"
 @pytest.fixture(scope="module")
 def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ring")
+    command = [*warm.python(), str(SCRIPT), "--partition", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script_runner.__file__, str(SCRIPT), "--partition", str(folder)]
     subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.DEVNULL)
     return folder / "ring.json"
 
@@ -45,9 +44,9 @@ def start(launch, part_config: Path):
     before = foreign_segments()
 
     def go(options: list[str], *arguments: str, **environment: str):
-        own = ["--part_config", str(part_config), "--ip_config", "ip_config.txt", *arguments]
+        script_arguments = ["--part_config", str(part_config), "--ip_config", "ip_config.txt", *arguments]
         options = ["--num_trainers", "2", "--part_config", str(part_config), *options]
-        return launch(options, SCRIPT, *own, **environment)
+        return launch(options, SCRIPT, *script_arguments, **environment)
 
     yield go
     assert foreign_segments() == before
@@ -61,7 +60,7 @@ def test_runs_to_its_end(start) -> None:
     for rank in (0, 1):
         assert f"[trainer {rank}] rank {rank} nodes 64 moved True threads 1\n" in output
     assert "[launcher] all processes ended well after " in output
-    assert job.left() == []
+    assert job.processes_in_folder() == []
 
 
 def test_sampler_processes(start, ip_config: Path) -> None:
@@ -73,7 +72,7 @@ def test_sampler_processes(start, ip_config: Path) -> None:
     assert job.launcher.returncode == 0, output
     for rank in (0, 1):
         assert f"[trainer {rank}] rank {rank} sampled 32 of 32\n" in output
-    assert job.left() == []
+    assert job.processes_in_folder() == []
 
 
 @pytest.mark.parametrize("victim", ["server 0", "trainer 1", "launcher"])
@@ -109,4 +108,4 @@ def test_trainer_that_raises(start) -> None:
     assert job.launcher.returncode == 1
     assert "[launcher] trainer 1 (pid " in output
     assert "[launcher]     RuntimeError: rank 1 was asked to fail" in output
-    assert job.left() == []
+    assert job.processes_in_folder() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dglkge.cli.launch import main
 from dglkge.distributed.log_format import JsonFormatter, json_line, parse_line, timestamp
 from dglkge.errors import InputError
 from dglkge.launch.console import as_json, plain_text
+from tests import warm
 from tests.launch.conftest import ROOT
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -31,23 +33,21 @@ if len(sys.argv) > 1: raise ValueError("broken")
 
 
 def records(text: str) -> list[dict[str, str]]:
-    found = [json.loads(line) for line in text.splitlines()]
-    for record in found:
+    lines = [json.loads(line) for line in text.splitlines()]
+    for record in lines:
         assert {"time", "level", "process", "message"} <= set(record), record
         assert TIME.fullmatch(record["time"])
-    return found
+    return lines
 
 
 def test_every_line_of_output_and_logs_is_an_object(launch, tmp_path: Path) -> None:
     job = launch(["--num_trainers", "1", "--log_format", "json", "--log_dir", "logs"], SPEAKS)
     shown = records(job.finish())
     assert job.launcher.returncode == 0, shown
-    of_trainer = [
-        (record["level"], record["message"]) for record in shown if record["process"] == "trainer 0"
-    ]
-    assert of_trainer == [("warning", "two\nlines"), ("info", "said by print")]
-    own = [record["message"] for record in shown if record["process"] == "launcher"]
-    assert own[0].startswith("1 server(s) and 1 trainer(s)") and own[-1].startswith(
+    levels = [(record["level"], record["message"]) for record in shown if record["process"] == "trainer 0"]
+    assert levels == [("warning", "two\nlines"), ("info", "said by print")]
+    messages = [record["message"] for record in shown if record["process"] == "launcher"]
+    assert messages[0].startswith("1 server(s) and 1 trainer(s)") and messages[-1].startswith(
         "all processes ended well"
     )
     log = records((tmp_path / "logs" / "trainer-0.log").read_text())
@@ -55,7 +55,8 @@ def test_every_line_of_output_and_logs_is_an_object(launch, tmp_path: Path) -> N
     assert log[0]["logger"] == "mine" and log[0]["process"] == "trainer 0"
     (hidden,) = records((tmp_path / "logs" / "server-0.log").read_text())
     assert (hidden["level"], hidden["message"]) == ("debug", "Server is exiting...")
-    assert [record["message"] for record in records((tmp_path / "logs" / "launcher.log").read_text())] == own
+    log = records((tmp_path / "logs" / "launcher.log").read_text())
+    assert [record["message"] for record in log] == messages
 
 
 def test_a_failure_is_one_object_of_level_error(launch, tmp_path: Path) -> None:
@@ -86,9 +87,9 @@ def test_a_formatter_keeps_tracebacks_in_one_line() -> None:
     except ValueError:
         record = logger.makeRecord("a.b", logging.ERROR, "f", 1, "failed: %s", ("x",), sys.exc_info())
     line = JsonFormatter("trainer 3").format(record)
-    found = parse_line(line)
-    assert "\n" not in line and found["level"] == "error" and found["time"] == timestamp(record.created)
-    assert found["message"].startswith("failed: x\nTraceback") and found["message"].endswith('é\n"quoted"')
+    fields = parse_line(line)
+    assert "\n" not in line and fields["level"] == "error" and fields["time"] == timestamp(record.created)
+    assert fields["message"].startswith("failed: x\nTraceback") and fields["message"].endswith('é\n"quoted"')
 
 
 def test_what_is_no_such_object_becomes_a_message() -> None:
@@ -114,8 +115,8 @@ def test_a_script_alone_obeys_the_variable() -> None:
     """Without the launcher; other values are refused."""
     code = SPEAKS.replace('os.environ["DGL_ROLE"]', "None")
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT), "DGLKGE_LOG_FORMAT": "json"},
+        [*warm.python(), "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_LOG_FORMAT": "json"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -33,8 +33,8 @@ MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
 
 def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlace | None:
     absent = dict.fromkeys(("node_rank", "nodes", "rendezvous", "address"))
-    given = argparse.Namespace(**{**absent, "has_ip_config": False, **options})
-    return node_place(given, lambda: MACHINES, INTERFACES, environment or {})
+    namespace = argparse.Namespace(**{**absent, "has_ip_config": False, **options})
+    return node_place(namespace, lambda: MACHINES, INTERFACES, environment or {})
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_what_makes_no_sense(options: dict[str, Any], message: str) -> None:
 
 
 def test_hosts_and_ports() -> None:
-    found = [host_and_port(text, 7) for text in ("node1:29460", "fd00::1", "[fd00::1]:5")]
-    assert found == [("node1", 29460), ("fd00::1", 7), ("fd00::1", 5)]
+    places = [host_and_port(text, 7) for text in ("node1:29460", "fd00::1", "[fd00::1]:5")]
+    assert places == [("node1", 29460), ("fd00::1", 7), ("fd00::1", 5)]
     for text in ("", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"):
         with pytest.raises(InputError, match="is no host"):
             host_and_port(text, 1)

@@ -127,10 +127,10 @@ def test_messages() -> None:
         Output(1, b"\xff\n"),
     ]
     stream = b"Welcome\n" + MARK + b"".join(map(encode, messages))
-    decoder, found = Decoder(MARK), []
+    decoder, decoded = Decoder(MARK), []
     for i in range(0, len(stream), 7):
-        found += decoder.feed(stream[i : i + 7])
-    assert found == messages
+        decoded += decoder.feed(stream[i : i + 7])
+    assert decoded == messages
     for stream in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2\0\0\0\0{}", b'\0\0\0\3\0\0\0\0"x"'):
         with pytest.raises(ProtocolError):
             Decoder().feed(stream)
@@ -242,7 +242,7 @@ def test_stop_signals(program: RunningProgram) -> None:
 def test_what_a_lost_launcher_leaves(program: RunningProgram) -> None:
     """Shared memory of the job and its entry go; those of other jobs and programs stay."""
     job, other = new_nonce(), new_nonce()
-    own, foreign, unknown = (
+    ended, foreign, unknown = (
         Path(f"/dev/shm/{name}") for name in (f"dglkge-{job}-0~x", f"dglkge-{other}-0~x", job)
     )
     neighbour = Registration(JobEntry(other))
@@ -250,34 +250,34 @@ def test_what_a_lost_launcher_leaves(program: RunningProgram) -> None:
         program.register(job)
         program.start(WAIT_FOR_EVER)
         program.wait_ready()
-        for path in (own, foreign, unknown):
+        for path in (ended, foreign, unknown):
             path.touch()
         program.lose()
-        assert [path.exists() for path in (own, foreign, unknown)] == [False, True, True]
+        assert [path.exists() for path in (ended, foreign, unknown)] == [False, True, True]
         assert job not in {entry.job for entry in live_jobs()}
     finally:
         neighbour.release()
-        for path in (own, foreign, unknown):
+        for path in (ended, foreign, unknown):
             path.unlink(missing_ok=True)
 
 
 def test_what_a_killed_program_leaves(program: RunningProgram) -> None:
     job = new_nonce()
-    own = Path(f"/dev/shm/dglkge-{job}-0~x")
+    segment = Path(f"/dev/shm/dglkge-{job}-0~x")
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).wait()"
     try:
         program.register(job)
         program.start(code, environment={"DGLKGE_JOB": job})
         (orphan,) = program.wait_ready().children()
-        own.touch()
-        assert own.name not in clean_up("") and own.exists()  # the job lives
+        segment.touch()
+        assert segment.name not in clean_up("") and segment.exists()  # the job lives
         program.program.kill()
         program.program.wait(TIMEOUT_SECONDS)
-        assert own.name in clean_up(job)
+        assert segment.name in clean_up(job)
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
         assert not Path(f"/dev/shm/dglkge-job-{job}.json").exists()
     finally:
-        own.unlink(missing_ok=True)
+        segment.unlink(missing_ok=True)
 
 
 def test_the_next_job_waits_for_one_that_ends(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_silent_launcher(tmp_path: Path) -> None:
 def test_variables_are_compared_by_their_whole_name_and_value() -> None:
     # A process just started often shows no environment yet, one started without any never does.
     child = psutil.Popen(["sleep", "60"], env={**os.environ, "X_Y": "ab"})
-    found = [has_variable(child, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
+    matches = [has_variable(child, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
     child.kill()
     child.wait()
-    assert found == [True, False, False] and not has_variable(child, "X_Y", "ab")
+    assert matches == [True, False, False] and not has_variable(child, "X_Y", "ab")

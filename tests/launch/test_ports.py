@@ -113,10 +113,10 @@ def test_ports_are_chosen_again_within_a_limit_and_not_after_a_signal(tmp_path: 
         ([taken] * 9, ports.MOST_CHOICES),
         ([result(tmp_path, TAKEN, is_interrupted=True)], 1),
     ]:
-        said: list[str] = []
-        left = iter(results)
-        assert with_ports_chosen_again(lambda left=left: next(left), said.append) is results[num_runs - 1]
-        assert said == [
+        reports: list[str] = []
+        run = iter(results).__next__
+        assert with_ports_chosen_again(run, reports.append) is results[num_runs - 1]
+        assert reports == [
             "10.0.0.1:29500 was taken by another program before the job could listen there: "
             "choosing ports again"
         ] * (num_runs - 1)

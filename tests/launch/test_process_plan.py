@@ -111,7 +111,8 @@ def test_conveniences_yield_to_the_users_environment() -> None:
     """What the user exported stays: the plan adds nothing above it; DGL's variables it does set."""
     inherited = {"GLOO_SOCKET_IFNAME": "eth7", "PYTHONUNBUFFERED": "", "RANK": "99"}
     plan = plan_processes(ONE, SETTINGS, 29500, inherited)
-    assert not {"GLOO_SOCKET_IFNAME", "PYTHONUNBUFFERED"} & {key for each in plan for key in each.environment}
+    names = {name for process in plan for name in process.environment}
+    assert not {"GLOO_SOCKET_IFNAME", "PYTHONUNBUFFERED"} & names
     assert plan[-1].environment["RANK"] == "1"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import signal
 import socket
@@ -14,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge import __version__
 from dglkge.distributed.addresses import Machine, is_own_address
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.machine import local_interfaces, machine_addresses, usable_cores
-from dglkge.launch.process_plan import Host, JobSettings
+from dglkge.launch.process_plan import Host, JobSettings, Places
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
@@ -28,6 +30,7 @@ from dglkge.launch.remote.remote_site import (
     planned_host,
 )
 from dglkge.launch.remote.ssh import SshSettings
+from dglkge.launch.remote.synced_site import SyncedSite
 from tests.launch.conftest import ROOT
 
 ADDRESS = "127.0.0.1"
@@ -45,19 +48,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteS
 
 def test_each_attempt_clears_what_the_one_before_has_left(cluster: RemoteSite) -> None:
     """The job is registered from the first attempt on; other programs' segments stay."""
-    own, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
+    segment, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
     foreign.touch()
     try:
         for _ in range(2):
-            own.touch()
+            segment.touch()
             cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-            assert not own.exists()
-        own.touch()
+            assert not segment.exists()
+        segment.touch()
         cluster.clean_up([ADDRESS])
-        assert foreign.exists() and not own.exists()
+        assert foreign.exists() and not segment.exists()
     finally:
         foreign.unlink(missing_ok=True)
-        own.unlink(missing_ok=True)
+        segment.unlink(missing_ok=True)
 
 
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
@@ -74,7 +77,7 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
 
 def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     has_run = threading.Event()
-    seen: queue.Queue[bool] = queue.Queue()
+    outcomes: queue.Queue[bool] = queue.Queue()
 
     def handler(_number: int, _frame: object) -> None:
         has_run.set()
@@ -83,7 +86,7 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     async def work(_address: str) -> None:
         await asyncio.sleep(1)  # the main thread waits by now
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        seen.put(has_run.wait(10))
+        outcomes.put(has_run.wait(10))
 
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -91,7 +94,7 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
             cluster._run_all(work, [ADDRESS])
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen.get(timeout=20)
+    assert outcomes.get(timeout=20)
 
 
 def test_every_problem_has_a_line() -> None:
@@ -118,6 +121,21 @@ def test_other_versions() -> None:
         ("b", "has torch 2.2.1, a has 2.13.0"),
     ]
     assert compare_versions({"a": described(), "b": described()}, "1.0") == compare_versions({}, "1.0") == []
+
+
+def test_a_dry_run_with_sync_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a start does before it sends a file."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("dglkge.launch.remote.remote_site.__version__", "0.1")
+    settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
+    with contextlib.closing(SyncedSite(SshSettings(), sys.executable, str(tmp_path))) as site:
+        hosts = site.connect([Machine(ADDRESS, 1)], None)
+        text = f"1 hosts; nothing was started\n  {ADDRESS}  has dglkge {__version__}, the launcher has 0.1"
+        with pytest.raises(NotReadyError, match=text):
+            site.plan(hosts, settings)
+        with pytest.raises(NotReadyError, match=text):
+            site.send_files(settings.command, None, None, Places(tmp_path, tmp_path / "machine"))
+    assert not (tmp_path / "machine").exists()
 
 
 def test_partition_files() -> None:

@@ -23,7 +23,7 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.remote.connection import Events, RunningProcess
-from dglkge.launch.remote.file_transfer import fetch, send
+from dglkge.launch.remote.file_transfer import copy_files
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.node_place import NodePlace
@@ -118,8 +118,8 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     here.mkdir()
     content = os.urandom(9 << 20)
     (here / "a b").write_bytes(content)
-    assert wait(send(session, str(here), str(there), ["a b"])) == 1
-    assert wait(fetch(session, str(there), str(back))) == 1
+    assert wait(copy_files(session, str(here), str(there), ["a b"])) == 1
+    assert wait(copy_files(session, str(back), str(there))) == 1
     assert (back / "a b").read_bytes() == content
     process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
@@ -209,10 +209,10 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
     """A node runs nothing for a launcher that cannot prove that it knows the secret."""
 
     async def authenticate(sent: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.sendall(sent)
-            reader, writer = await asyncio.open_connection(sock=ours)
+        launcher_end, node_end = socket.socketpair()
+        with node_end:
+            node_end.sendall(sent)
+            reader, writer = await asyncio.open_connection(sock=launcher_end)
             try:
                 await authenticate_launcher(reader, writer, SECRET)
             finally:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.typing import RELATION
+from tests import warm
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import fitting_dim
 from tests.toy_kg import REPOSITORY, toy_dataset
@@ -39,7 +39,7 @@ def segments(dataset: Path, part: int, folder: Path) -> dict[str, int]:
     graph_name = json.loads((dataset / "dataset.json").read_text())["graph_name"]
     ip_config = folder / "ip_config.txt"
     ip_config.write_text("127.0.0.1 30050\n127.0.0.2 30050\n")
-    command = [sys.executable, str(SERVER), str(ip_config)]
+    command = [*warm.python(), str(SERVER), str(ip_config)]
     command += [str(dataset / "partitions" / f"{graph_name}.json"), str(part)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -51,9 +51,9 @@ def segments(dataset: Path, part: int, folder: Path) -> dict[str, int]:
 def test_graph_is_what_a_server_of_dgl_makes(tmp_path: Path, num_parts: int, typed: bool) -> None:
     dataset = toy_dataset(num_parts, typed)
     size = read_dataset_size(dataset).parts[num_parts - 1]
-    found = segments(dataset, num_parts - 1, tmp_path)
+    sizes = segments(dataset, num_parts - 1, tmp_path)
     # so small a graph takes part of a page for each segment: the figure may be off by that much, no more
-    assert abs(sum(found.values()) - shared_memory_need.graph_bytes(size)) <= len(found) * PAGE
+    assert abs(sum(sizes.values()) - shared_memory_need.graph_bytes(size)) <= len(sizes) * PAGE
 
 
 def test_part_sizes_are_those_of_the_files() -> None:
@@ -70,14 +70,14 @@ def test_part_sizes_are_those_of_the_files() -> None:
 def test_row_widths_are_the_models() -> None:
     for score_function, reciprocal in itertools.product(SCORE_FUNCTIONS, (True, False)):
         dim, reciprocal = fitting_dim(score_function, 6), reciprocal or score_function in FORWARD_ONLY
-        chosen = config(
+        settings = config(
             f"model.score_function={score_function}",
             f"model.dimension={dim}",
             f"model.reciprocal_relations={reciprocal}",
         )
         model = build_model(score_function, dim, reciprocal)
         for table in ("entity", RELATION):
-            width = shared_memory_need.row_width(table, chosen)
+            width = shared_memory_need.row_width(table, settings)
             assert width == model.table_width(table), (score_function, reciprocal, table)
 
 
@@ -90,20 +90,20 @@ def test_state_widths_are_the_optimizers() -> None:
 
 def test_bytes_by_hand() -> None:
     part = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
-    chosen = config("model.dimension=8", "optimizer.name=row_adagrad")
-    assert shared_memory_need.table_bytes(part, chosen) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes
-    assert shared_memory_need.state_bytes(part, chosen) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
+    settings = config("model.dimension=8", "optimizer.name=row_adagrad")
+    assert shared_memory_need.table_bytes(part, settings) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes
+    assert shared_memory_need.state_bytes(part, settings) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
     graph = 11 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
     assert shared_memory_need.graph_bytes(part) == graph
-    assert shared_memory_need.shared_memory_bytes(part, chosen) == 11 * PAGE + graph
+    assert shared_memory_need.shared_memory_bytes(part, settings) == 11 * PAGE + graph
     # Source and number of an edge and the start of a node's edges stay where tables are files.
     assert shared_memory_need.structure_bytes(part) == 11 * 16 + 1010 * 8 + 4 * PAGE
 
 
 def test_each_machine_has_its_own_figure() -> None:
     dataset = toy_dataset(2)
-    chosen = load_config(None, ["model.dimension=4096", f"dataset={dataset}"])
-    needs = machine_needs(chosen, Places(Path("/"), Path("/")), 2, 1, 1)
+    settings = load_config(None, ["model.dimension=4096", f"dataset={dataset}"])
+    needs = machine_needs(settings, Places(Path("/"), Path("/")), 2, 1, 1)
     rows = [sum(part.num_rows.values()) for part in read_dataset_size(dataset).parts]
     for need, num_rows in zip(needs, rows, strict=True):
         # A relation's row is two.

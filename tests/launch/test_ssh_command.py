@@ -66,9 +66,9 @@ def test_program_that_never_comes() -> None:
 def test_forwarded_variables() -> None:
     """What changes how Python, DGL and torch compute; not what belongs to this session, and no secrets."""
     forwarded = "PATH PYTHONHASHSEED LD_PRELOAD OMP_NUM_THREADS DGLBACKEND GLOO_SOCKET_IFNAME".split()
-    others = "HOME USER SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY RANK DISPLAY DGLKGE_SECRET".split()
-    found = forwarded_environment(dict.fromkeys([*forwarded, *others], "/x'y $z"))
-    assert found == dict.fromkeys(forwarded, "/x'y $z")
+    private = "HOME USER SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY RANK DISPLAY DGLKGE_SECRET".split()
+    variables = forwarded_environment(dict.fromkeys([*forwarded, *private], "/x'y $z"))
+    assert variables == dict.fromkeys(forwarded, "/x'y $z")
     # Processes elsewhere start in other folders; an empty entry stays what it was.
-    found = forwarded_environment({"PYTHONPATH": f".{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."})
-    assert found == {"PYTHONPATH": f"{os.getcwd()}{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."}
+    variables = forwarded_environment({"PYTHONPATH": f".{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."})
+    assert variables == {"PYTHONPATH": f"{os.getcwd()}{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."}

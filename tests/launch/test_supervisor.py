@@ -251,7 +251,7 @@ while True: signal.pause()
 @pytest.mark.usefixtures("in_foreground")
 def test_signals_end_the_job(run, number: int, code: str, status: int, end: str) -> None:
     """They go to the trainers; the servers, which save nothing, are killed after these have ended."""
-    handlers = [signal.getsignal(each) for each in STOP_SIGNALS]
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     saves = "saved" in code
     job = run([code], [code], LONG if saves else SHORT, [number])
     name, limit = signal.Signals(number).name, 20 if saves else 0.5
@@ -263,7 +263,7 @@ def test_signals_end_the_job(run, number: int, code: str, status: int, end: str)
     lines = [line for line in job.out.getvalue().splitlines() if "saved" in line]
     assert lines == ["[trainer 0] saved at SIGTERM"] * saves
     assert job.result.processes[0].status == -signal.SIGKILL
-    assert [signal.getsignal(each) for each in STOP_SIGNALS] == handlers
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
 
 
 @pytest.mark.parametrize(

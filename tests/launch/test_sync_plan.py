@@ -44,8 +44,8 @@ def here(tmp_path: Path) -> Path:
 
 
 def names(files: dict[tuple[str, str], list[str]]) -> list[str]:
-    (found,) = files.values()
-    return sorted(found)
+    (names,) = files.values()
+    return sorted(names)
 
 
 @pytest.mark.parametrize("part_id", [0, 1, 10])
@@ -53,9 +53,9 @@ def test_own_partition_only(here: Path, part_id: int) -> None:
     config = load_config(None, ["dataset=data"])
     command = ["jobs/train.py", "--config=my.yaml"]
     trees = plan_sync(command, config, None, Places(here, Path("/work")), part_id)
-    own = f"partitions/part{part_id}/edges.npy"
-    wanted = [f"data/{name}" for name in DATASET if "/edges.npy" not in name or name == own]
-    assert names(trees) == sorted(["jobs/helper.py", "jobs/train.py", "my.yaml", *wanted])
+    edges = f"partitions/part{part_id}/edges.npy"
+    expected = [f"data/{name}" for name in DATASET if "/edges.npy" not in name or name == edges]
+    assert names(trees) == sorted(["jobs/helper.py", "jobs/train.py", "my.yaml", *expected])
     assert list(trees) == [(str(here), "/work")]
 
 

@@ -109,11 +109,11 @@ def test_room_beside_other_jobs(tmp_path: Path) -> None:
 def test_segments_that_are_removed(tmp_path: Path) -> None:
     """Those of ended jobs, and of the job that is named; those of live jobs and of other programs stay."""
     job, ended, live = new_nonce(), new_nonce(), new_nonce()
-    names = [f"dglkge-{each}-0~x-kvdata-" for each in (job, ended, live)]
+    names = [f"dglkge-{name}-0~x-kvdata-" for name in (job, ended, live)]
     for name in (*names, "ring_node_meta"):
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(names[0])
-    entries = [Registration(JobEntry(each), str(tmp_path)) for each in (job, live)]
+    entries = [Registration(JobEntry(name), str(tmp_path)) for name in (job, live)]
     try:
         assert remove_segments(folder=str(tmp_path)) == [names[1]]
         assert remove_segments(job, str(tmp_path)) == [names[0]]

@@ -13,17 +13,9 @@ from dglkge.data.text_format import Columns
 from dglkge.errors import InputError
 from dglkge.partition import rows
 from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_triples
-from dglkge.partition.options import Options, parse_memory
+from dglkge.partition.options import Options
 from dglkge.partition.readers import files
 from dglkge.partition.rows import CollectedRows, distinct_below, pieces
-
-
-def test_sizes() -> None:
-    texts = ["64MB", "1.5 GiB", "900000000", "2gb"]
-    assert [parse_memory(text) for text in texts] == [64_000_000, 3 << 29, 900_000_000, 2 * 10**9]
-    for text in ("", "GB", "-1GB", "2XB", "two", "1e9", "2,5GB", "2GB RAM"):
-        with pytest.raises(InputError, match=r"--max-memory is .*, expected bytes with KB, .* e.g. 2GB"):
-            parse_memory(text)
 
 
 def test_metis_is_refused_where_it_does_not_fit() -> None:

@@ -114,7 +114,7 @@ run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1,
 CHILD = """
 import sys, time
 sys.path.insert(0, {root!r})
-from dglkge.partition.run_build import end_with_parent
+from dglkge.distributed.preemption import end_with_parent
 end_with_parent(int(sys.argv[2]))
 print("ready", flush=True)
 time.sleep(99)

@@ -6,8 +6,7 @@ import pytest
 
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import PartSize
-from dglkge.errors import InputError
-from dglkge.planning.epoch import parse_bytes, plan_ranges, propose_ranges, range_budget
+from dglkge.planning.epoch import plan_ranges, propose_ranges, range_budget
 from dglkge.planning.memory import PlannedHost
 from dglkge.typing import RELATION
 
@@ -72,11 +71,3 @@ def test_the_budget_is_what_other_items_leave() -> None:
     host = PlannedHost(0, memory, 0, 70, 0, 0)
     assert range_budget(host, 500) == 400
     assert range_budget(host, 50) == 0
-
-
-def test_sizes() -> None:
-    sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kb": 1536, "77": 77, "2T": 2 << 40}
-    assert {text: parse_bytes(text) for text in sizes} == sizes
-    for text in ("", "G", "0", "-1G", "4X", "1e3"):
-        with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
-            parse_bytes(text)

@@ -169,14 +169,14 @@ class ChildProgram:
             command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
             program_there = [python, "-m", "dglkge.launch.node_program"]
             first = json.dumps([program_there, dict(environment)]).encode() + b"\n"
-        self.socket, theirs = socket.socketpair()
+        self.socket, child_socket = socket.socketpair()
         try:
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
                 command,
                 env=variables,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=child_socket.fileno(),
+                stdout=child_socket.fileno(),
                 stderr=self._errors,
                 start_new_session=True,
             )
@@ -191,7 +191,7 @@ class ChildProgram:
                 words += f"{error.strerror}; install OpenSSH's client"
             raise NotReadyError(words) from None
         finally:
-            theirs.close()
+            child_socket.close()
         with contextlib.suppress(OSError):
             self.socket.sendall(first)
 

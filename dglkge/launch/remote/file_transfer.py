@@ -79,8 +79,8 @@ def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileStat
         If a named file is absent.
     """
     if names is None:
-        found = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
-        return [state for name in found if (state := file_state(folder, name)) is not None]
+        finished = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
+        return [state for name in finished if (state := file_state(folder, name)) is not None]
     states = []
     for name in names:
         if (state := file_state(folder, name)) is None:
@@ -190,26 +190,29 @@ TASKS: dict[str, Callable[..., Any]] = {
 """Work on the files of one machine, by its node program or in the launcher."""
 
 
-async def send(session: NodeConnection, here: str, there: str, names: Sequence[str]) -> int:
-    """Copy files of a folder to one on a machine, except those that it has already.
+async def copy_files(
+    session: NodeConnection, here: str, there: str, names: Sequence[str] | None = None
+) -> int:
+    """Copy files between a local folder and one on a machine, except those that are there already.
 
-    Of a link the file that it leads to is copied. Returns the number of files that were copied. Raises
-    InputError if the machine cannot be reached or cannot take them.
+    Parameters
+    ----------
+    session : NodeConnection
+    here, there : str
+    names : sequence of str or None
+        Files to copy to the machine; of a link the file that it leads to. None: all finished files of the
+        machine's folder are copied from there.
+
+    Returns
+    -------
+    int
+        Number of files that were copied.
+
+    Raises
+    ------
+    InputError
+        If the machine cannot be reached, or a file cannot be read or written.
     """
-    return await _copy(session, here, there, names)
-
-
-async def fetch(session: NodeConnection, there: str, here: str) -> int:
-    """Copy the finished files of a machine's folder to a local one, except those that it has already.
-
-    Returns the number of files that were copied. Raises InputError if the machine cannot be reached, or a
-    file cannot be written here.
-    """
-    return await _copy(session, here, there, None)
-
-
-async def _copy(session: NodeConnection, here: str, there: str, names: Sequence[str] | None) -> int:
-    """Copy named files to a machine, or all finished ones from it; return their number."""
     if session.is_here and os.path.realpath(here) == os.path.realpath(there):
         return 0  # one folder, whose files would be replaced by themselves
 

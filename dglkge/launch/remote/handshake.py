@@ -82,9 +82,9 @@ async def authenticate_node(
     Raises RefusedError if it does not know the secret, which it has been told; EOFError or OSError if the
     connection is lost.
     """
-    ours = secrets.token_bytes(RANDOM_BYTES)
-    writer.write(GREETING + ours)
-    random_numbers = ours + await reader.readexactly(RANDOM_BYTES)
+    random_number = secrets.token_bytes(RANDOM_BYTES)
+    writer.write(GREETING + random_number)
+    random_numbers = random_number + await reader.readexactly(RANDOM_BYTES)
     proof = await reader.readexactly(PROOF_BYTES)
     is_right = hmac.compare_digest(proof, _proof(secret, b"node", random_numbers))
     writer.write(_proof(secret, b"launcher", random_numbers) if is_right else bytes(PROOF_BYTES))
@@ -100,9 +100,9 @@ async def authenticate_launcher(
     greeting = await reader.readexactly(len(GREETING))
     if greeting != GREETING:
         raise RefusedError(f"it is no dglkge-launch of this version (greeting {greeting!r})")
-    ours = secrets.token_bytes(RANDOM_BYTES)
-    random_numbers = await reader.readexactly(RANDOM_BYTES) + ours
-    writer.write(ours + _proof(secret, b"node", random_numbers))
+    random_number = secrets.token_bytes(RANDOM_BYTES)
+    random_numbers = await reader.readexactly(RANDOM_BYTES) + random_number
+    writer.write(random_number + _proof(secret, b"node", random_numbers))
     proof = await reader.readexactly(PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"launcher", random_numbers)):
         raise RefusedError(WRONG_SECRET)

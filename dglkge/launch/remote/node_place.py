@@ -63,16 +63,16 @@ def node_place(
     """
     num_nodes, address = options.nodes, options.address
     if options.node_rank is None:
-        given = {"--nodes": num_nodes, "--rendezvous": options.rendezvous, "--address": address}
-        alone = [name for name, value in given.items() if value is not None]
+        node_options = {"--nodes": num_nodes, "--rendezvous": options.rendezvous, "--address": address}
+        alone = [name for name, value in node_options.items() if value is not None]
         if alone:
             raise InputError(f"{alone[0]} needs --node_rank K (or auto): it is for jobs without SSH")
         return None
     if num_nodes is not None and options.has_ip_config:
         raise InputError("--nodes and --ip_config exclude each other: the file's lines are the nodes")
     rank = options.node_rank
-    found = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
-    count = num_nodes if num_nodes is not None or options.has_ip_config else found.num_nodes
+    scheduled = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
+    count = num_nodes if num_nodes is not None or options.has_ip_config else scheduled.num_nodes
     is_listed, host, port = count is None, None, DEFAULT_PORT
     if options.rendezvous is not None:
         host, port = host_and_port(options.rendezvous, DEFAULT_PORT)
@@ -81,16 +81,16 @@ def node_place(
         count, host = len(machines), host or machines[0].address
         if address is not None:
             raise InputError("--address and ip_config.txt exclude each other: line K has node K's address")
-    host = host or found.first_host
+    host = host or scheduled.first_host
     if host is None:
         if count > 1:
             raise InputError("--nodes needs --rendezvous host:port, where the nodes reach node 0")
         host = "127.0.0.1"
-    if found.rank >= count:
-        raise InputError(f"--node_rank {found.rank} of {count} nodes; allowed are 0 to {count - 1}")
+    if scheduled.rank >= count:
+        raise InputError(f"--node_rank {scheduled.rank} of {count} nodes; allowed are 0 to {count - 1}")
     if address is not None:
         address = _find_address(address, interfaces)
-    return NodePlace(found.rank, count, host, port, address, is_listed)
+    return NodePlace(scheduled.rank, count, host, port, address, is_listed)
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
@@ -106,24 +106,26 @@ def host_and_port(text: str, default_port: int) -> tuple[str, int]:
     return host, int(port)
 
 
-def _find_address(given: str, interfaces: Mapping[str, str]) -> str:
+def _find_address(text: str, interfaces: Mapping[str, str]) -> str:
     """Return the IPv4 address for ``--address``, an address or the name of an interface."""
-    found = [address for address, name in interfaces.items() if name == given]
-    if len(found) > 1:
-        raise InputError(f"--address {given} has {len(found)} IPv4 addresses; give one of {', '.join(found)}")
-    if found:
-        return found[0]
+    addresses = [address for address, name in interfaces.items() if name == text]
+    if len(addresses) > 1:
+        raise InputError(
+            f"--address {text} has {len(addresses)} IPv4 addresses; give one of {', '.join(addresses)}"
+        )
+    if addresses:
+        return addresses[0]
     try:
-        parsed = ipaddress.IPv4Address(given)
+        parsed = ipaddress.IPv4Address(text)
     except ValueError:
         known = ", ".join(f"{name} {address}" for address, name in interfaces.items())
         raise InputError(
-            f"--address {given!r} is neither an IPv4 address (DGL's sockets are IPv4 only) nor an interface "
+            f"--address {text!r} is neither an IPv4 address (DGL's sockets are IPv4 only) nor an interface "
             f"of this machine that has one; it has {known}"
         ) from None
     if parsed.is_unspecified or parsed.is_multicast or parsed.is_loopback:
-        raise InputError(f"--address {given} is no address at which other machines reach this one")
-    return given
+        raise InputError(f"--address {text} is no address at which other machines reach this one")
+    return text
 
 
 @dataclass(frozen=True)

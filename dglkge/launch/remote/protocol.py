@@ -65,10 +65,10 @@ class Reply:
     is_input: bool = True
     data: bytes = b""
 
-    def check(self, of_input: type[DglkgeError], other: type[DglkgeError]) -> None:
+    def check(self, input_kind: type[DglkgeError], other_kind: type[DglkgeError]) -> None:
         """Raise the error, of one of two kinds, if there is any."""
         if self.error is not None:
-            raise (of_input if self.is_input else other)(self.error)
+            raise (input_kind if self.is_input else other_kind)(self.error)
 
 
 @dataclass(frozen=True)

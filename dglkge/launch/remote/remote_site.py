@@ -48,12 +48,12 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
         versions = described[address]["versions"]
         # dglkge is compared with the launcher's, which plans the job; the others with the first machine's.
         reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
-        for name, wanted in reference.items():
-            whose = "the launcher" if name == "dglkge" else addresses[0]
+        for name, version in reference.items():
+            owner = "the launcher" if name == "dglkge" else addresses[0]
             if versions.get(name) is None:
                 problems.append((address, f"has no {name}"))
-            elif wanted is not None and versions[name] != wanted:
-                problems.append((address, f"has {name} {versions[name]}, {whose} has {wanted}"))
+            elif version is not None and versions[name] != version:
+                problems.append((address, f"has {name} {versions[name]}, {owner} has {version}"))
     return problems
 
 
@@ -127,8 +127,9 @@ class RemoteSite:
         Sessions with other machines are closed. The entry registers the job on each machine, and removes
         segments of ended jobs and attempts; None: a dry run.
 
-        Returns the machines that replied; :meth:`check` raises the problems of the others. Raises InputError
-        if a name has no address or two have the same, or a loopback address is among several.
+        Returns the machines that replied; the next step raises the problems of the others, and versions that
+        differ. Raises InputError if a name has no address or two have the same, or a loopback address is
+        among several.
         """
         addresses = self.addresses = machine_addresses(machines)
         can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
@@ -136,7 +137,7 @@ class RemoteSite:
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
         sessions = self._sessions.items()
-        self._close([name for name, each in sessions if name not in names or not each.is_alive])
+        self._close([name for name, session in sessions if name not in names or not session.is_alive])
         for address in addresses:
             if address not in self._sessions:
                 try:
@@ -149,6 +150,8 @@ class RemoteSite:
         self._described = self._call_all(
             {address: {} for address in addresses if address in self._sessions}, "describe"
         )
+        differences = compare_versions(self._described, __version__)
+        self._problems += [(address, NotReadyError(text)) for address, text in differences]
         if entry is not None:
             self._job = entry.job
             self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
@@ -163,8 +166,8 @@ class RemoteSite:
         machine_of = dict(zip(self.addresses, machines))
         without = [host.address for host in hosts if not machine_of[host.address].has_port]
         questions = {address: {"address": address, "num_servers": num_servers} for address in without}
-        found = self._call_all(questions, "choose_server_ports")
-        return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
+        ports = self._call_all(questions, "choose_server_ports")
+        return [dataclasses.replace(host, port=ports.get(host.address, host.port)) for host in hosts]
 
     def check(
         self,
@@ -179,35 +182,28 @@ class RemoteSite:
         Raises NotReadyError with every problem of every machine, a line for each.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
-        questions = {
-            host.address: {
+        questions = {}
+        for host in hosts:
+            machine = self.addresses.index(host.address)
+            # A script on this machine alone looks at its own part itself.
+            part_id = None if self._is_alone else machine
+            questions[host.address] = {
                 "servers": (host.address, host.port, settings.num_servers),
                 "folder": self._folder,
                 "script": script,
-                "partition": self._partition_of(host, partition_file),
+                "partition": partition_file and (partition_file, part_id, len(self.addresses)),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
-                "needs": dataclasses.asdict(needs[self.addresses.index(host.address)]),
+                "needs": dataclasses.asdict(needs[machine]),
             }
-            for host in hosts
-        }
-        found = self._checked = self._call_all(questions, "check")
-        for address, answer in found.items():
+        answers = self._checked = self._call_all(questions, "check")
+        for address, answer in answers.items():
             for text, is_input in answer["problems"]:
                 self._problems.append((address, (InputError if is_input else NotReadyError)(text)))
-        prints = {address: answer["fingerprint"] for address, answer in found.items()}
-        differences = compare_versions(self._described, __version__) + compare_fingerprints(prints)
-        self._problems += [(address, NotReadyError(text)) for address, text in differences]
+        prints = {address: answer["fingerprint"] for address, answer in answers.items()}
+        self._problems += [(address, NotReadyError(text)) for address, text in compare_fingerprints(prints)]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
         self._raise_problems()
-
-    def _partition_of(self, host: Host, path: str | None) -> tuple[str, int | None, int] | None:
-        """Return what a machine checks of its partition; see ``machine.check_machine``."""
-        if path is None:
-            return None
-        # A script on this machine alone looks at its own part itself.
-        part_id = None if self._is_alone else self.addresses.index(host.address)
-        return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job, with a rendezvous port that is free on the first machine now."""
@@ -248,8 +244,12 @@ class RemoteSite:
         """Let every machine import what those of its processes need that run a script."""
         for address, described in self._described.items():
             runner = tuple(described["runner"])
-            own = [process for process in plan if process.address == address]
-            if planned := [process for process in own if process.command[: len(runner)] == runner]:
+            planned = [
+                process
+                for process in plan
+                if process.address == address and process.command[: len(runner)] == runner
+            ]
+            if planned:
                 wait(self._sessions[address].prepare(planned, self._folder))
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:

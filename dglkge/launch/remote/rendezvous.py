@@ -75,7 +75,7 @@ class Rendezvous:
         self._report = report
         self._nodes: dict[int, NodeConnection] = {}
 
-        self._left: dict[int, str] = {}
+        self._why_lost: dict[int, str] = {}
         self._refused: dict[str, str] = {}
         self._num_handshakes = 0
         self._has_ended = False
@@ -99,8 +99,8 @@ class Rendezvous:
             return machines
         nodes = [node for _, node in sorted(self._nodes.items())]
         sockets = [self._listener, *(node.stream.writer.get_extra_info("socket") for node in nodes)]
-        own = self._place.address or own_address(sockets)
-        return [Machine(each, has_port=False) for each in (own, *(node.address for node in nodes))]
+        addresses = [self._place.address or own_address(sockets), *(node.address for node in nodes)]
+        return [Machine(address, has_port=False) for address in addresses]
 
     async def await_nodes(self) -> None:
         """Wait until all nodes are connected; the NotReadyError names the missing, connected and refused."""
@@ -119,7 +119,7 @@ class Rendezvous:
         """Return the connection of a node; raises NotReadyError if it is not connected at present."""
         node = self._nodes.get(rank)
         if node is None:
-            why = self._left.get(rank, "it has not connected")
+            why = self._why_lost.get(rank, "it has not connected")
             raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
         return node
 
@@ -131,7 +131,7 @@ class Rendezvous:
 
         async def tell() -> None:
             deadline = time.monotonic() + END_SECONDS
-            while len({*self._nodes, *self._left}) < self.num_nodes - 1 and time.monotonic() < deadline:
+            while len({*self._nodes, *self._why_lost}) < self.num_nodes - 1 and time.monotonic() < deadline:
                 await asyncio.sleep(POLL_SECONDS)
             self._has_ended = True  # before a node is told and leaves
             for node in self._nodes.values():
@@ -155,7 +155,9 @@ class Rendezvous:
         came = ["0", *(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))]
         words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
         words += f" within {self._seconds:g} s (--rendezvous_seconds); connected: {', '.join(came)}"
-        words += "".join(f"; node {rank}: {self._left[rank]}" for rank in missing if rank in self._left)
+        words += "".join(
+            f"; node {rank}: {self._why_lost[rank]}" for rank in missing if rank in self._why_lost
+        )
         return words + "".join(f"; refused {address}: {why}" for address, why in self._refused.items())
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +219,7 @@ class Rendezvous:
 
     def _lose(self, rank: int, address: str, why: str) -> None:
         """Remove a node whose connection has ended."""
-        self._left[rank] = why
+        self._why_lost[rank] = why
         del self._nodes[rank]
         if not self._has_ended:
             self._report(f"node {rank} ({address}) is lost: {why}")
@@ -225,9 +227,9 @@ class Rendezvous:
 
 def own_address(sockets: Sequence[socket.socket]) -> str:
     """Return the IPv4 address of this machine at one end of a socket, which other nodes reach."""
-    for each in sockets:
+    for endpoint in sockets:
         with contextlib.suppress(OSError, ValueError):
-            address = ipaddress.ip_address(each.getsockname()[0].removeprefix("::ffff:"))
+            address = ipaddress.ip_address(endpoint.getsockname()[0].removeprefix("::ffff:"))
             if address.version == 4 and not address.is_unspecified and not address.is_loopback:
                 return str(address)
     raise InputError("the IPv4 address of this node is not known, which DGL needs: give it with --address")

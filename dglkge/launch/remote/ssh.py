@@ -71,7 +71,7 @@ class SshSettings:
 def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
     """Return the command that runs some words on another machine, each quoted for the shell there."""
     # BatchMode: ssh must fail and not ask for a password, which no user could enter.
-    ours = {
+    defaults = {
         "BatchMode": "yes",
         "ConnectTimeout": CONNECT_SECONDS,
         "ServerAliveInterval": ALIVE_SECONDS,
@@ -83,7 +83,7 @@ def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> li
     }
     command = ["ssh", "-T", "-x"]
     # ssh uses the first value of a repeated option
-    for option in (*settings.options, *(f"{key}={value}" for key, value in ours.items())):
+    for option in (*settings.options, *(f"{key}={value}" for key, value in defaults.items())):
         command += ["-o", option]
     if settings.identity_file is not None:
         command += ["-i", settings.identity_file]

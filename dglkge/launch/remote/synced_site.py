@@ -19,7 +19,7 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import fetch, file_names, send
+from dglkge.launch.remote.file_transfer import copy_files, file_names
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.run_store import RunFolder
 
@@ -55,8 +55,8 @@ def dataset_files(folder: Path, part_id: int) -> list[str]:
     names = []
     for name in file_names(str(folder), follow_links=True):
         parts = Path(name).parts
-        of_part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
-        if of_part in (None, part_id):
+        part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
+        if part in (None, part_id):
             names.append(name)
     return names
 
@@ -126,7 +126,7 @@ class SyncedSite(RemoteSite):
             await session.call("place_folder", folder=str(places.workspace))
             files = await in_thread(plan_sync, command, config, part_config, places, part_id)
             for (here, there), names in files.items():
-                await send(session, here, there, names)
+                await copy_files(session, here, there, names)
 
         self._run_all(work)
         self._raise_problems()
@@ -160,7 +160,7 @@ class SyncedSite(RemoteSite):
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
         there = str(places.on_machines(log_dir))
-        self._run_all(lambda address: fetch(self._sessions[address], there, str(log_dir)))
+        self._run_all(lambda address: copy_files(self._sessions[address], str(log_dir), there))
         self._raise_problems("their files are still there")
 
     def close(self) -> None:
