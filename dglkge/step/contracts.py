@@ -67,7 +67,7 @@ class Rows(Protocol):
     def leaf(self, places: Places) -> Tensor:
         """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
 
-    def found(self, places: Places) -> FoundRows:
+    def in_place(self, places: Places) -> FoundRows:
         """Return the addresses of rows in the host's memory, without a copy."""
 
     def gradients(self, places: Places) -> Tensor:

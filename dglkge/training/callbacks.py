@@ -376,10 +376,10 @@ def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     >>> flat_settings({"seed": 0, "model": {"dimension": 8}, "imports": ["a"]})
     {'seed': 0, 'model.dimension': 8, 'imports': '["a"]'}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            found.update(flat_settings(value, f"{prefix}{key}."))
+            flat.update(flat_settings(value, f"{prefix}{key}."))
         else:
-            found[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return found
+            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
+    return flat

@@ -60,7 +60,7 @@ def evict(path: Path) -> None:
 def two_mappings(file: Path) -> tuple[torch.Tensor, torch.Tensor, MappedRows, MappedRows]:
     """Map a file twice, which is to the kernel as by two processes, the first of which is the leader."""
     rows = mapped(file), mapped(file)
-    leader, other = (MappedRows.of_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
+    leader, other = (MappedRows.from_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
     assert leader is not None and other is not None
     return *rows, leader, other
 
@@ -76,7 +76,7 @@ def test_a_range_is_read_ahead_and_pushed_out_with_its_numbers(file: Path) -> No
     if resident(rows, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
     quarter = NUM_ROWS // 4
-    pages = MappedRows.of_tensor(rows, 4, drops=True)
+    pages = MappedRows.from_tensor(rows, 4, drops=True)
     assert pages is not None
     advise(pages, "read_ahead", 1)
     # The kernel reads asynchronously; touching the rows waits for it.
@@ -165,7 +165,7 @@ def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path)
     evict(file)
     rows = mapped(file)
     half = NUM_ROWS // 2
-    pages = MappedRows.of_tensor(rows, 2)
+    pages = MappedRows.from_tensor(rows, 2)
     assert pages is not None
     address, num_bytes = pages.pieces(1)[0]
     if not pages.map_ahead(address, num_bytes):
@@ -191,7 +191,7 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
     array = np.memmap(file, np.float32, mode="r", shape=(NUM_ROWS, DIM))
     expected = array[::1000].copy()
     rows = mapped(file)
-    pages = MappedRows.of_array(array, drops=True)
+    pages = MappedRows.from_array(array, drops=True)
     assert pages is not None
     assert array.sum() > 0 and resident(rows, 0, NUM_ROWS) == 1.0
     for address, num_bytes in pages.pieces_between(4096, 8192):
@@ -200,7 +200,7 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
     assert resident(rows, 4096, 8192) < 0.1
     assert resident(rows, 0, 4096) == resident(rows, 8192, NUM_ROWS) == 1.0
     np.testing.assert_array_equal(array[::1000], expected)
-    assert MappedRows.of_array(np.zeros((4, 4))) is None
+    assert MappedRows.from_array(np.zeros((4, 4))) is None
 
 
 def test_memory_and_private_mappings_are_left_alone(file: Path) -> None:
@@ -208,9 +208,9 @@ def test_memory_and_private_mappings_are_left_alone(file: Path) -> None:
     rows[0, 0] = 5
     found = find_mapped_file(rows.data_ptr())
     assert found is None or not found.is_shared
-    assert MappedRows.of_tensor(rows, 4, drops=True) is None
+    assert MappedRows.from_tensor(rows, 4, drops=True) is None
     for memory in (torch.zeros(100, 8), torch.zeros(0, 8), torch.zeros(8, 100).T):
-        assert MappedRows.of_tensor(memory, 2) is None
+        assert MappedRows.from_tensor(memory, 2) is None
     assert find_mapped_file(0) is None
 
 
@@ -239,7 +239,7 @@ def test_shared_memory_is_no_disk() -> None:
         found = find_mapped_file(rows.data_ptr())
         assert found is not None and found.path == str(path) and found.offset == 0
         assert not is_on_disk(str(path))
-        assert MappedRows.of_tensor(rows.view(-1, 8), 2) is None
+        assert MappedRows.from_tensor(rows.view(-1, 8), 2) is None
     finally:
         path.unlink()
 

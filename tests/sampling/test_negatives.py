@@ -284,4 +284,4 @@ def test_masks_are_those_of_looking_at_every_triple(triples, queries, negatives,
     scores = np.ones((len(queries), len(negatives)), np.float32)
     found.overwrite(scores, np.float32(-5))
     assert (scores == np.where(expected.reshape(scores.shape), -5, 1)).all()
-    assert found.own.tolist() == [is_known(anchor, relation, anchor) for anchor, relation in queries]
+    assert found.is_own_known.tolist() == [is_known(anchor, relation, anchor) for anchor, relation in queries]

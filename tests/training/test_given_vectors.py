@@ -134,7 +134,7 @@ def test_entities_whose_names_a_text_makes_equal_share_a_vector() -> None:
     file: Any = SimpleNamespace(place=lambda number: f"f:{number}")
     matches.add(5, "a_b", file)
     matches.add(6, "d", file)
-    assert [part.tolist() for part in matches.found()] == [[5, 5], [0, 2]]
+    assert [part.tolist() for part in matches.matched()] == [[5, 5], [0, 2]]
     with pytest.raises(InputError, match="f:9: the name 'a_b' stands at f:5 already; allowed is once"):
         matches.add(9, "a_b", file)
 

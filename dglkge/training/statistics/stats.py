@@ -75,13 +75,13 @@ class ProcessUsage:
     def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
         """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
         world = self.world
-        found = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
-        found[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
+        usage = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
+        usage[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
         for number, pid in self._servers.items():
             row = world.world_size + number
-            if row < len(found):
-                found[row, :2] = memory_of(pid, self.proc)
-        return found
+            if row < len(usage):
+                usage[row, :2] = memory_of(pid, self.proc)
+        return usage
 
     def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
         """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
@@ -211,13 +211,13 @@ class Statistics:
 
     def sums_of(self, batches_done: int) -> Sums:
         """Return the sums of this trainer's last batch; 0 if the script did not train it."""
-        last, of_last = self._open
-        return of_last if last == batches_done else np.zeros(NUM_SUMS)
+        last, sums = self._open
+        return sums if last == batches_done else np.zeros(NUM_SUMS)
 
     def _done_recently(self) -> Sums:
-        last, of_last = self._open
+        last, sums = self._open
         # A commit inside the loop's body comes before the open batch counts as done.
-        return self._recent - of_last if last > self._position.batches_done else self._recent.copy()
+        return self._recent - sums if last > self._position.batches_done else self._recent.copy()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums inside of an epoch; empty elsewhere. A collective."""
