@@ -56,7 +56,7 @@ def assert_agreement(folder: Path, case: str) -> None:
     """Train both ways and compare losses, MRR and tables."""
     plain = trained(folder, "reference", *case.split())
     assert isinstance(plain[2], AutogradLoss)
-    assert_same(trained(folder, "auto", *case.split()), plain, 1e-3, 1e-4, of_losses=1e-4)
+    assert_same(trained(folder, "auto", *case.split()), plain, 1e-3, 1e-4, loss_rtol=1e-4)
 
 
 def test_auto_takes_the_compiled_step(tmp_path: Path) -> None:

@@ -421,10 +421,12 @@ def test_each_row_is_refused_by_its_message(section: str) -> None:
 
 def test_every_row_of_the_table_has_a_case() -> None:
     sections = [rows_of(text) for text in REFUSED.values()]
-    problems = [one for rows in sections for settings, _ in rows for one in refusal(settings, World())]
+    cases = [settings for rows in sections for settings, _ in rows]
+    problems = [problem for settings in cases for problem in refusal(settings, World())]
     for row in ROWS:
         if row.conditions[0].key != MACHINES:
-            assert [one for one in problems if one.startswith(f"{row.field} is ") and row.reason in one], row
+            begin = f"{row.field} is "
+            assert any(text.startswith(begin) and row.reason in text for text in problems), row
 
 
 def test_neighbours_of_refused_settings_are_taken() -> None:
@@ -460,7 +462,8 @@ def forbidden(*arguments: Any, **options: Any) -> None:
 
 def plan_error(folder: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> str:
     (folder / "config.yaml").write_text("seed: 1\n")
-    words = ["plan", str(folder / "config.yaml"), *(word for one in settings for word in ("--set", one))]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    words = ["plan", str(folder / "config.yaml"), *sets]
     assert main(words) == 2
     return capsys.readouterr().err
 
