@@ -129,9 +129,6 @@ class DeviceTables:
         """Set the function that is called with the name of each phase of a step as it begins."""
         self._enter = enter
 
-    def finish(self) -> None:
-        """Do nothing: no step runs in the background."""
-
     def load(self) -> None:
         """Read this trainer's rows and state from shared memory, where all trainers must have written."""
         for shard in self._shards.values():

@@ -98,11 +98,6 @@ class RowExchange:
         self._sorted, self._spare_sorted = Scratch(), Scratch()
         self.sent_bytes = 0
 
-    @property
-    def size(self) -> int:
-        """Number of trainers."""
-        return self.group.size
-
     def owners(self, table: int, ids: Ids) -> npt.NDArray[np.int32]:
         """Return the rank (n,) of the trainer that serves each node id of a table."""
         return owner_ranks(ids, self.tables[table].range_starts, self._machines)

@@ -293,9 +293,9 @@ class ExchangeLookup(RowLookup):
 
     def _prepare(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids."""
-        exchange = self._exchange
+        exchange, num_ranks = self._exchange, self._exchange.group.size
         routes = [
-            _Route(table, table_ids.get(name), functools.partial(exchange.owners, number), exchange.size)
+            _Route(table, table_ids.get(name), functools.partial(exchange.owners, number), num_ranks)
             for number, (name, table) in enumerate(self._tables.items())
         ]
         return _Prepared(routes, exchange.exchange_ids([route.by_rank for route in routes], batch))

@@ -243,7 +243,6 @@ class MixedNegatives:
 
     def __post_init__(self) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
-        self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
         self._uniform = UniformNegatives(self._num_global, self.node_ids, self.seed, self.weights)
         local = self._local_weights(self.weights) if self.weights and self._num_local else None
         self._local = _weighted_draws(local)
@@ -263,7 +262,7 @@ class MixedNegatives:
             num_local = 0
         num_uniform = self._num_global + self._num_local - num_local
         kinds = [self._uniform.sample(entity_type, batch.epoch, batch.index, chunk, num_uniform)]
-        key = (self.seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
+        key = (self.seed, batch.epoch, batch.index, chunk, self._uniform.number_of_type(entity_type))
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.
             local_key = combine(_LOCAL_KEY, *key, first)

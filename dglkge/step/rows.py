@@ -235,14 +235,6 @@ class Piece:
         return self.upload.copies[self.dtype][self.place]
 
 
-class StagedMemory:
-    """Memory of a table's rows and gradients: page-locked on the host, and on the device."""
-
-    def __init__(self, device: ComputeDevice) -> None:
-        self.host = Scratch(pinned=device.pins_memory)
-        self.device = Scratch(device.device)
-
-
 @dataclass(frozen=True)
 class Staged:
     """What is on its way to the device for a plan, by table.
@@ -268,7 +260,7 @@ class StagedRows(CopiedRows):
     """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     tables: Mapping[str, DeviceTableRows]
-    memory: Mapping[str, StagedMemory] | None
+    host: Mapping[str, Scratch] | None
     device: ComputeDevice
 
     def in_place(self, places: Places) -> FoundRows:
@@ -286,9 +278,9 @@ class StagedRows(CopiedRows):
 
     def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
-        if self.memory is None:
+        if self.host is None:
             return merged
-        room = self.memory[name].host.take("gradients", *merged.shape)
+        room = self.host[name].take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
 
 
@@ -303,7 +295,9 @@ class StagedStore(LookupStore):
         stream = device.backend.Stream()
         # Used in turn: while a batch computes, the ids of the next one are uploaded.
         self._upload, self._spare_upload = Upload(device, stream), Upload(device, stream)
-        self._memory = {name: StagedMemory(device) for name in tables}
+        # Of each table's rows and gradients.
+        self._host = {name: Scratch(pinned=device.pins_memory) for name in tables}
+        self._there = {name: Scratch(device.device) for name in tables}
 
     @property
     def num_ahead(self) -> int:
@@ -337,23 +331,23 @@ class StagedStore(LookupStore):
             self._transforms.forward(name, plan.ids[name], rows)
         for name, rows in distinct.items():
             tables[name] = self._repeated(name, plan, self._on_device(name, rows))
-        return StagedRows(tables, self._memory if self._returns else None, self._device)
+        return StagedRows(tables, self._host if self._returns else None, self._device)
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
         located = self._lookup.rows(plan.number, self._row_ids(plan))
         return {
-            name: located[name].copied(self._memory[name].host.take("rows", len(ids), self._tables[name].dim))
+            name: located[name].copied(self._host[name].take("rows", len(ids), self._tables[name].dim))
             for name, ids in plan.ids.items()
         }
 
     def _on_device(self, name: str, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device."""
-        return self._memory[name].device.take("distinct", *rows.shape).copy_(rows, non_blocking=True)
+        return self._there[name].take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
     def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> DeviceTableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
-        memory, dim = self._memory[name].device, self._tables[name].dim
+        memory, dim = self._there[name], self._tables[name].dim
         plan.staged.upload.wait()
         places = plan.staged.places[name].tensor
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))

@@ -7,7 +7,6 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
 from dglkge.optim import threads
 from dglkge.step.contracts import Rows
-from dglkge.step.planning import Group, NodeIds
+from dglkge.step.planning import Group, NodeIds, Places
 from dglkge.typing import Side
 
 Floats = npt.NDArray[np.float32]
@@ -196,89 +195,59 @@ class CompiledQueries:
 
 
 class DifferentiatedQueries:
-    """The same of any model that compares by inner products, differentiated by torch group by group."""
+    """The same of any model that compares by inner products, differentiated by torch."""
 
     def __init__(
         self, model: KgeModel, regularizer: Regularizer | None, queries: QueryRuns, rows: Rows
     ) -> None:
-        self._groups = [
-            _GroupQueries(model, regularizer, group, runs, rows)
-            for group, runs in zip(queries.groups, queries.runs)
-        ]
-        self._edges = list(queries.edges())
+        self._model, self._regularizer, self._queries, self._rows = model, regularizer, queries, rows
+        # Rows of edges; by run of queries these and their scores; by run of edges penalties of a group.
+        self._leaves: list[tuple[Places, Tensor]] = []
+        self._outputs: list[tuple[slice, tuple[Tensor, Tensor, Tensor]]] = []
+        self._penalties: list[tuple[slice, list[Tensor]]] = []
 
     def write(self, queries: Tensor, positive: np.ndarray, own_scores: np.ndarray) -> None:
         """As of :class:`CompiledQueries`."""
-        for group in self._groups:
-            group.write(queries, positive, own_scores)
+        model = self._model
+        for group, runs, edges in zip(self._queries.groups, self._queries.runs, self._queries.edges()):
+            places = (group.heads, group.relations, group.tails)
+            leaves = [self._rows.in_place(place).copied().requires_grad_() for place in places]
+            self._leaves += zip(places, leaves)
+            heads, relations, tails = leaves
+            penalties: list[Tensor] = []
+            for side, run in runs.items():
+                if side not in group.negatives:
+                    # What such a side holds is multiplied by 0.
+                    queries[run] = 0
+                    positive[run] = own_scores[run] = 0
+                    continue
+                anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
+                query = model.query(anchors, relations, side)
+                true, own = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
+                self._outputs.append((run, (query, true, own)))
+                queries[run] = query.detach()
+                positive[run], own_scores[run] = true.detach().numpy(), own.detach().numpy()
+                if self._regularizer is not None:
+                    triples = (anchors, relations, truths)
+                    penalties.append(self._regularizer.penalties(model, *triples, side, query))
+            self._penalties.append((edges, penalties))
 
     def differentiate(
         self, query_gradients: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         """As of :class:`CompiledQueries`."""
-        parts = zip(self._groups, self._edges)
-        return sum(
-            group.differentiate(query_gradients, missing, own_shares, factors[run]) for group, run in parts
-        )
-
-
-class _GroupQueries:
-    """Queries of one group, as of :class:`DifferentiatedQueries`."""
-
-    def __init__(
-        self,
-        model: KgeModel,
-        regularizer: Regularizer | None,
-        group: Group,
-        runs: Mapping[Side, slice],
-        rows: Rows,
-    ) -> None:
-        self._model, self._regularizer, self._group, self._runs = model, regularizer, group, runs
-        self._places = (group.heads, group.relations, group.tails)
-        self._rows = rows
-        self._leaves = [rows.in_place(places).copied().requires_grad_() for places in self._places]
-        self._outputs: dict[Side, tuple[Tensor, Tensor, Tensor]] = {}
-        self._penalties: list[Tensor] = []
-
-    def write(self, queries: Tensor, positive: np.ndarray, own_scores: np.ndarray) -> None:
-        group, model = self._group, self._model
-        heads, relations, tails = self._leaves
-        for side, run in self._runs.items():
-            if side not in group.negatives:
-                # What such a side holds is multiplied by 0.
-                queries[run] = 0
-                positive[run] = own_scores[run] = 0
-                continue
-            anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
-            query = model.query(anchors, relations, side)
-            true, own = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
-            self._outputs[side] = (query, true, own)
-            queries[run] = query.detach()
-            positive[run], own_scores[run] = true.detach().numpy(), own.detach().numpy()
-            if self._regularizer is not None:
-                penalty = self._regularizer.penalties(model, anchors, relations, truths, side, query)
-                self._penalties.append(penalty)
-
-    def differentiate(
-        self, query_gradients: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
-    ) -> float:
-        outputs = [*itertools.chain(*self._outputs.values()), *self._penalties]
-        slopes = [
-            slope
-            for side in self._outputs
-            for slope in (
-                query_gradients[self._runs[side]].float(),
-                torch.from_numpy(missing[self._runs[side]]),
-                torch.from_numpy(own_shares[self._runs[side]]),
-            )
-        ]
-        slopes += [torch.from_numpy(factors)] * len(self._penalties)
-        leaf_gradients = torch.autograd.grad(outputs, self._leaves, slopes)
-        for places, gradients in zip(self._places, leaf_gradients):
-            self._rows.gradients(places).copy_(gradients)
-        return float(
-            sum(
-                float(penalty.detach().double() @ torch.from_numpy(factors).double())
-                for penalty in self._penalties
-            )
-        )
+        outputs: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for run, tensors in self._outputs:
+            outputs += tensors
+            slopes += [query_gradients[run].float(), *map(torch.from_numpy, (missing[run], own_shares[run]))]
+        penalty = 0.0
+        for edges, penalties in self._penalties:
+            weights = torch.from_numpy(factors[edges])
+            outputs += penalties
+            slopes += [weights] * len(penalties)
+            penalty += float(sum(float(part.detach().double() @ weights.double()) for part in penalties))
+        gradients = torch.autograd.grad(outputs, [leaf for _, leaf in self._leaves], slopes)
+        for (places, _), gradient in zip(self._leaves, gradients):
+            self._rows.gradients(places).copy_(gradient)
+        return penalty

@@ -36,7 +36,7 @@ from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.distributed.world import World
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
-from dglkge.step.contracts import MEASURES, PHASES, StepResult, as_array
+from dglkge.step.contracts import MEASURES, PHASES, StepResult
 from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
@@ -273,7 +273,7 @@ class Statistics:
         cluster, clock = self._job.cluster, self._job.clock
         phases = {}
         if clock.is_on:
-            phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(as_array(clock.take())).tolist()))}
+            phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(clock.take()).tolist()))}
         memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
