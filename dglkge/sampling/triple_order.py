@@ -142,7 +142,9 @@ class TripleOrder:
         for number in np.unique(numbers).tolist():
             here = numbers == number
             first, end = self.range_of(number)
-            places = inverse_permute(positions[here] - first, end - first, self._seed_of(number), epoch)
+            # The first set has the seed itself: a single one is walked as it was before there were several.
+            seed = self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
+            places = inverse_permute(positions[here] - first, end - first, seed, epoch)
             if self._held[number]:
                 places = self._scattered(number, places + self._held[number])
             triples[here] = self.sets[number].at(places)
@@ -180,10 +182,6 @@ class TripleOrder:
         # By name: a set has the same triples held out wherever it stands in the list.
         key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(edge_set.name.encode())))
         return len(edge_set.triple_ids), key, _FIXED
-
-    def _seed_of(self, number: int) -> int:
-        # The first set has the seed itself: a single one is walked as it was before there were several.
-        return self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
 
 
 def _as_seed(key: int) -> int:

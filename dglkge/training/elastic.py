@@ -270,7 +270,11 @@ class Elastic:
                 continue
             yield batch
             self._place = epoch, number, index
-            self._after_batch(index)
+            must_stop, must_commit = self._cadence.exchange(index)
+            if must_stop:
+                self._stop()
+            if must_commit:
+                self.commit()
         self._place = epoch, number + 1, 0
 
     def _seed_for(self, epoch: int, loop: int, index: int) -> None:
@@ -283,14 +287,6 @@ class Elastic:
         np.random.seed(number)  # noqa: NPY002  what scripts of DGL use
         torch.manual_seed(number)
         dgl.seed(number)
-
-    def _after_batch(self, batches_done: int) -> None:
-        """Commit or stop if a trainer asks for it; a collective."""
-        must_stop, must_commit = self._cadence.exchange(batches_done)
-        if must_stop:
-            self._stop()
-        if must_commit:
-            self.commit()
 
     def stop_if_asked(self) -> None:
         """Commit and stop if one of the trainers received a signal; a collective, for long code of your own.

@@ -7,7 +7,6 @@ import pytest
 from scipy.stats import chisquare
 
 from dglkge.data.range_walk import range_bounds
-from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives
 from dglkge.typing import Side
@@ -109,8 +108,3 @@ def test_weights_are_proportions_inside_the_range() -> None:
     # Without weights above 0 the range is drawn from uniformly.
     places = sampler(Side.TAIL, weights=weights).sample("place", a_batch(), 1)
     assert set(places) == set(nodes_of("place", 0))
-
-
-def test_shares_must_sum_to_one() -> None:
-    with pytest.raises(InputError, match="the shares of negatives"):
-        sampler(Side.HEAD, (0.5, 0.0, 0.0))

@@ -440,7 +440,8 @@ class AutogradShard(ShardObjective):
             # The block before has come back into the other half of the page-locked memory by now, or is
             # waited for here, while this block still computes.
             _place(returning, row_gradients)
-            returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
+            room = self._pinned[number % 2].take("gradients", *rows.grad.shape)
+            returning.append((run, room.copy_(rows.grad, non_blocking=True), self._recorded()))
         _place(returning, row_gradients)
         if not is_here:
             query_gradients.copy_(queries.grad)
@@ -482,11 +483,6 @@ class AutogradShard(ShardObjective):
         there = room.to(self.device.device, non_blocking=True, copy=True)
         self._sent.append(self._recorded())
         return there
-
-    def _started_back(self, half: int, gradients: Tensor) -> Tensor:
-        """Begin to copy gradients back into page-locked memory; returns that."""
-        room = self._pinned[half].take("gradients", *gradients.shape)
-        return room.copy_(gradients, non_blocking=True)
 
     def _recorded(self) -> Any:
         """Return an event behind what is queued on the device so far."""

@@ -114,7 +114,10 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
         scores_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
         _compile(job, functools.partial(objective.scored.try_out, config.model.dimension, scores_own))
     if config.training.relation_prediction:
-        objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
+        # Softmax with every loss of sampled negatives: all relations are candidates, none is sampled.
+        maker = RelationQueries(model, config.training.relation_prediction, computation.device.is_staged)
+        parts = (planner, maker, _relation_comparisons(job), FullSoftmax())
+        objective = WithRelations(objective, _sharded(job, batches, transforms, *parts))
     return objective
 
 
@@ -275,16 +278,6 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
         planner = QueryPlanner(list(job.tables), sums_batch)
     loss = configured_loss(config).over_candidates()
     return _sharded(job, batches, transforms, planner, maker, comparisons, loss, regularizer)
-
-
-def build_relation_loss(
-    job: Job, batches: TrainingBatches, transforms: Transforms, planner: EdgePlanner
-) -> CandidateLoss:
-    """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
-    weight = job.config.training.relation_prediction
-    maker = RelationQueries(job.computing, weight, job.computation.device.is_staged)
-    # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    return _sharded(job, batches, transforms, planner, maker, _relation_comparisons(job), FullSoftmax())
 
 
 def _sharded(

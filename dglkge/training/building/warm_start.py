@@ -63,7 +63,10 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     check_files(checkpoint.folder, checkpoint.manifest.all_texts.values())
     # The data set may be another one: rows are matched by name.
-    if differs := _at_times_of(checkpoint.meta, meta).difference(meta, MODEL_FIELDS):
+    # So are the rows of times, of which a run may have others.
+    num_times = {name: value for name, value in meta.score_options.items() if name == "num_times"}
+    options = {**checkpoint.meta.score_options, **num_times}
+    if differs := replace(checkpoint.meta, score_options=options).difference(meta, MODEL_FIELDS):
         raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     keeps = _keeps_projections(config, checkpoint)
     times = conversion.saved_times(checkpoint, meta)
@@ -106,12 +109,6 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), num_taken.tolist()):
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
-
-
-def _at_times_of(saved: CheckpointMeta, meta: CheckpointMeta) -> CheckpointMeta:
-    """Return a checkpoint's facts with the number of times of a run, which may have others."""
-    number = {name: value for name, value in meta.score_options.items() if name == "num_times"}
-    return replace(saved, score_options={**saved.score_options, **number})
 
 
 def _take_dense_state(

@@ -320,7 +320,9 @@ class Statistics:
         """Write a ranking to ``metrics.json``, and give its measures to the trackers; on rank 0."""
         if self._is_leader:
             self.write_metrics(split, record)
-            self.trackers.log_result(split, record[BOTH], self._position.steps_done)
+            # MLflow refuses "@" in a name.
+            values = {f"{split}/{name.replace('@', '_at_')}": record[BOTH][name] for name in record[BOTH]}
+            self.trackers.log(values, self._position.steps_done)
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
