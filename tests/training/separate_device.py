@@ -110,7 +110,7 @@ def _empty_strided(size: Any, stride: Any, **options: Any) -> SeparateTensor:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    to, taken = (getattr(tensor, "inner", tensor) for tensor in (target, source))
+    to, taken = (part.inner if isinstance(part, SeparateTensor) else part for part in (target, source))
     to.copy_(taken)
     return target
 
