@@ -98,11 +98,7 @@ class ElasticTables:
             dataset_fingerprint=", ".join(f"{name}: {count} rows" for name, count in counts.items()),
             entity_types=counts,
             relations=[],
-            progress={
-                Progress.FINISHED_EPOCHS: 0,
-                Progress.BATCHES_DONE: 0,
-                Progress.GLOBAL_BATCH_SIZE: 1,
-            },
+            progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
             seed=0,
             score_function="",
             dim=dim,

@@ -99,11 +99,7 @@ def open_checkpoints(
     has_store = bool(settings.storage) or world.has_own_disk
     mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
     group = TrainerGroup(
-        world.rank,
-        world.is_machine_leader,
-        cluster.barrier,
-        cluster.gather_texts,
-        world.timeout_seconds,
+        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
     )
     return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 

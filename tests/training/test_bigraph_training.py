@@ -118,10 +118,7 @@ MIXED = "model.score_function=diagonal+translation_cos"
             "model.relation_operators has near: linear, and model.score_function is diagonal+translation_cos"
             "; allowed: diagonal, translation",
         ),
-        (
-            "{nea: diagonal}",
-            "unknown relation 'nea'; did you mean 'near'?",
-        ),
+        ("{nea: diagonal}", "unknown relation 'nea'; did you mean 'near'?"),
     ],
 )
 def test_names_that_do_not_fit_the_data_set_are_refused(named: str, problem: str) -> None:

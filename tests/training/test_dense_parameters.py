@@ -25,11 +25,7 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.dense_parameters import DenseParameters
-from dglkge.training.building.components import (
-    has_slices_on_processors,
-    known_optimizers,
-    works_by_number,
-)
+from dglkge.training.building.components import has_slices_on_processors, known_optimizers, works_by_number
 from dglkge.training.trainer import Trainer
 from tests import warm
 from tests.functional.job import environment

@@ -113,13 +113,7 @@ class EdgePenalty:
             )
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
         penalty: float = dot.add_penalties(
-            edges.rows,
-            self._operator,
-            self.model.dim,
-            factors,
-            self._weights.power,
-            weights,
-            edges.gradients,
+            edges.rows, self._operator, self.model.dim, factors, self._weights.power, weights, edges.gradients
         )
         return penalty
 

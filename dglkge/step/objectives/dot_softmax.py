@@ -28,12 +28,7 @@ from dglkge.optim import threads
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
-from dglkge.step.objectives.dot_queries import (
-    CompiledQueries,
-    DifferentiatedQueries,
-    EdgePenalty,
-    QueryRuns,
-)
+from dglkge.step.objectives.dot_queries import CompiledQueries, DifferentiatedQueries, EdgePenalty, QueryRuns
 from dglkge.step.objectives.scored_losses import SampledLoss
 from dglkge.step.planning import Group, Negatives, Plan
 from dglkge.typing import Side

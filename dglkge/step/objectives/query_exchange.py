@@ -85,9 +85,7 @@ class QueryExchange:
         totals = self._ends[-1].tolist()
         gathered = [
             QueryBlock(
-                self._scratch.take(block, total, dim),
-                np.empty(total, np.int64),
-                np.empty(total, np.float32),
+                self._scratch.take(block, total, dim), np.empty(total, np.int64), np.empty(total, np.float32)
             )
             for block, (total, dim) in enumerate(zip(totals, self._dims))
         ]

@@ -44,12 +44,7 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.training.building.components import relation_operators
-from dglkge.training.building.given_vectors import (
-    match_names,
-    nothing_matches,
-    require_finite,
-    together,
-)
+from dglkge.training.building.given_vectors import match_names, nothing_matches, require_finite, together
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
 logger = logging.getLogger(__name__)
