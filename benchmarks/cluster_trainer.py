@@ -24,7 +24,7 @@ import torch
 import dglkge
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
-from dglkge.embeddings.row_lookup import FoundRows, Wanted
+from dglkge.embeddings.row_lookup import FoundRows, TableIds
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
@@ -100,7 +100,7 @@ class StockRows:
         self._optimizer = dgl.distributed.optim.SparseAdam(list(self._embeddings.values()), lr=lr)
         self._pulled: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def announce(self, batch: int, wanted: Wanted) -> None:
+    def announce(self, batch: int, wanted: TableIds) -> None:
         """Do nothing."""
 
     def before_update(self) -> None:
@@ -115,7 +115,7 @@ class StockRows:
         """Return nothing: the commit when the trainer leaves holds rows without DGL's state."""
         return {}
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+    def rows(self, batch: int, wanted: TableIds) -> dict[str, FoundRows]:
         """Pull the rows of each table's ids, or of the distinct ones."""
         tables = {}
         for name, ids in wanted.items():

@@ -52,7 +52,7 @@ class Route:
 
     Attributes
     ----------
-    asked, given : list of int
+    num_requested, num_served : list of int
         Rows that this trainer asks of each rank, and that each rank asks of this trainer.
     positions, targets, places : (n,), (m,), (n,) int64, on the device
         Rows of this trainer's shard that are asked for, rank by rank; the distinct ones; and the place of
@@ -63,8 +63,8 @@ class Route:
         How often each row is asked for, one after another: a relation at several times has one row.
     """
 
-    asked: list[int]
-    given: list[int]
+    num_requested: list[int]
+    num_served: list[int]
     positions: OnDevice
     targets: OnDevice
     places: OnDevice
@@ -116,21 +116,18 @@ class DeviceTables:
         self._names = {id(table.embedding): name for name, table in self.tables.items()}
         self._shards: dict[str, DeviceRows] = {}
         self._starts: dict[str, Ids] = {}
-        for (name, table), of_optimizer in zip(self.tables.items(), self.optimizer.tables):
+        for (name, table), optimizer_table in zip(self.tables.items(), self.optimizer.tables):
             shards = [table.shard(rank, self.num_trainers) for rank in range(self.num_trainers)]
             starts = [*(shard.first_node_id for shard in shards), table.end_node_id]
             self._starts[name] = np.array(starts, np.int64)
             first, stop = (start - table.first_node_id for start in starts[self.local_rank :][:2])
-            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), self.device)
+            self._shards[name] = DeviceRows(optimizer_table, slice(first, stop), self.device)
         self._open: dict[str, Route] = {}
         self._is_changed = False
 
     def when_phase(self, enter: Callable[[str], None]) -> None:
         """Set the function that is called with the name of each phase of a step as it begins."""
         self._enter = enter
-
-    def finish(self) -> None:
-        """Do nothing: no step runs in the background."""
 
     def load(self) -> None:
         """Read this trainer's rows and state from shared memory, where all trainers must have written."""
@@ -153,7 +150,7 @@ class DeviceTables:
         return self._shards[name].rows
 
     def routes(
-        self, batch: int, wanted: Mapping[str, Tensor], add: Callable[[Ids], OnDevice]
+        self, batch: int, node_ids: Mapping[str, Tensor], add: Callable[[Ids], OnDevice]
     ) -> dict[str, Route]:
         """Exchange the node ids of a batch's rows; no row is read.
 
@@ -161,50 +158,50 @@ class DeviceTables:
         ----------
         batch : int
             Number of the batch, which must be the same on every trainer.
-        wanted : mapping of str to (U,) int64 tensor
+        node_ids : mapping of str to (U,) int64 tensor
             For each table, in the same order on every trainer: distinct node ids, ascending.
         add : callable
             Adds an array to what is copied to the device.
         """
         if self._host.size == 1:
-            return {name: self._own_route(name, ids, add) for name, ids in wanted.items()}
-        num_ranks, num_tables = self._host.size, len(wanted)
+            return {name: self._own_route(name, ids, add) for name, ids in node_ids.items()}
+        num_ranks, num_tables = self._host.size, len(node_ids)
         cuts = {
-            name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in wanted.items()
+            name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in node_ids.items()
         }
         # For each rank: rows of each table that it shall give, and rows of each that are asked for in all.
         counts = np.empty((num_ranks, 2 * num_tables + 1), np.int64)
-        for place, (name, ids) in enumerate(wanted.items()):
+        for place, (name, ids) in enumerate(node_ids.items()):
             counts[:, place] = np.diff(cuts[name])
             counts[:, num_tables + place] = len(ids)
         received = exchange_counts(self._host, counts, batch, "exchange of rows")
-        asked, given = counts[:, :num_tables], received[:, :num_tables]
+        num_requested, num_served = counts[:, :num_tables], received[:, :num_tables]
         is_active: list[bool] = np.any(received[:, num_tables:-1], axis=0).tolist()
         sent = np.concatenate(
             [
-                wanted[name].numpy()[of_table[rank] : of_table[rank + 1]]
+                node_ids[name].numpy()[bounds[rank] : bounds[rank + 1]]
                 for rank in range(num_ranks)
-                for name, of_table in cuts.items()
+                for name, bounds in cuts.items()
             ]
         )
-        arrived = np.empty(int(given.sum()), np.int64)
-        out_bytes, in_bytes = (8 * asked.sum(1)).tolist(), (8 * given.sum(1)).tolist()
+        arrived = np.empty(int(num_served.sum()), np.int64)
+        out_bytes, in_bytes = (8 * num_requested.sum(1)).tolist(), (8 * num_served.sum(1)).tolist()
         self._host.messages(sent.view(np.uint8), out_bytes, arrived.view(np.uint8), in_bytes)
         # Rank by rank and, in it, table by table.
-        pieces = np.split(arrived, np.cumsum(given.ravel())[:-1])
-        found = {}
-        for place, name in enumerate(wanted):
+        pieces = np.split(arrived, np.cumsum(num_served.ravel())[:-1])
+        routes = {}
+        for place, name in enumerate(node_ids):
             positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self.local_rank]
             targets, places = np.unique(positions, return_inverse=True)
-            found[name] = Route(
-                asked[:, place].tolist(),
-                given[:, place].tolist(),
+            routes[name] = Route(
+                num_requested[:, place].tolist(),
+                num_served[:, place].tolist(),
                 add(positions),
                 add(targets),
                 add(places.reshape(-1).astype(np.int64, copy=False)),
                 is_active[place],
             )
-        return found
+        return routes
 
     def _own_route(self, name: str, ids: Tensor, add: Callable[[Ids], OnDevice]) -> Route:
         """Return the route of distinct rows that all are this trainer's; the ids may be on the device."""
@@ -217,7 +214,7 @@ class DeviceTables:
         self._open[name] = route
         rows = self._shards[name].rows.index_select(0, route.positions.tensor)
         if self._host.size > 1:
-            rows = self._network.rows(rows, route.given, route.asked)
+            rows = self._network.rows(rows, route.num_served, route.num_requested)
         return rows if route.repeats is None else rows.repeat_interleave(route.repeats.tensor, dim=0)
 
     @torch.no_grad()
@@ -235,17 +232,17 @@ class DeviceTables:
         one: embedding, the ids that this trainer owns, and gradients (R, D), which are changed.
         """
         self._enter("exchange")
-        of_batch: dict[str, Tensor] = {}
-        of_owned: dict[str, Tensor] = {}
+        fetched: dict[str, Tensor] = {}
+        owned: dict[str, Tensor] = {}
         for embedding, _, rows in gradients:
             name = self._names[id(embedding)]
-            (of_owned if name in of_batch else of_batch)[name] = rows
-        sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
+            (owned if name in fetched else fetched)[name] = rows
+        sums = {name: self._summed(name, rows, owned.get(name)) for name, rows in fetched.items()}
         factor = 1.0
         if self.optimizer.clipping is not None:
             factor = self._clip([rows for _, rows in sums.values()], other_squares)
         self._enter("update")
-        active = [name in sums and (name in of_owned or self._open[name].is_active) for name in self._shards]
+        active = [name in sums and (name in owned or self._open[name].is_active) for name in self._shards]
         steps = self.optimizer.count_step(active, number)
         num_bad = np.zeros(len(steps) + 1, np.int64)
         num_bad[-1] = extra
@@ -258,7 +255,7 @@ class DeviceTables:
         self.optimizer.report_nonfinite(np.array(all_bad, np.int64))
         return UpdateResult(extra_sum, factor)
 
-    def _summed(self, name: str, gradients: Tensor, of_owned: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _summed(self, name: str, gradients: Tensor, owned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Send the gradients of a route to the owners of its rows; return this trainer's rows and their sums.
 
         `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
@@ -268,24 +265,24 @@ class DeviceTables:
             # In the order of the times, on every device.
             lengths = route.repeats.tensor
             gradients = torch.segment_reduce(gradients, "sum", lengths=lengths, axis=0, unsafe=True)
-        if self._host.size == 1 and of_owned is None:
+        if self._host.size == 1 and owned is None:
             return route.targets.tensor, gradients
         received = gradients
         if self._host.size > 1:
-            received = self._network.rows(gradients, route.asked, route.given)
-        if of_owned is None:
+            received = self._network.rows(gradients, route.num_requested, route.num_served)
+        if owned is None:
             targets, places = route.targets.tensor, route.places.tensor
             sums = received.new_zeros((len(targets), received.shape[1]))
         else:
-            if len(of_owned) != len(self._shards[name].rows):
-                raise ValueError(f"{name}: {len(of_owned)} gradients are not those of all owned rows")
-            targets, places = torch.arange(len(of_owned), device=of_owned.device), route.positions.tensor
-            sums = of_owned
-        ends = np.cumsum([0, *route.given]).tolist()
-        own = self._network.rank
+            if len(owned) != len(self._shards[name].rows):
+                raise ValueError(f"{name}: {len(owned)} gradients are not those of all owned rows")
+            targets, places = torch.arange(len(owned), device=owned.device), route.positions.tensor
+            sums = owned
+        ends = np.cumsum([0, *route.num_served]).tolist()
+        own_rank = self._network.rank
         # No row occurs twice in what one trainer sent, so the order of the sums is that of this loop, on
         # every device.
-        for rank in [own, *(other for other in range(self._network.size) if other != own)]:
+        for rank in [own_rank, *(other for other in range(self._network.size) if other != own_rank)]:
             run = slice(ends[rank], ends[rank + 1])
             sums.index_add_(0, places[run], received[run])
         return targets, sums

@@ -70,10 +70,10 @@ def is_on_disk(path: str, mounts: Path = MOUNTS) -> bool:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return False
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    device_number = f"{os.major(device)}:{os.minor(device)}"
     for line in lines:
         mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == wanted:
+        if mount.split()[2] == device_number:
             return rest.split()[0] not in MEMORY_FILE_SYSTEMS
     # Some file systems, btrfs for example, show other numbers here than in stat; none of memory does.
     return True
@@ -122,7 +122,7 @@ class MappedRows:
             self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
     @classmethod
-    def of_tensor(
+    def from_tensor(
         cls, rows: Any, num_ranges: int, drops: bool = False, is_leader: bool = True
     ) -> MappedRows | None:
         """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
@@ -132,7 +132,7 @@ class MappedRows:
         return cls._of(rows.data_ptr(), len(rows), row_bytes, num_ranges, drops, is_leader)
 
     @classmethod
-    def of_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
+    def from_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
         """Return the rows (n, ...) of a mapped array, in one range; None if they are in memory only.
 
         Those that are dropped are read only where they are asked for: else a page that is absent brings its
@@ -140,11 +140,11 @@ class MappedRows:
         """
         if not len(rows) or not rows.flags.c_contiguous:
             return None
-        found = cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
-        if found is not None and drops:
-            for address, num_bytes in found.pieces(0):
-                found._madvise(address, num_bytes, MADV_RANDOM)
-        return found
+        mapped = cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
+        if mapped is not None and drops:
+            for address, num_bytes in mapped.pieces(0):
+                mapped._madvise(address, num_bytes, MADV_RANDOM)
+        return mapped
 
     @classmethod
     def _of(
@@ -192,8 +192,8 @@ class MappedRows:
     def _is_in_memory(self, address: int, num_bytes: int) -> bool:
         """Return whether a page in the middle of a piece is in memory, which no other piece has a part of."""
         middle = address + num_bytes // 2
-        found = ctypes.create_string_buffer(1)
-        return self._mincore(middle - middle % mmap.PAGESIZE, 1, found) == 0 and bool(found.raw[0] & 1)
+        flags = ctypes.create_string_buffer(1)
+        return self._mincore(middle - middle % mmap.PAGESIZE, 1, flags) == 0 and bool(flags.raw[0] & 1)
 
     def _wait_until(self, is_done: Callable[[], object]) -> None:
         """Wait for another process, within a limit: what it does is of use, and nothing depends on it."""

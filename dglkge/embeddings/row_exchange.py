@@ -31,13 +31,13 @@ class RowRequests:
     ----------
     to_get, to_give : (size, T) int64
         Rows of each table that each rank sends, in the order of the ids, and that each rank requests.
-    given : list of (n,) int64
+    local_rows : list of (n,) int64
         For each rank and, in it, each table: the local rows to read.
     """
 
     to_get: Ids
     to_give: Ids
-    given: list[Ids]
+    local_rows: list[Ids]
 
 
 def exchange_counts(group: Alltoall, counts: Ids, batch: int, purpose: str) -> Ids:
@@ -47,9 +47,9 @@ def exchange_counts(group: Alltoall, counts: Ids, batch: int, purpose: str) -> I
     """
     counts[:, -1] = batch
     received = group.counts(counts)
-    others = np.flatnonzero(received[:, -1] != batch)
-    if len(others):
-        raise RuntimeError(f"{purpose}: trainers {others.tolist()} are at another batch than this one")
+    ranks = np.flatnonzero(received[:, -1] != batch)
+    if len(ranks):
+        raise RuntimeError(f"{purpose}: trainers {ranks.tolist()} are at another batch than this one")
     return received
 
 
@@ -98,28 +98,23 @@ class RowExchange:
         self._sorted, self._spare_sorted = Scratch(), Scratch()
         self.sent_bytes = 0
 
-    @property
-    def size(self) -> int:
-        """Number of trainers."""
-        return self.group.size
-
     def owners(self, table: int, ids: Ids) -> npt.NDArray[np.int32]:
         """Return the rank (n,) of the trainer that serves each node id of a table."""
         return owner_ranks(ids, self.tables[table].range_starts, self._machines)
 
-    def exchange_ids(self, wanted: Sequence[Sequence[Ids]], batch: int) -> RowRequests:
+    def exchange_ids(self, requested_ids: Sequence[Sequence[Ids]], batch: int) -> RowRequests:
         """Send the ids of rows to their owners, and receive the ids that other trainers request.
 
         Parameters
         ----------
-        wanted : sequence of sequence of (n,) int64
+        requested_ids : sequence of sequence of (n,) int64
             For each table and, in it, each rank: distinct node ids.
         batch : int
             Number of the batch, which must be the same on every trainer.
         """
         size, num_tables = self.group.size, len(self.tables)
         counts = np.empty((size, num_tables + 1), np.int64)
-        for table, by_rank in enumerate(wanted):
+        for table, by_rank in enumerate(requested_ids):
             counts[:, table] = [len(ids) for ids in by_rank]
         received = exchange_counts(self.group, counts, batch, "lookup of rows")
         to_get, to_give = counts[:, :num_tables].copy(), received[:, :num_tables].copy()
@@ -129,7 +124,7 @@ class RowExchange:
         # Rank by rank and, in it, table by table: each rank's message is contiguous, and the counts say how
         # to cut it.
         np.concatenate(
-            [by_rank[rank] for rank in range(size) for by_rank in wanted],
+            [by_rank[rank] for rank in range(size) for by_rank in requested_ids],
             out=sent.view(self._id_dtype),
             casting="same_kind",
         )
@@ -149,7 +144,7 @@ class RowExchange:
         buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
         start = 0
         for number, (rows, num_bytes) in enumerate(
-            zip(requests.given, self._section_bytes(requests.to_give).ravel().tolist())
+            zip(requests.local_rows, self._section_bytes(requests.to_give).ravel().tolist())
         ):
             first, start = start, start + num_bytes
             if not len(rows):
@@ -194,8 +189,8 @@ class RowExchange:
         rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self.tables)]
         places = [0] * len(rows)
         start = 0
-        for of_rank, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):
-            for table, (count, num_bytes) in enumerate(zip(of_rank, sizes)):
+        for table_counts, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):
+            for table, (count, num_bytes) in enumerate(zip(table_counts, sizes)):
                 end = start + num_bytes
                 if count:
                     received = self._as_rows(message[start:end], table, count)

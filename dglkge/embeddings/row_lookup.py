@@ -38,8 +38,9 @@ class FoundRows:
     @classmethod
     def in_array(cls, rows: Rows, places: Ids | None = None) -> FoundRows:
         """Find rows (N, D) of one array: those at some places (n,), or all in their order."""
-        chosen = np.arange(len(rows)) if places is None else places
-        return cls(_addresses(rows, chosen), rows.shape[1], (rows,))
+        if places is None:
+            places = np.arange(len(rows))
+        return cls(_addresses(rows, places), rows.shape[1], (rows,))
 
     @classmethod
     def in_either(cls, local: Rows, remote: Rows, places: Ids) -> FoundRows:
@@ -52,7 +53,7 @@ class FoundRows:
         """Return some of the rows."""
         return FoundRows(self.addresses[place], self.dim, self.arrays)
 
-    def found(self, room: object) -> FoundRows:
+    def in_place(self, room: object) -> FoundRows:
         """Return the rows themselves: they are readable where they are."""
         return self
 
@@ -70,7 +71,7 @@ def _addresses(rows: Rows, places: Ids) -> Ids:
     return base + places * rows.strides[0]
 
 
-Wanted = Mapping[str, Tensor]
+TableIds = Mapping[str, Tensor]
 """Node ids (n,) int64 to look up in some tables, by name; ids may repeat."""
 
 
@@ -94,13 +95,13 @@ class RowLookup:
         """Bytes that this trainer sent to other machines, or that their servers sent to it."""
         raise NotImplementedError
 
-    def announce(self, batch: int, wanted: Wanted) -> None:
+    def announce(self, batch: int, table_ids: TableIds) -> None:
         """Start the lookup of a batch that ``rows`` is called for next, or after those announced before."""
 
-    def rows(self, batch: int, wanted: Wanted) -> Mapping[str, FoundRows | DirectRows]:
+    def rows(self, batch: int, table_ids: TableIds) -> Mapping[str, FoundRows | DirectRows]:
         """Locate the rows (n, D) of each table's ids (n,), to be read until the next lookup.
 
-        ``found(room)`` returns them where they are stored, or copies of those that cannot be read there;
+        ``in_place(room)`` returns them where they are stored, or copies of those that cannot be read there;
         ``copied(out)`` copies them as float32.
         """
         raise NotImplementedError
@@ -122,8 +123,8 @@ class DirectLookup(RowLookup):
     def sent_bytes(self) -> int:
         return sum(table.pulled_bytes for table in self.tables.values())
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
-        return {name: DirectRows(self.tables[name], ids) for name, ids in wanted.items()}
+    def rows(self, batch: int, table_ids: TableIds) -> dict[str, DirectRows]:
+        return {name: DirectRows(self.tables[name], ids) for name, ids in table_ids.items()}
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class DirectRows:
     table: EmbeddingTable
     ids: Tensor
 
-    def found(self, room: Room) -> FoundRows:
+    def in_place(self, room: Room) -> FoundRows:
         """Return the rows in shared memory, or copies where some are elsewhere or of 16 bits."""
         rows = self.table.local_rows
         # Compiled loops take addresses of float32.
@@ -169,21 +170,21 @@ class RequestedLookup(RowLookup):
     def sent_bytes(self) -> int:
         return self._num_bytes
 
-    def announce(self, batch: int, wanted: Wanted) -> None:
-        asked = {}
-        for name, ids in wanted.items():
+    def announce(self, batch: int, table_ids: TableIds) -> None:
+        requests = {}
+        for name, ids in table_ids.items():
             table = self._tables[name]
             ends = table.range_starts[1:]
             machines_of = functools.partial(np.searchsorted, ends, side="right")
             route = _Route(table, ids, machines_of, len(ends))
-            asked[name] = route, self._send(table, route.by_rank)
-        self._announced[batch] = asked
+            requests[name] = route, self._send(table, route.by_rank)
+        self._announced[batch] = requests
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+    def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         if batch not in self._announced:
-            self.announce(batch, wanted)
+            self.announce(batch, table_ids)
         return {
-            name: route.found(self._receive(self._tables[name], numbers))
+            name: route.located(self._receive(self._tables[name], numbers))
             for name, (route, numbers) in self._announced.pop(batch).items()
         }
 
@@ -212,11 +213,11 @@ class RequestedLookup(RowLookup):
                 kind = dgl.distributed.kvstore.PullResponse
                 answer = rpc.deserialize_from_payload(kind, message.data, message.tensors)
                 self._answers[message.msg_seq] = answer.data_tensor
-        found = [self._answers.pop(number) for number in numbers]
-        self._num_bytes += sum(rows.nbytes for rows in found)
-        if not found:
+        answers = [self._answers.pop(number) for number in numbers]
+        self._num_bytes += sum(rows.nbytes for rows in answers)
+        if not answers:
             return torch.empty(0, table.dim)
-        return torch.cat([table.typed(rows).float() for rows in found])
+        return torch.cat([table.typed(rows).float() for rows in answers])
 
 
 class ExchangeLookup(RowLookup):
@@ -249,14 +250,14 @@ class ExchangeLookup(RowLookup):
     def sent_bytes(self) -> int:
         return self._exchange.sent_bytes
 
-    def announce(self, batch: int, wanted: Wanted) -> None:
+    def announce(self, batch: int, table_ids: TableIds) -> None:
         self._take_announced()
         read = threading.Event()
         self._announced = _Announced(
-            batch, self._thread.submit(self._prepare_ahead, batch, wanted, read), read
+            batch, self._thread.submit(self._prepare_ahead, batch, table_ids, read), read
         )
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+    def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         """Return the rows of each table's ids, for the announced batch or any other.
 
         Remote rows are valid until the next call, or the next announcement but one. RuntimeError if another
@@ -264,12 +265,12 @@ class ExchangeLookup(RowLookup):
         """
         # Also where another batch was announced: its exchange is finished first, so that the order of
         # collectives is the same on all trainers.
-        prepared = self._take_announced(batch) or self._prepare(batch, wanted)
+        prepared = self._take_announced(batch) or self._prepare(batch, table_ids)
         remote = prepared.rows
         if remote is None:
             remote = self._exchange.send(prepared.requests, self._exchange.read(prepared.requests))
-        found = zip(self._tables, prepared.routes, remote)
-        return {name: route.found(rows) for name, route, rows in found if name in wanted}
+        received = zip(self._tables, prepared.routes, remote)
+        return {name: route.located(rows) for name, route, rows in received if name in table_ids}
 
     def before_update(self) -> None:
         if self._announced is not None and self._reads_ahead:
@@ -290,21 +291,20 @@ class ExchangeLookup(RowLookup):
         prepared = announced.work.result()
         return prepared if announced.batch == batch else None
 
-    def _prepare(self, batch: int, wanted: Wanted) -> _Prepared:
+    def _prepare(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids."""
+        exchange, num_ranks = self._exchange, self._exchange.group.size
         routes = [
-            _Route(
-                table, wanted.get(name), functools.partial(self._exchange.owners, number), self._exchange.size
-            )
+            _Route(table, table_ids.get(name), functools.partial(exchange.owners, number), num_ranks)
             for number, (name, table) in enumerate(self._tables.items())
         ]
-        return _Prepared(routes, self._exchange.exchange_ids([route.by_rank for route in routes], batch))
+        return _Prepared(routes, exchange.exchange_ids([route.by_rank for route in routes], batch))
 
     @torch.no_grad()
-    def _prepare_ahead(self, batch: int, wanted: Wanted, read: threading.Event) -> _Prepared:
+    def _prepare_ahead(self, batch: int, table_ids: TableIds, read: threading.Event) -> _Prepared:
         """Exchange ids in the background, and with staleness 1 the rows as they are before the update."""
         try:
-            prepared = self._prepare(batch, wanted)
+            prepared = self._prepare(batch, table_ids)
             if not self._reads_ahead:
                 return prepared
             message = self._exchange.read(prepared.requests)
@@ -336,7 +336,7 @@ class _Route:
         counts = np.bincount(owners, minlength=count)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
-    def found(self, remote: Tensor) -> FoundRows:
+    def located(self, remote: Tensor) -> FoundRows:
         """Locate all rows: on this machine, and among the (U, D) received."""
         if not is_narrow(self._table.local_rows):
             return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)

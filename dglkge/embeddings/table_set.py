@@ -80,9 +80,9 @@ class TableSet(Mapping[str, EmbeddingTable]):
 
     def replaced(self, tables: Mapping[str, EmbeddingTable]) -> TableSet:
         """Return the set with other tables of the same names, for :meth:`gather`; the lookup is shared."""
-        found = copy.copy(self)
-        found._tables = dict(tables)
-        return found
+        clone = copy.copy(self)
+        clone._tables = dict(tables)
+        return clone
 
     def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
         """Look rows up through an exchange of all trainers, a group of its own, from now on; a collective."""
@@ -101,8 +101,8 @@ class TableSet(Mapping[str, EmbeddingTable]):
         """Return the rows (n, D) of the original ids (n,) of a table."""
         if isinstance(self.lookup, RequestedLookup):
             self.lookup.finish()
-        found = self._tables[table]
-        return found.gather(found.node_ids[self.row_ids(table, ids)])
+        embedding_table = self._tables[table]
+        return embedding_table.gather(embedding_table.node_ids[self.row_ids(table, ids)])
 
 
 AVERAGE = "average"

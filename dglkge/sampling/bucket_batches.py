@@ -105,9 +105,9 @@ class BucketOrder:
 
     def __post_init__(self) -> None:
         self._by_bucket = self.counts.sum(axis=1)
-        of_sets = self.counts.sum(axis=(1, 2, 3))
-        self._num_triples = int(of_sets.sum())
-        self._first_of_set: list[int] = (np.cumsum(of_sets) - of_sets).tolist()
+        set_sizes = self.counts.sum(axis=(1, 2, 3))
+        self._num_triples = int(set_sizes.sum())
+        self._first_of_set: list[int] = (np.cumsum(set_sizes) - set_sizes).tolist()
         self.num_ranges = int(self.counts.shape[2])
         # The walk of an epoch, and where each of its buckets ends: two epochs, as the prefetch looks ahead.
         self._walk = lru_cache(maxsize=2)(self._make_walk)
@@ -115,10 +115,10 @@ class BucketOrder:
     @property
     def num_buckets(self) -> int:
         """Buckets of an epoch, empty ones included."""
-        of_set = self.num_ranges**2
+        buckets_a_set = self.num_ranges**2
         if self.is_mixed and self.num_ranges > 1:
-            of_set = self.num_ranges * (self.num_ranges - 1) // 2
-        return len(self.counts) * of_set
+            buckets_a_set = self.num_ranges * (self.num_ranges - 1) // 2
+        return len(self.counts) * buckets_a_set
 
     def _make_walk(self, epoch: int) -> tuple[list[tuple[int, int, int]], Ids]:
         """Return set and ranges of each bucket in its turn, and the position behind its last triple."""
@@ -141,14 +141,14 @@ class BucketOrder:
         first, second = ranges
         if not self.is_mixed or self.num_ranges == 1:
             return [self._segment(edge_set, first, second)]
-        found = [self._segment(edge_set, first, second), self._segment(edge_set, second, first)]
-        for own, partner in ((first, second), (second, first)):
-            # Its place among the partners of `own`; it turns from epoch to epoch.
-            place = (partner - (partner > own) + epoch) % (self.num_ranges - 1)
-            whole = self._segment(edge_set, own, own)
+        segments = [self._segment(edge_set, first, second), self._segment(edge_set, second, first)]
+        for inner, partner in ((first, second), (second, first)):
+            # Its place among the partners of `inner`; it turns from epoch to epoch.
+            place = (partner - (partner > inner) + epoch) % (self.num_ranges - 1)
+            whole = self._segment(edge_set, inner, inner)
             cuts = (len(whole) * turn // (self.num_ranges - 1) for turn in (place, place + 1))
-            found.append(Segment(whole.cell, *cuts))
-        return found
+            segments.append(Segment(whole.cell, *cuts))
+        return segments
 
     def _segment(self, edge_set: int, heads: int, tails: int) -> Segment:
         cell = (edge_set * self.num_ranges + heads) * self.num_ranges + tails
@@ -156,27 +156,27 @@ class BucketOrder:
 
     def window(self, batch: int) -> tuple[int, int]:
         """Return the first position of a global batch in the machine's order, and the one behind its last."""
-        own = [
+        positions = [
             self._first_of_set[edge_set] + position
             for edge_set, windows in self.shares.windows(batch)
             for position in windows[self.part]
         ]
-        return (own[0], own[-1]) if own else (self._num_triples, self._num_triples)
+        return (positions[0], positions[-1]) if positions else (self._num_triples, self._num_triples)
 
     def pieces(self, epoch: int, start: int, end: int) -> list[Piece]:
         """Return the buckets of the positions [start, end), in their order."""
         turns, ends = self._walk(epoch)
-        found = []
+        pieces = []
         turn = int(np.searchsorted(ends, start, side="right"))
         while start < end:
             stop = min(end, int(ends[turn]))
             if stop > start:
                 edge_set, *ranges = turns[turn]
                 first = int(ends[turn - 1]) if turn else 0
-                found.append(Piece(turn, edge_set, (ranges[0], ranges[1]), start - first, stop - first))
+                pieces.append(Piece(turn, edge_set, (ranges[0], ranges[1]), start - first, stop - first))
                 start = stop
             turn += 1
-        return found
+        return pieces
 
     def rows(self, epoch: int, piece: Piece, starts: Ids) -> Ids:
         """Return the rows (n,) of a piece's triples, by the keyed permutation of its bucket.
@@ -187,9 +187,9 @@ class BucketOrder:
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
         key = combine(_BUCKET_KEY, self.seed, piece.edge_set, *piece.ranges)
         places = triple_order.inverse_permute(positions, sum(map(len, segments)), key, epoch)
-        ends = np.cumsum(np.array([len(one) for one in segments], np.int64))
+        ends = np.cumsum(np.array([len(segment) for segment in segments], np.int64))
         number = np.searchsorted(ends, places, side="right")
-        behind = np.array([int(starts[one.cell]) + one.end for one in segments], np.int64)
+        behind = np.array([int(starts[segment.cell]) + segment.end for segment in segments], np.int64)
         rows: Ids = behind[number] - (ends[number] - places)
         return rows
 
@@ -235,18 +235,19 @@ class BucketOrder:
         return edge_set, (first, second)
 
     def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
-        found: set[tuple[str, int]] = set()
+        ranges: set[tuple[str, int]] = set()
         for piece in pieces:
-            cells = {one.cell % self.num_ranges**2 for one in self.segments(epoch, piece) if len(one)}
-            of_set = self.counts[piece.edge_set].reshape(len(self.types), -1)
-            for number in np.flatnonzero(of_set[:, sorted(cells)].any(axis=1)).tolist():
+            segments = self.segments(epoch, piece)
+            cells = {segment.cell % self.num_ranges**2 for segment in segments if len(segment)}
+            set_counts = self.counts[piece.edge_set].reshape(len(self.types), -1)
+            for number in np.flatnonzero(set_counts[:, sorted(cells)].any(axis=1)).tolist():
                 lhs, rhs = self.types[number]
                 # Wrong answers of a mixed bucket are of both ranges, whatever the right one is of.
                 if self.is_mixed:
-                    found |= {(name, one) for name in (lhs, rhs) for one in piece.ranges}
+                    ranges |= {(name, number) for name in (lhs, rhs) for number in piece.ranges}
                 else:
-                    found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
-        return frozenset(found)
+                    ranges |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
+        return frozenset(ranges)
 
 
 class BucketBatches(EdgeBatches):
@@ -282,7 +283,7 @@ class BucketBatches(EdgeBatches):
         return self._segments_of(*self.walk.bucket_after(epoch, index))
 
     def _segments_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[Segment]:
-        return frozenset(one for piece in pieces for one in self.walk.segments(epoch, piece))
+        return frozenset(segment for piece in pieces for segment in self.walk.segments(epoch, piece))
 
     def rows_of(self, segment: Segment) -> tuple[int, int]:
         """Return the first row of a segment in the tables of triples, and the one behind its last."""
@@ -315,25 +316,25 @@ class BucketBatches(EdgeBatches):
         """Return the buckets of a global batch: what the machine has of each, and what this trainer has."""
         start, end = self.walk.window(index)
         share = self._share(end - start)
-        found, passed = [], 0
+        pieces, passed = [], 0
         for piece in self.walk.pieces(epoch, start, end):
             first = max(share.start - passed, 0)
             stop = max(first, min(share.stop - passed, len(piece)))
-            found.append((piece, replace(piece, start=piece.start + first, end=piece.start + stop)))
+            pieces.append((piece, replace(piece, start=piece.start + first, end=piece.start + stop)))
             passed += len(piece)
-        return found
+        return pieces
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         rows, chunks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         ranges: list[tuple[int, int]] = []
-        for piece, own in self.pieces(epoch, index):
+        for piece, share in self.pieces(epoch, index):
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
-            if len(own):
-                rows.append(self.walk.rows(epoch, own, self._starts))
-                places = np.arange(own.start, own.end) - piece.start
+            if len(share):
+                rows.append(self.walk.rows(epoch, share, self._starts))
+                places = np.arange(share.start, share.end) - piece.start
                 chunks.append(len(ranges) + places // self._options.chunk_size)
             ranges += [piece.ranges] * -(-len(piece) // self._options.chunk_size)
-        found, of_chunks = np.concatenate(rows), np.concatenate(chunks)
-        size, ids = sum(self.walk.shares.sizes(index)), self._triple_ids[found]
-        return self._gather(epoch, index, size, found, ids, of_chunks, enter, tuple(ranges))
+        batch_rows, batch_chunks = np.concatenate(rows), np.concatenate(chunks)
+        size, ids = sum(self.walk.shares.sizes(index)), self._triple_ids[batch_rows]
+        return self._gather(epoch, index, size, batch_rows, ids, batch_chunks, enter, tuple(ranges))

@@ -120,8 +120,8 @@ class DeviceBatches(EdgeBatches):
         heads, relations, tails = self._there[rows].T.to(torch.int64).contiguous()
         weights = None if self._weights_there is None else self._weights_there[rows]
         if self._relation_weights is not None:
-            own = self._relation_weights[relations]
-            weights = own if weights is None else weights * own
+            relation_weights = self._relation_weights[relations]
+            weights = relation_weights if weights is None else weights * relation_weights
         return DeviceBatch(epoch, index, heads, relations, tails, weights)
 
 
@@ -159,10 +159,10 @@ def find_equal(ids: Tensor, negative_ids: Tensor) -> Tensor:
     """
     num_chunks, num_negatives = negative_ids.shape
     ordered, order = negative_ids.sort(dim=1)
-    wanted = ids.view(num_chunks, -1)
-    first, stop = (torch.searchsorted(ordered, wanted, right=right).view(-1) for right in (False, True))
+    chunk_ids = ids.view(num_chunks, -1)
+    first, stop = (torch.searchsorted(ordered, chunk_ids, right=right).view(-1) for right in (False, True))
     counts = stop - first
     queries = torch.repeat_interleave(counts)
     turns = torch.arange(len(queries), device=ids.device) - (counts.cumsum(0) - counts)[queries]
-    chunks = queries // wanted.shape[1]
+    chunks = queries // chunk_ids.shape[1]
     return queries * num_negatives + order[chunks, first[queries] + turns]

@@ -189,8 +189,8 @@ class EdgeBatches(EpochBatches):
     _searches_triples = True
 
     def __init__(self, edges: EdgeTable, options: EdgeOptions) -> None:
-        every = EdgeSet("train", range(options.num_triples))
-        self.order = TripleOrder([every], options.seed) if options.order is None else options.order
+        all_triples = EdgeSet("train", range(options.num_triples))
+        self.order = TripleOrder([all_triples], options.seed) if options.order is None else options.order
         self._options, pair_of_relation = options, options.pair_of_relation
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
@@ -249,8 +249,8 @@ class EdgeBatches(EpochBatches):
         if self._options.has_confidences:
             weights, labels = None, weights
         if self._options.relation_weights is not None:
-            own = self._options.relation_weights[relations]
-            weights = own if weights is None else weights * own
+            relation_weights = self._options.relation_weights[relations]
+            weights = relation_weights if weights is None else weights * relation_weights
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
         return EdgeBatch(
@@ -332,14 +332,15 @@ class MachineShares:
         machine's order of the set, and the one behind the last.
         """
         start, end = (min(turn * self._batch_size, self._bounds[-1]) for turn in (batch, batch + 1))
-        found = []
+        set_windows = []
         for number, (first, behind) in enumerate(zip(self._bounds, self._bounds[1:])):
             low, high = max(start, first) - first, min(end, behind) - first
             if low < high:
                 size = behind - first
-                windows = [(own[number] * low // size, own[number] * high // size) for own in self._counts]
-                found.append((number, windows))
-        return found
+                sizes = [counts[number] for counts in self._counts]
+                windows = [(num * low // size, num * high // size) for num in sizes]
+                set_windows.append((number, windows))
+        return set_windows
 
     def sizes(self, batch: int) -> list[int]:
         """Return the number of triples of each machine in a global batch."""
@@ -371,26 +372,26 @@ def rows_of_sets(order: TripleOrder, triple_ids: Ids) -> list[Rows]:
     others. ``triple_ids`` (m,) are the partition's, ascending.
     """
     dtype = np.int32 if len(triple_ids) < 1 << 31 else np.int64
-    found: list[Rows] = []
-    for number, one in enumerate(order.sets):
-        ids, holds_out = one.triple_ids, order.num_held_out(number) > 0
+    set_rows: list[Rows] = []
+    for number, edge_set in enumerate(order.sets):
+        ids, holds_out = edge_set.triple_ids, order.num_held_out(number) > 0
         first, end = 0, 0
         if len(ids):
             first, end = np.searchsorted(triple_ids, [ids[0], ids[-1] + 1]).tolist()
         if isinstance(ids, range) and not holds_out:
-            found.append(range(first, end))
+            set_rows.append(range(first, end))
             continue
         blocks = [np.empty(0, dtype)]
         for start in range(first, end, ROWS_A_BLOCK):
-            own = triple_ids[start : min(start + ROWS_A_BLOCK, end)]
-            places = own - ids.start if isinstance(ids, range) else np.searchsorted(ids, own)
+            block = triple_ids[start : min(start + ROWS_A_BLOCK, end)]
+            places = block - ids.start if isinstance(ids, range) else np.searchsorted(ids, block)
             # Between the first and the last of a scattered set are triples of others.
-            kept = np.ones(len(own), bool) if isinstance(ids, range) else ids[places] == own
+            kept = np.ones(len(block), bool) if isinstance(ids, range) else ids[places] == block
             if holds_out:
                 kept[kept] = order.is_trained(number, places[kept])
             blocks.append((start + np.flatnonzero(kept)).astype(dtype))
-        found.append(np.concatenate(blocks))
-    return found
+        set_rows.append(np.concatenate(blocks))
+    return set_rows
 
 
 def partition_mark(triple_ids: Ids, rows: Sequence[Rows]) -> int:
@@ -436,8 +437,8 @@ class MachineBatches(EdgeBatches):
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         sizes = self._shares.sizes(index)
-        own = sizes[self._part]
-        share = self._share(own)
+        num_triples = sizes[self._part]
+        share = self._share(num_triples)
         rows, passed = [np.empty(0, np.int64)], 0
         for number, windows in self._shares.windows(index):
             start, end = windows[self._part]
@@ -446,12 +447,12 @@ class MachineBatches(EdgeBatches):
             if first < stop:
                 rows.append(self._rows_at(number, epoch, start + first, start + stop))
             passed += end - start
-        found = np.concatenate(rows)
+        batch_rows = np.concatenate(rows)
         # All trainers of a machine cut its share alike, so those of a chunk draw the same negatives.
         before = sum(num_chunks(size, self._options.chunk_size) for size in sizes[: self._part])
         places = np.arange(share.start, share.stop)
-        chunks = before + places * num_chunks(own, self._options.chunk_size) // max(1, own)
-        return self._gather(epoch, index, sum(sizes), found, self._triple_ids[found], chunks, enter)
+        chunks = before + places * num_chunks(num_triples, self._options.chunk_size) // max(1, num_triples)
+        return self._gather(epoch, index, sum(sizes), batch_rows, self._triple_ids[batch_rows], chunks, enter)
 
     def _rows_at(self, number: int, epoch: int, start: int, end: int) -> Ids:
         """Return the rows at the positions [start, end) of the machine's order of an edge set."""

@@ -78,8 +78,8 @@ def count_degrees(
         for side, entities in enumerate((heads, tails)):
             types_here = type_of[relations, side]
             for name, i in number.items():
-                of_type = entities if len(number) == 1 else entities[types_here == i]
-                degrees[name] += np.bincount(of_type, minlength=num_entities[name])
+                members = entities if len(number) == 1 else entities[types_here == i]
+                degrees[name] += np.bincount(members, minlength=num_entities[name])
     return degrees
 
 
@@ -243,7 +243,6 @@ class MixedNegatives:
 
     def __post_init__(self) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
-        self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
         self._uniform = UniformNegatives(self._num_global, self.node_ids, self.seed, self.weights)
         local = self._local_weights(self.weights) if self.weights and self._num_local else None
         self._local = _weighted_draws(local)
@@ -263,7 +262,7 @@ class MixedNegatives:
             num_local = 0
         num_uniform = self._num_global + self._num_local - num_local
         kinds = [self._uniform.sample(entity_type, batch.epoch, batch.index, chunk, num_uniform)]
-        key = (self.seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
+        key = (self.seed, batch.epoch, batch.index, chunk, self._uniform.number_of_type(entity_type))
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.
             local_key = combine(_LOCAL_KEY, *key, first)
@@ -289,13 +288,13 @@ class MixedNegatives:
 
 def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequence[tuple[str, str]]) -> Ids:
     """Return the entities of a type in the positives of a chunk, once for each time that they occur."""
-    found = []
+    occurrences = []
     for group in batch.groups:
         if group.chunk == chunk:
             lhs, rhs = pairs[group.pair]
-            found += [batch.heads[group.start : group.end]] if lhs == entity_type else []
-            found += [batch.tails[group.start : group.end]] if rhs == entity_type else []
-    return np.concatenate(found)
+            occurrences += [batch.heads[group.start : group.end]] if lhs == entity_type else []
+            occurrences += [batch.tails[group.start : group.end]] if rhs == entity_type else []
+    return np.concatenate(occurrences)
 
 
 class AllNegatives(MixedNegatives):
@@ -322,7 +321,7 @@ class KnownNegatives:
         The answers to query i are ``answers[first[i] : first[i] + count[i]]``.
     answers, negative_ids : (A,) uint32 or int64, and (N,) int64
         Original ids.
-    own : (B,) bool
+    is_own_known : (B,) bool
         Whether the query's own entity is a known answer, if it has the type of the answers.
     """
 
@@ -330,7 +329,7 @@ class KnownNegatives:
     count: Ids
     answers: npt.NDArray[np.integer]
     negative_ids: Ids
-    own: npt.NDArray[np.bool_]
+    is_own_known: npt.NDArray[np.bool_]
 
     def overwrite(
         self, scores: npt.NDArray[Any], ignored: Any, slots: npt.NDArray[np.int32] | None = None
@@ -376,5 +375,6 @@ class KnownAnswers:
         first, count, answers = self.known.runs(side, entities, relation_ids)
         # Entities are numbered by type: between two types an equal number is another entity, and such queries
         # have no entity of their own to score.
-        own = self.known.contain(side, entities, relation_ids, entities)
-        return KnownNegatives(first, count, answers, self.original_ids[answer_type][negative_ids], own)
+        is_own_known = self.known.contain(side, entities, relation_ids, entities)
+        negative_ids = self.original_ids[answer_type][negative_ids]
+        return KnownNegatives(first, count, answers, negative_ids, is_own_known)

@@ -49,7 +49,7 @@ class Prefetcher:
 
     def __post_init__(self) -> None:
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
-        self._wanted: frozenset[Range] = frozenset()
+        self._target: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
         self._there = frozenset(self.there)
         self._is_closed = False
@@ -60,16 +60,16 @@ class Prefetcher:
 
     def advance(self, epoch: int, batch: int) -> None:
         """Note the batch that is trained next; returns at once."""
-        wanted = self.schedule.ranges_at(epoch, batch) | self.schedule.ranges_after(epoch, batch)
+        target = self.schedule.ranges_at(epoch, batch) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
-            if wanted != self._wanted:
-                self._wanted = wanted
+            if target != self._target:
+                self._target = target
                 self._changed.notify_all()
 
     def settle(self, timeout_seconds: float) -> bool:
         """Wait until all ranges that were announced are handled; returns False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._held == self._wanted, timeout_seconds)
+            return self._changed.wait_for(lambda: self._held == self._target, timeout_seconds)
 
     def close(self) -> None:
         """Stop the thread; a call to the kernel that runs is waited for, up to a limit."""
@@ -85,12 +85,12 @@ class Prefetcher:
         """Handle one set of ranges after another, the newest first."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._held != self._wanted)
+                self._changed.wait_for(lambda: self._is_closed or self._held != self._target)
                 if self._is_closed:
                     return
-                wanted, held = self._wanted, self._held
-            coming = [piece for range_ in sorted(wanted - held) for piece in self._pieces(range_)]
-            gone, self._there = (held | self._there) - wanted, frozenset()
+                target, held = self._target, self._held
+            coming = [piece for range_ in sorted(target - held) for piece in self._pieces(range_)]
+            gone, self._there = (held | self._there) - target, frozenset()
             going = [piece for range_ in sorted(gone) for piece in self._pieces(range_)]
             # At once: the process that writes them, which takes longer, can then drop each as it is written.
             self._advise(going, "unmap")
@@ -111,7 +111,7 @@ class Prefetcher:
             # Once more: other processes may have unmapped some of it only now.
             self._advise(going, "drop")
             with self._changed:
-                self._held = wanted
+                self._held = target
                 self._changed.notify_all()
 
     def _pieces(self, range_: Range) -> Iterator[Piece]:
@@ -121,13 +121,13 @@ class Prefetcher:
             for address, num_bytes in pages.pieces(number):
                 yield pages, address, num_bytes
 
-    def _advise(self, pieces: Iterable[Piece], what: str) -> None:
+    def _advise(self, pieces: Iterable[Piece], advice: str) -> None:
         """Advise the kernel about pieces; returns early if closed meanwhile."""
         for pages, address, num_bytes in pieces:
             # Read without the lock: a late view only costs one more call.
             if self._is_closed:
                 return
-            getattr(pages, what)(address, num_bytes)
+            getattr(pages, advice)(address, num_bytes)
 
 
 class TripleReader:
@@ -143,16 +143,16 @@ class TripleReader:
 
     def advance(self, epoch: int, batch: int) -> None:
         """Drop what neither this batch nor the next bucket needs, and read what is new."""
-        wanted = self._schedule.segments_at(epoch, batch) | self._schedule.segments_after(epoch, batch)
-        if wanted == self._there:
+        segments = self._schedule.segments_at(epoch, batch) | self._schedule.segments_after(epoch, batch)
+        if segments == self._there:
             return
-        for segment in self._there - wanted:
+        for segment in self._there - segments:
             for file, address, num_bytes in self._pieces(segment):
                 file.drop(address, num_bytes)
-        for segment in wanted - self._there:
+        for segment in segments - self._there:
             for file, address, num_bytes in self._pieces(segment):
                 file.read_ahead(address, num_bytes)
-        self._there = wanted
+        self._there = segments
 
     def _pieces(self, segment: Segment) -> Iterator[Piece]:
         for file in self._files:

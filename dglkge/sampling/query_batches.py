@@ -242,9 +242,9 @@ class QueryBatches(EpochBatches):
         # A query belongs to the machine of its given entity: that row is read from shared memory.
         self._is_here = np.zeros(len(index), bool)
         for i, (_, anchor_type, _) in enumerate(self._kinds):
-            of_kind = np.flatnonzero(self._kind == i)
-            self._anchors[of_kind] = nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[of_kind]]
-            self._is_here[of_kind] = _is_on(layout, machine, anchor_type, nodes)
+            ids = np.flatnonzero(self._kind == i)
+            self._anchors[ids] = nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[ids]]
+            self._is_here[ids] = _is_on(layout, machine, anchor_type, nodes)
         if pairs is not None:
             self._place_pairs(pairs, layout, machine)
 
@@ -253,10 +253,10 @@ class QueryBatches(EpochBatches):
         self._pair_nodes = np.empty((2, len(pairs)), np.int64)
         is_here = np.zeros(len(pairs), bool)
         for i, types in enumerate(pairs.kinds):
-            of_kind = np.flatnonzero(pairs.kind_of == i)
+            pair_numbers = np.flatnonzero(pairs.kind_of == i)
             for side, (name, ids) in enumerate(zip(types, (pairs.heads, pairs.tails))):
-                self._pair_nodes[side, of_kind] = np.asarray(layout.node_ids(name))[ids[of_kind]]
-            is_here[of_kind] = _is_on(layout, machine, types[0], self._pair_nodes[0, of_kind])
+                self._pair_nodes[side, pair_numbers] = np.asarray(layout.node_ids(name))[ids[pair_numbers]]
+            is_here[pair_numbers] = _is_on(layout, machine, types[0], self._pair_nodes[0, pair_numbers])
         self._is_here = np.concatenate([self._is_here, is_here])
 
     def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
@@ -276,14 +276,14 @@ class QueryBatches(EpochBatches):
         ids = ids[self._is_here[ids]]
         ids = ids[trainer_share(len(ids), *self._turn)]
         # Numbers above those of the queries for entities are pairs.
-        of_pairs = self._of_pairs(ids[ids >= len(self.index)] - len(self.index))
+        pairs = self._sorted_pairs(ids[ids >= len(self.index)] - len(self.index))
         ids = ids[ids < len(self.index)]
         ids = ids[np.argsort(self._kind[ids], kind="stable")]
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, self._kind[ids]))
         anchors, relations = self._anchors[ids], self._relations[ids]
-        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
+        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *pairs)
 
-    def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, Ids, tuple[PairRun, ...]]:
+    def _sorted_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, Ids, tuple[PairRun, ...]]:
         """Sort pairs by kind; returns their numbers, heads, tails, times and runs."""
         if self.pairs is None:
             return ids, ids, ids, ids, ()

@@ -106,12 +106,12 @@ class RangeNegatives:
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
         self._number_of_type = {name: number for number, name in enumerate(bounds)}
         # Entry [part, range] of each type: first node id, and the one behind the last.
-        self._firsts = {name: of_type[:-1].reshape(-1, num_ranges) for name, of_type in bounds.items()}
-        self._ends = {name: of_type[1:].reshape(-1, num_ranges) for name, of_type in bounds.items()}
+        self._firsts = {name: runs[:-1].reshape(-1, num_ranges) for name, runs in bounds.items()}
+        self._ends = {name: runs[1:].reshape(-1, num_ranges) for name, runs in bounds.items()}
         # Sums of the weights of all nodes before each: a range of them is a range of weights.
         self._sums = {
-            name: np.append(0, np.cumsum(of_type)).astype(np.int64)
-            for name, of_type in (self.weights or {}).items()
+            name: np.append(0, np.cumsum(weights)).astype(np.int64)
+            for name, weights in (self.weights or {}).items()
         }
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
@@ -120,10 +120,10 @@ class RangeNegatives:
         numbers = sorted(set(ranges)) if self.ranges.is_mixed else [ranges[self.side is Side.TAIL]]
         # Run [part, range]: the entities of a range on a machine.
         firsts, ends = self._firsts[entity_type][:, numbers], self._ends[entity_type][:, numbers]
-        own = slice(self.part * len(numbers), (self.part + 1) * len(numbers))
+        own_runs = slice(self.part * len(numbers), (self.part + 1) * len(numbers))
         firsts, ends = firsts.ravel(), ends.ravel()
         # The type has no entity of these ranges here, or all of them: the local share is drawn globally.
-        own_size = int((ends[own] - firsts[own]).sum())
+        own_size = int((ends[own_runs] - firsts[own_runs]).sum())
         num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
         num_global = self._num_global + self._num_local - num_local
         key = (
@@ -141,7 +141,7 @@ class RangeNegatives:
             kinds.append(self._draw(entity_type, combine(_GLOBAL_KEY, *key), num_global, firsts, ends))
         if num_local:
             local_key = combine(_LOCAL_KEY, *key)
-            kinds.append(self._draw(entity_type, local_key, num_local, firsts[own], ends[own]))
+            kinds.append(self._draw(entity_type, local_key, num_local, firsts[own_runs], ends[own_runs]))
         if self._num_in_batch:
             present = present_entities(entity_type, batch, chunk, self.pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])

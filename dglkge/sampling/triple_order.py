@@ -93,8 +93,8 @@ class EdgeSet:
     def at(self, places: Ids) -> Ids:
         """Return the triples at places of the set."""
         ids = self.triple_ids
-        found: Ids = places + ids.start if isinstance(ids, range) else ids[places]
-        return found
+        triples: Ids = places + ids.start if isinstance(ids, range) else ids[places]
+        return triples
 
 
 class TripleOrder:
@@ -122,7 +122,7 @@ class TripleOrder:
     def __init__(self, sets: Sequence[EdgeSet], seed: int, held_out: float = 0.0) -> None:
         self.sets = list(sets)
         self._seed = seed
-        sizes = np.array([len(one.triple_ids) for one in sets], np.int64)
+        sizes = np.array([len(edge_set.triple_ids) for edge_set in sets], np.int64)
         self._held = np.minimum(np.ceil(sizes * held_out).astype(np.int64), sizes)
         self._bounds = np.concatenate([[0], np.cumsum(sizes - self._held)])
 
@@ -138,15 +138,17 @@ class TripleOrder:
     def triple_ids(self, positions: Ids, epoch: int) -> Ids:
         """Return the triple at each position (m,) of an epoch."""
         numbers = np.searchsorted(self._bounds[1:], positions, side="right")
-        found = np.empty(len(positions), np.int64)
+        triples = np.empty(len(positions), np.int64)
         for number in np.unique(numbers).tolist():
             here = numbers == number
             first, end = self.range_of(number)
-            places = inverse_permute(positions[here] - first, end - first, self._seed_of(number), epoch)
+            # The first set has the seed itself: a single one is walked as it was before there were several.
+            seed = self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
+            places = inverse_permute(positions[here] - first, end - first, seed, epoch)
             if self._held[number]:
                 places = self._scattered(number, places + self._held[number])
-            found[here] = self.sets[number].at(places)
-        return found
+            triples[here] = self.sets[number].at(places)
+        return triples
 
     def held_out(self, number: int, chunk: int = 0, num_chunks: int = 1) -> Ids:
         """Return the triples of a set that are never trained; those of one of its chunks."""
@@ -157,7 +159,8 @@ class TripleOrder:
     def made_of(self) -> tuple[Any, ...]:
         """Return what the trained triples of a data set depend on, as JSON gives it back."""
         seed = self._seed if self._held.any() else None
-        return seed, *([one.name, len(one.triple_ids), int(held)] for one, held in zip(self.sets, self._held))
+        sets = zip(self.sets, self._held.tolist())
+        return seed, *([edge_set.name, len(edge_set.triple_ids), held] for edge_set, held in sets)
 
     def num_held_out(self, number: int) -> int:
         """Return the number of triples of a set that are never trained."""
@@ -165,8 +168,8 @@ class TripleOrder:
 
     def is_trained(self, number: int, places: Ids) -> npt.NDArray[np.bool_]:
         """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
-        found = permute(places, *self._held_out_order(number))
-        trained: npt.NDArray[np.bool_] = found >= self._held[number]
+        positions = permute(places, *self._held_out_order(number))
+        trained: npt.NDArray[np.bool_] = positions >= self._held[number]
         return trained
 
     def _scattered(self, number: int, places: Ids) -> Ids:
@@ -175,14 +178,10 @@ class TripleOrder:
 
     def _held_out_order(self, number: int) -> tuple[int, int, int]:
         """Return size, key and epoch of the permutation that begins with the held-out triples of a set."""
-        one = self.sets[number]
+        edge_set = self.sets[number]
         # By name: a set has the same triples held out wherever it stands in the list.
-        key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(one.name.encode())))
-        return len(one.triple_ids), key, _FIXED
-
-    def _seed_of(self, number: int) -> int:
-        # The first set has the seed itself: a single one is walked as it was before there were several.
-        return self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
+        key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(edge_set.name.encode())))
+        return len(edge_set.triple_ids), key, _FIXED
 
 
 def _as_seed(key: int) -> int:
@@ -209,7 +208,7 @@ def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: 
 
     Examples
     --------
-    >>> [(one.first_batch, one.end_batch) for one in plan_passes([(0, 95), (95, 100)], 2, 10)]
+    >>> [(part.first_batch, part.end_batch) for part in plan_passes([(0, 95), (95, 100)], 2, 10)]
     [(0, 5), (5, 10), (10, 10), (10, 10)]
     """
     passes: list[Pass] = []

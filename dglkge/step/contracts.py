@@ -6,7 +6,7 @@ A :class:`Computation` says how an objective computes: where, in which numbers, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -67,7 +67,7 @@ class Rows(Protocol):
     def leaf(self, places: Places) -> Tensor:
         """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
 
-    def found(self, places: Places) -> FoundRows:
+    def in_place(self, places: Places) -> FoundRows:
         """Return the addresses of rows in the host's memory, without a copy."""
 
     def gradients(self, places: Places) -> Tensor:
@@ -262,8 +262,9 @@ class PhaseClock:
     >>> clock = PhaseClock(is_on=True)
     >>> clock.enter("gather")
     >>> clock.stop()
-    >>> clock.take()["gather"] > 0, clock.take()["gather"]
-    (True, 0.0)
+    >>> seconds = dict(zip(PHASES, clock.take().tolist()))
+    >>> seconds["gather"] > 0, clock.take().tolist() == [0.0] * len(PHASES)
+    (True, True)
     """
 
     def __init__(self, is_on: bool = False) -> None:
@@ -287,16 +288,10 @@ class PhaseClock:
             self._seconds[self._running] += time.perf_counter() - self._since
             self._running = -1
 
-    def take(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last call."""
-        taken = dict(zip(PHASES, self._seconds.tolist()))
-        self._seconds[:] = 0
+    def take(self) -> npt.NDArray[np.float64]:
+        """Return the seconds of each phase since the last call, in the order of :data:`PHASES`."""
+        taken, self._seconds = self._seconds, np.zeros(len(PHASES))
         return taken
-
-
-def as_array(seconds: Mapping[str, float]) -> npt.NDArray[np.float64]:
-    """Return the seconds in the order of :data:`PHASES`, to be summed over trainers."""
-    return np.array([seconds[phase] for phase in PHASES])
 
 
 @dataclass(frozen=True)

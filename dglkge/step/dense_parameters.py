@@ -69,7 +69,8 @@ class DenseParameters(Parameters):
     num_trainers: int = 1
 
     def __post_init__(self) -> None:
-        self._parameters = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
+        parameters = self.module.named_parameters()
+        self._parameters = {name: values for name, values in parameters if values.requires_grad}
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
             for values in self.module.parameters():
@@ -79,7 +80,7 @@ class DenseParameters(Parameters):
         self._shards: ParameterShards | None = None
         if self.shards_in is not None:
             self._shards = ParameterShards(dict(self.module.named_parameters()), self.groups, self.shards_in)
-            self._updated = {name: self._shards.own[name] for name in self._parameters}
+            self._updated = {name: self._shards.slices[name] for name in self._parameters}
         self.optimizer = self.make_optimizer(list(self._updated.values()))
 
     @property
@@ -174,9 +175,9 @@ class DenseParameters(Parameters):
     def _unscale(self) -> None:
         """Divide the gradients of this trainer's batch by the loss scale."""
         if self.loss_scale is not None:
-            for name, one in self._parameters.items():
-                if one.grad is not None and name in self.scaled:
-                    one.grad /= self.loss_scale.scale
+            for name, parameter in self._parameters.items():
+                if parameter.grad is not None and name in self.scaled:
+                    parameter.grad /= self.loss_scale.scale
 
     def statistics(self) -> dict[str, float]:
         """Return the fields of a line of statistics: of the loss scale, where there is one."""
@@ -186,9 +187,9 @@ class DenseParameters(Parameters):
 
     def update(self, factor: float = 1.0) -> None:
         if factor != 1:
-            for one in self._updated.values():
-                if one.grad is not None:
-                    one.grad.mul_(factor)
+            for parameter in self._updated.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -197,27 +198,27 @@ class DenseParameters(Parameters):
         A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
         nothing that is whole. A CheckpointError or StorageError on rank 0, if that file cannot be written.
         """
-        every = dict(self.module.named_parameters()) if self._shards is None else self._shards.own
-        found: dict[str, Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
-        slices = {path: (name, every[name].detach()) for name, path in zip(every, found)}
-        for name, one in self._updated.items():
-            for key, value in self.optimizer.state.get(one, {}).items():
+        parameters = dict(self.module.named_parameters()) if self._shards is None else self._shards.slices
+        datasets: dict[str, Tensor] = {}
+        slices = {}
+        for name, parameter in parameters.items():
+            path = dense_path("parameters", name)
+            datasets[path], slices[path] = parameter, (name, parameter.detach())
+        for name, parameter in self._updated.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 path = dense_path(STATE, name, key)
                 if isinstance(value, Tensor):
-                    found[path] = value
+                    datasets[path] = value
                     if value.ndim:  # numbers of the whole parameter, as the count of steps, are equal
                         slices[path] = (name, value)
                 elif isinstance(value, (bool, int, float)):
-                    found[dense_path(NUMBERS, name, key)] = torch.tensor(value, dtype=torch.float64)
+                    datasets[dense_path(NUMBERS, name, key)] = torch.tensor(value, dtype=torch.float64)
         if self.loss_scale is not None:
             for key, number in self.loss_scale.state().items():
-                found[dense_path(SCALE, key)] = torch.tensor(number, dtype=torch.float64)
-        if self._shards is None:
-            return {path: value.detach().to("cpu", copy=True) for path, value in found.items()}
-        numbers = {
-            path: value.detach().to("cpu", copy=True) for path, value in found.items() if path not in slices
-        }
-        return {**self._shards.joined(slices), **numbers}
+                datasets[dense_path(SCALE, key)] = torch.tensor(number, dtype=torch.float64)
+        joined = {} if self._shards is None else self._shards.joined(slices)
+        kept = [path for path in datasets if self._shards is None or path not in slices]
+        return {**joined, **{path: datasets[path].detach().to("cpu", copy=True) for path in kept}}
 
     def take(self, values: Mapping[str, Tensor], where: str) -> None:
         """Take the parameters of another run, by name; see :meth:`take_state` for the optimizer's state.
@@ -241,7 +242,7 @@ class DenseParameters(Parameters):
             self._shards.load(state.get(dense_path("parameters"), {}), state.filename)
         self.take_state(state)
         if self.loss_scale is not None:
-            scale = {key: float(one[()]) for key, one in state.get(dense_path(SCALE), {}).items()}
+            scale = {key: float(dataset[()]) for key, dataset in state.get(dense_path(SCALE), {}).items()}
             # A run that was trained in another type has none, and starts with a new one.
             if scale:
                 self.loss_scale.load(scale)
@@ -251,10 +252,10 @@ class DenseParameters(Parameters):
 
         ``changed`` returns the numbers of a dataset in the shape that this run has.
         """
-        found: Mapping[str, Any] = file.get(DENSE_GROUP, {})
+        group: Mapping[str, Any] = file.get(DENSE_GROUP, {})
         for name, parameter in self._updated.items():
             state: dict[str, Any] = {}
-            for key, saved in found.get(f"{STATE}/{name}", {}).items():
+            for key, saved in group.get(f"{STATE}/{name}", {}).items():
                 dataset = changed(saved)
                 if self._shards is not None and dataset.shape == self._shards.shapes[name]:
                     state[key] = self._shards.own_part(name, dataset)
@@ -262,7 +263,7 @@ class DenseParameters(Parameters):
                     numbers = torch.from_numpy(np.asarray(dataset[()]))
                     # torch keeps the count of steps on the host.
                     state[key] = numbers.to(parameter.device) if numbers.ndim else numbers
-            for key, dataset in found.get(f"{NUMBERS}/{name}", {}).items():
+            for key, dataset in group.get(f"{NUMBERS}/{name}", {}).items():
                 number = float(dataset[()])
                 state[key] = int(number) if number.is_integer() else number
             if state:

@@ -41,8 +41,8 @@ class _Holder(nn.Module):
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        for number, one in enumerate(parameters):
-            self.register_parameter(f"p{number}", nn.Parameter(one.detach(), one.requires_grad))
+        for number, parameter in enumerate(parameters):
+            self.register_parameter(f"p{number}", nn.Parameter(parameter.detach(), parameter.requires_grad))
 
 
 def _sharded(holder: _Holder, device: torch.device, group: Any) -> Any:
@@ -85,7 +85,7 @@ class _BlockGather:
         for start in range(0, len(input_tensor), BLOCK_NUMBERS):
             stop = start + BLOCK_NUMBERS
             # FSDP has put this trainer's slice in the output already; gloo takes no input that is its output.
-            dist.all_gather([one[start:stop] for one in slices], input_tensor[start:stop].clone(), group)
+            dist.all_gather([part[start:stop] for part in slices], input_tensor[start:stop].clone(), group)
 
 
 class _Spool:
@@ -143,7 +143,7 @@ class ParameterShards:
 
     Attributes
     ----------
-    own : dict of str to nn.Parameter
+    slices : dict of str to nn.Parameter
         The slices, which an optimizer may update.
     shapes : dict of str to tuple of int
         Of the whole parameters.
@@ -164,8 +164,8 @@ class ParameterShards:
         for name, parameter in self._whole.items():
             by_device.setdefault(parameter.device, {})[name] = parameter
         self._groups = {device: groups.group(device) for device in by_device}
-        self._names = {device: list(own) for device, own in by_device.items()}
-        holders = {device: _Holder(list(own.values())) for device, own in by_device.items()}
+        self._names = {device: list(members) for device, members in by_device.items()}
+        holders = {device: _Holder(list(members.values())) for device, members in by_device.items()}
         self._let_go()
         self._sharded = [_sharded(holder, device, self._groups[device]) for device, holder in holders.items()]
         self._gathered = {
@@ -174,14 +174,14 @@ class ParameterShards:
             for number, name in enumerate(names)
         }
         self._is_whole = False
-        self.own = {}
+        self.slices = {}
         for name, parameter in self._whole.items():
             slice_ = getattr(*self._gathered[name]).to_local()
             if tuple(slice_.shape) != self._slice_shape(name, self.rank):
                 raise RuntimeError(f"FSDP has cut {name!r} to {tuple(slice_.shape)}")
             # The same memory: what an optimizer writes to it is gathered in the next batch. Plain tensors,
             # because an optimizer that works number by number needs no DTensor, whose operations are slow.
-            self.own[name] = nn.Parameter(slice_.detach(), parameter.requires_grad)
+            self.slices[name] = nn.Parameter(slice_.detach(), parameter.requires_grad)
 
     def rows(self, name: str, rank: int | None = None) -> slice:
         """Return the place of a trainer's slice (default: this one's) in the first dimension."""
@@ -290,8 +290,8 @@ class ParameterShards:
         """
         whole = values_of(self.shapes, values, where)
         with torch.no_grad():
-            for (name, own), value in zip(self.own.items(), whole):
-                own.copy_(self.own_part(name, value))
+            for (name, slice_), value in zip(self.slices.items(), whole):
+                slice_.copy_(self.own_part(name, value))
 
     def own_part(self, name: str, values: Any) -> Tensor:
         """Return a copy of this trainer's slice of a tensor or dataset of a parameter's shape."""
@@ -318,13 +318,13 @@ class ParameterShards:
                 for block in self._blocks(name, mine.detach()):
                     spool.write(block)
             mapped = spool.mapped()
-        found = {}
+        tensors = {}
         for key, (name, mine) in slices.items():
             shape = self.shapes[name]
             count = int(np.prod(shape, dtype=np.int64)) * mine.element_size()
             part = torch.from_numpy(mapped[places[key] : places[key] + count])
-            found[key] = part.view(mine.dtype).view(shape)
-        return found
+            tensors[key] = part.view(mine.dtype).view(shape)
+        return tensors
 
     def _blocks(self, name: str, mine: Tensor) -> Iterator[np.ndarray]:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""

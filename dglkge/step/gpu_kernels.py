@@ -57,9 +57,9 @@ def share_row(scores, logs, width, num_columns: tl.constexpr):  # type: ignore[n
     query = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, num_columns)
     is_column = columns < width
-    found = tl.load(scores + query * width + columns, mask=is_column, other=float("-inf")).to(tl.float32)
-    greatest = tl.max(found, 0)
-    powers = tl.exp(found - greatest)
+    values = tl.load(scores + query * width + columns, mask=is_column, other=float("-inf")).to(tl.float32)
+    greatest = tl.max(values, 0)
+    powers = tl.exp(values - greatest)
     total = tl.sum(powers, 0)
     tl.store(scores + query * width + columns, powers / total, mask=is_column)
     tl.store(logs + query, greatest + tl.log(total))

@@ -281,8 +281,8 @@ class EdgePlanner:
             anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
             known: dict[Side, KnownNegatives] = {}
             if self.known is not None:
-                for side, of_side in drawn_of.items():
-                    answers = (types[side], of_side.ids)
+                for side, side_negatives in drawn_of.items():
+                    answers = (types[side], side_negatives.ids)
                     known[side] = self.known.among(side, *anchors[side], relations, *answers)
             group = Group(
                 lhs,
@@ -316,8 +316,8 @@ class EdgePlanner:
         is_first = {Side.HEAD: head_ranges == first, Side.TAIL: tail_ranges == first}
         anchors = {Side.HEAD: is_first[Side.TAIL], Side.TAIL: is_first[Side.HEAD]}
         return {
-            side: AnswerRanges(anchors[side], is_first[side], range_of(types[side], of_side.ids) == first)
-            for side, of_side in drawn.items()
+            side: AnswerRanges(anchors[side], is_first[side], range_of(types[side], negatives.ids) == first)
+            for side, negatives in drawn.items()
         }
 
 

@@ -165,12 +165,12 @@ class GlobalVectors(RowTransform, Parameters):
 
     def load_state_dict(self, state: h5py.File) -> None:
         for path, values in self._by_path().items():
-            found = state[path][...]
-            if found.shape != tuple(values.shape):
+            saved = state[path][...]
+            if saved.shape != tuple(values.shape):
                 raise CheckpointError(
-                    f"{state.filename}:{path} has shape {found.shape}, expected {tuple(values.shape)}"
+                    f"{state.filename}:{path} has shape {saved.shape}, expected {tuple(values.shape)}"
                 )
-            values.copy_(torch.from_numpy(found))
+            values.copy_(torch.from_numpy(saved))
 
     def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:
         """Take Adagrad's sums of another run's model file with rows of the same width, where it has some of a

@@ -43,14 +43,17 @@ class Transforms:
 
     def __init__(self, by_table: Mapping[str, Sequence[RowTransform]]) -> None:
         self._chains = {name: list(chain) for name, chain in by_table.items() if chain}
-        self._each = list({id(one): one for chain in self._chains.values() for one in chain}.values())
+        # Each once: transforms have no hash.
+        self._transforms = list(
+            {id(item): item for chain in self._chains.values() for item in chain}.values()
+        )
 
     def __contains__(self, table: str) -> bool:
         return table in self._chains
 
     def start_batch(self, number: int) -> None:
         """Begin a batch."""
-        for transform in self._each:
+        for transform in self._transforms:
             transform.start_batch(number)
 
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
@@ -72,7 +75,7 @@ class TableRows:
     ids: Tensor
     copies: Tensor | None
     gradients: Tensor
-    found: Any = None
+    in_place: Any = None
 
     @functools.cached_property
     def found_gradients(self) -> FoundRows:
@@ -107,9 +110,9 @@ class CopiedRows(Rows):
 class HostRows(CopiedRows):
     """Rows of a batch in the host's memory."""
 
-    def found(self, places: Places) -> FoundRows:
-        found: FoundRows = self.tables[places.table].found.part(places.run)
-        return found
+    def in_place(self, places: Places) -> FoundRows:
+        located: FoundRows = self.tables[places.table].in_place.part(places.run)
+        return located
 
     def collect(self) -> list[RowGradients]:
         return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
@@ -169,14 +172,14 @@ class HostStore(LookupStore):
             copies = None
             if self._reads_in_place and name not in self._transforms:
                 # Compiled loops write all gradients.
-                found = located[name].found(room)
+                in_place = located[name].in_place(room)
             else:
                 # Autograd adds to gradients that exist.
                 gradients.zero_()
                 copies = located[name].copied(room())
                 self._transforms.forward(name, ids, copies)
-                found = FoundRows.in_array(copies.numpy())
-            tables[name] = TableRows(ids, copies, gradients, found)
+                in_place = FoundRows.in_array(copies.numpy())
+            tables[name] = TableRows(ids, copies, gradients, in_place)
         return HostRows(tables)
 
 
@@ -205,12 +208,12 @@ class Upload:
     def send(self) -> None:
         """Begin the copies."""
         for dtype, arrays in self._arrays.items():
-            found = torch.from_numpy(np.concatenate(arrays))
-            host = self._host.take(dtype.name, len(found), 1, found.dtype).copy_(found[:, None])
+            joined = torch.from_numpy(np.concatenate(arrays))
+            host = self._host.take(dtype.name, len(joined), 1, joined.dtype).copy_(joined[:, None])
             # Allocated in the stream's own pool: memory of the main stream may still be read by kernels that
             # wait there.
             with self._backend.stream(self._stream):
-                there = self._there.take(dtype.name, len(found), 1, found.dtype)
+                there = self._there.take(dtype.name, len(joined), 1, joined.dtype)
                 self.copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
 
     def wait(self) -> None:
@@ -230,14 +233,6 @@ class Piece:
     def tensor(self) -> Tensor:
         """The array on the device."""
         return self.upload.copies[self.dtype][self.place]
-
-
-class StagedMemory:
-    """Memory of a table's rows and gradients: page-locked on the host, and on the device."""
-
-    def __init__(self, device: ComputeDevice) -> None:
-        self.host = Scratch(pinned=device.pins_memory)
-        self.device = Scratch(device.device)
 
 
 @dataclass(frozen=True)
@@ -265,10 +260,10 @@ class StagedRows(CopiedRows):
     """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     tables: Mapping[str, DeviceTableRows]
-    memory: Mapping[str, StagedMemory] | None
+    host: Mapping[str, Scratch] | None
     device: ComputeDevice
 
-    def found(self, places: Places) -> FoundRows:
+    def in_place(self, places: Places) -> FoundRows:
         raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
 
     def collect(self) -> list[RowGradients]:
@@ -283,9 +278,9 @@ class StagedRows(CopiedRows):
 
     def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
-        if self.memory is None:
+        if self.host is None:
             return merged
-        room = self.memory[name].host.take("gradients", *merged.shape)
+        room = self.host[name].take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
 
 
@@ -300,7 +295,9 @@ class StagedStore(LookupStore):
         stream = device.backend.Stream()
         # Used in turn: while a batch computes, the ids of the next one are uploaded.
         self._upload, self._spare_upload = Upload(device, stream), Upload(device, stream)
-        self._memory = {name: StagedMemory(device) for name in tables}
+        # Of each table's rows and gradients.
+        self._host = {name: Scratch(pinned=device.pins_memory) for name in tables}
+        self._there = {name: Scratch(device.device) for name in tables}
 
     @property
     def num_ahead(self) -> int:
@@ -334,23 +331,23 @@ class StagedStore(LookupStore):
             self._transforms.forward(name, plan.ids[name], rows)
         for name, rows in distinct.items():
             tables[name] = self._repeated(name, plan, self._on_device(name, rows))
-        return StagedRows(tables, self._memory if self._returns else None, self._device)
+        return StagedRows(tables, self._host if self._returns else None, self._device)
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
         located = self._lookup.rows(plan.number, self._row_ids(plan))
         return {
-            name: located[name].copied(self._memory[name].host.take("rows", len(ids), self._tables[name].dim))
+            name: located[name].copied(self._host[name].take("rows", len(ids), self._tables[name].dim))
             for name, ids in plan.ids.items()
         }
 
     def _on_device(self, name: str, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device."""
-        return self._memory[name].device.take("distinct", *rows.shape).copy_(rows, non_blocking=True)
+        return self._there[name].take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
     def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> DeviceTableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
-        memory, dim = self._memory[name].device, self._tables[name].dim
+        memory, dim = self._there[name], self._tables[name].dim
         plan.staged.upload.wait()
         places = plan.staged.places[name].tensor
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))
@@ -381,13 +378,13 @@ class DeviceStore(StagedStore):
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         rows, repeats = dict(ids), {}
-        for name, of_table in ids.items():
-            of_rows = self._tables.row_ids(name, of_table)
-            if of_rows is not of_table:
-                rows[name], counts = torch.unique_consecutive(of_rows, return_counts=True)
+        for name, table_ids in ids.items():
+            row_ids = self._tables.row_ids(name, table_ids)
+            if row_ids is not table_ids:
+                rows[name], counts = torch.unique_consecutive(row_ids, return_counts=True)
                 repeats[name] = Present(counts) if counts.is_cuda else upload.add(counts.numpy())
         routes = self._device_tables.routes(number, rows, upload.add)
-        return {name: dataclasses.replace(one, repeats=repeats.get(name)) for name, one in routes.items()}
+        return {name: dataclasses.replace(route, repeats=repeats.get(name)) for name, route in routes.items()}
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         plan.staged.upload.wait()  # the routes are part of it

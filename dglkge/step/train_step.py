@@ -62,7 +62,7 @@ class RowUpdates:
         """
         result: UpdateResult = self.optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
-            [self._trained(one) for one in gradients if one.table not in self.frozen],
+            [self._trained(part) for part in gradients if part.table not in self.frozen],
             extra=flags,
             other_squares=other_squares,
             number=number,
@@ -158,10 +158,10 @@ class TrainStep:
         # 5 objective: while a device computes, or ids travel in a thread, the next batch is planned.
         finish = self.objective.gradients(plan, rows)
         self.look_ahead.look(batch)
-        found = finish()
+        outcome = finish()
         self.clock.enter("merge")
         # Gradients of owned candidates come beside those of the batch's rows; the optimizer adds equal ids.
-        gradients = [*rows.collect(), *found.candidates]
+        gradients = [*rows.collect(), *outcome.candidates]
         self.transforms.backward(gradients)
         # 6 update: owners must not write rows that are still being read for the announced batch.
         self.store.before_update()
@@ -169,7 +169,7 @@ class TrainStep:
         squares = [parameters.sum_gradients(gradients) for parameters in self.parameters]
         is_skipped = None in squares
         self.clock.enter("merge")
-        other_squares = sum(one for one in squares if one is not None)
+        other_squares = sum(square for square in squares if square is not None)
         update = self.updates([] if is_skipped else gradients, plan.number, other_squares, flags)
         self.clock.enter("update")
         for parameters in () if is_skipped else self.parameters:
@@ -177,7 +177,7 @@ class TrainStep:
             parameters.update(update.clip_factor)
         # 7 count
         sent = self._sent_bytes() - sent
-        return StepResult(found.loss, found.measures, sent, is_skipped, update.extra_sum)
+        return StepResult(outcome.loss, outcome.measures, sent, is_skipped, update.extra_sum)
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""

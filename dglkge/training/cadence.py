@@ -79,8 +79,8 @@ class CommitCadence:
 
     def counts(self, batches_done: int) -> bool:
         """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        every = self._settings.every_batches
-        return bool(every) and batches_done % every == 0
+        interval = self._settings.every_batches
+        return bool(interval) and batches_done % interval == 0
 
     def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
         """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
@@ -132,22 +132,22 @@ class Cadence(CommitCadence):
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
-        every = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
+        intervals = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
         return (
-            any(number and epochs_done % number == 0 for number in every)
+            any(number and epochs_done % number == 0 for number in intervals)
             or epochs_done >= self._config.training.num_epochs
             or (self.keeps_best and self.validates_after_epoch(epochs_done))
         )
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
         """Return whether the valid split is ranked after an epoch."""
-        every = self._config.evaluation.valid_every_epochs
-        return bool(every) and epochs_done % every == 0
+        interval = self._config.evaluation.valid_every_epochs
+        return bool(interval) and epochs_done % interval == 0
 
     def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
         """Return the names under which the version of an epoch is kept, and why."""
-        every = self._config.checkpoint.keep_every_epochs
-        if not every or epochs_done % every:
+        interval = self._config.checkpoint.keep_every_epochs
+        if not interval or epochs_done % interval:
             return {}
         return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
 

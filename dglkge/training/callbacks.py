@@ -302,11 +302,6 @@ class Trackers:
         for thread in self._threads:
             thread.put(values, step)
 
-    def log_result(self, split: str, metrics: Mapping[str, float], step: int) -> None:
-        """Give the metrics of a ranking of a split to all trackers."""
-        # MLflow refuses "@" in a name.
-        self.log({f"{split}/{name.replace('@', '_at_')}": value for name, value in metrics.items()}, step)
-
     def finish(self) -> None:
         """Wait, within limits, until the trackers have written everything, and end them."""
         # Called on the way out: an exception that ends the training is still being handled.
@@ -376,10 +371,10 @@ def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     >>> flat_settings({"seed": 0, "model": {"dimension": 8}, "imports": ["a"]})
     {'seed': 0, 'model.dimension': 8, 'imports': '["a"]'}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            found.update(flat_settings(value, f"{prefix}{key}."))
+            flat.update(flat_settings(value, f"{prefix}{key}."))
         else:
-            found[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return found
+            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
+    return flat

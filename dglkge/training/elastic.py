@@ -126,15 +126,15 @@ def elastic(
     return Elastic(Path(folder), cluster, tables, objects or {}, settings, seed)
 
 
-def _settings_of(every: Mapping[str, float]) -> CheckpointConfig:
+def _settings_of(intervals: Mapping[str, float]) -> CheckpointConfig:
     """Read the argument of :func:`elastic`."""
-    for name, value in every.items():
+    for name, value in intervals.items():
         if name not in UNITS:
             raise unknown_name("unit in every", name, UNITS)
         is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
         if isinstance(value, bool) or not is_whole or not 0 <= value <= sys.float_info.max:
             raise InputError(f"elastic: every {name} is {value!r}; expected a finite number of at least 0")
-    units: dict[str, Any] = {f"every_{name}": every.get(name, 0) for name in UNITS}
+    units: dict[str, Any] = {f"every_{name}": intervals.get(name, 0) for name in UNITS}
     return CheckpointConfig(**units)
 
 
@@ -154,7 +154,7 @@ class Elastic:
         self._cadence, self._every_epochs = CommitCadence(settings, cluster), settings.every_epochs
         self._resources = contextlib.ExitStack()
         self._state = TrainingState(
-            {f"optimizer {n}": OptimizerState(each) for n, each in enumerate(tables.optimizers)},
+            {f"optimizer {n}": OptimizerState(optimizer) for n, optimizer in enumerate(tables.optimizers)},
             door="elastic: objects",
         )
         for name, item in objects.items():
@@ -253,9 +253,9 @@ class Elastic:
         if number > loops_done:  # the loop before was left by `break`
             self._place, batches_done = (epoch, number, 0), 0
         self._seed_for(epoch, number, -1)
-        for each in (loader, getattr(loader, "sampler", None)):
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)  # type: ignore[union-attr]
+        for source in (loader, getattr(loader, "sampler", None)):
+            if callable(getattr(source, "set_epoch", None)):
+                source.set_epoch(epoch)  # type: ignore[union-attr]
         self.stop_if_asked()
         batches = iter(loader)
         index = 0
@@ -270,7 +270,11 @@ class Elastic:
                 continue
             yield batch
             self._place = epoch, number, index
-            self._after_batch(index)
+            must_stop, must_commit = self._cadence.exchange(index)
+            if must_stop:
+                self._stop()
+            if must_commit:
+                self.commit()
         self._place = epoch, number + 1, 0
 
     def _seed_for(self, epoch: int, loop: int, index: int) -> None:
@@ -283,14 +287,6 @@ class Elastic:
         np.random.seed(number)  # noqa: NPY002  what scripts of DGL use
         torch.manual_seed(number)
         dgl.seed(number)
-
-    def _after_batch(self, batches_done: int) -> None:
-        """Commit or stop if a trainer asks for it; a collective."""
-        must_stop, must_commit = self._cadence.exchange(batches_done)
-        if must_stop:
-            self._stop()
-        if must_commit:
-            self.commit()
 
     def stop_if_asked(self) -> None:
         """Commit and stop if one of the trainers received a signal; a collective, for long code of your own.

@@ -83,8 +83,8 @@ class ElasticTables:
 
     def describe(self) -> CheckpointMeta:
         """Return the description that a version of the checkpoint holds."""
-        widths = {name: each.embedding_dim for name, each in self._embeddings.items()}
-        counts = {name: int(each.num_embeddings) for name, each in self._embeddings.items()}
+        widths = {name: embedding.embedding_dim for name, embedding in self._embeddings.items()}
+        counts = {name: int(embedding.num_embeddings) for name, embedding in self._embeddings.items()}
         ids = {
             name: "original" if name in self._original_ids else f"of {self.num_parts} partitions"
             for name in counts
@@ -98,16 +98,12 @@ class ElasticTables:
             dataset_fingerprint=", ".join(f"{name}: {count} rows" for name, count in counts.items()),
             entity_types=counts,
             relations=[],
-            progress={
-                Progress.FINISHED_EPOCHS: 0,
-                Progress.BATCHES_DONE: 0,
-                Progress.GLOBAL_BATCH_SIZE: 1,
-            },
+            progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
             seed=0,
             score_function="",
             dim=dim,
             reciprocal=False,
-            optimizer={"name": ", ".join(type(each).__name__ for each in self.optimizers)},
+            optimizer={"name": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)},
             versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
             dims={name: width for name, width in widths.items() if width != dim},
         )
@@ -124,9 +120,10 @@ class ElasticTables:
             rows = rows.view(embedding.row_dtype)
         if name not in self._own_ids:
             start = int(range_starts(policy)[policy.part_id])
-            own = torch.arange(start, start + len(rows))
-            every = self._original_ids.get(name)
-            self._own_ids[name] = own if every is None else torch.as_tensor(every[own], dtype=torch.int64)
+            ids = torch.arange(start, start + len(rows))
+            if name in self._original_ids:
+                ids = torch.as_tensor(self._original_ids[name][ids], dtype=torch.int64)
+            self._own_ids[name] = ids
         state = {
             key: tensor.local_partition
             for optimizer in self.optimizers

@@ -27,12 +27,7 @@ from dglkge.optim.scratch import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
-from dglkge.training.building.components import (
-    REFERENCE,
-    configured_model,
-    dense_optimizer,
-    with_num_times,
-)
+from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
 from dglkge.training.building.tables import (
     RunFeatures,

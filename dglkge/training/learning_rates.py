@@ -38,12 +38,14 @@ def known_schedules() -> dict[str, Any]:
     return torch_classes(lr_scheduler, lr_scheduler.LRScheduler, unfit)
 
 
-def try_schedule(field: str, chosen: ScheduleSettings | None, lrs: Sequence[float], num_epochs: int) -> None:
+def try_schedule(
+    field: str, settings: ScheduleSettings | None, lrs: Sequence[float], num_epochs: int
+) -> None:
     """Make some steps of a schedule; raises InputError for one that torch does not have, or refuses."""
-    if chosen is not None:
-        num_steps = _TRIED_STEPS if chosen.every == EVERY_BATCH else min(num_epochs, 10_000)
-        with tried_on_torch(field, chosen):
-            tried = Schedule(field, chosen, lrs)
+    if settings is not None:
+        num_steps = _TRIED_STEPS if settings.every == EVERY_BATCH else min(num_epochs, 10_000)
+        with tried_on_torch(field, settings):
+            tried = Schedule(field, settings, lrs)
             for _ in range(num_steps):
                 tried.step(0.0)
 
@@ -59,11 +61,11 @@ class Schedule:
         Learning rate of each group at the start.
     """
 
-    def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
-        own = ("self", "optimizer", "last_epoch", "verbose")
-        kind, allowed = named_class(field, chosen, known_schedules(), own)
-        self.follows_ranking, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
-        options = chosen.options
+    def __init__(self, field: str, settings: ScheduleSettings, lrs: Sequence[float]) -> None:
+        reserved = ("self", "optimizer", "last_epoch", "verbose")
+        kind, allowed = named_class(field, settings, known_schedules(), reserved)
+        self.follows_ranking, self.steps_batches = settings.name == PLATEAU, settings.every == EVERY_BATCH
+        options = settings.options
         if options.get("cycle_momentum"):
             raise InputError(
                 f"{field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
@@ -77,7 +79,7 @@ class Schedule:
                 options[name] = [options[name] * (lr / lrs[0]) for lr in lrs]
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in lrs]
         self._driver = torch.optim.SGD(groups, lr=lrs[0])
-        with tried_on_torch(field, chosen):
+        with tried_on_torch(field, settings):
             self._scheduler = kind(self._driver, **options)
         # Some schedulers keep what has no plain form, such as a Counter of milestones.
         self._counters = [key for key, value in vars(self._scheduler).items() if isinstance(value, Counter)]

@@ -31,7 +31,7 @@ from dglkge.training.building.batches import edge_options, query_batches
 from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
 from dglkge.training.statistics.stats import open_bar
-from dglkge.typing import RELATION
+from dglkge.typing import RELATION, Side
 
 
 @dataclass
@@ -82,10 +82,11 @@ class SplitLoss:
             nodes = np.empty(triples.shape, np.int64)
             nodes[:, 1] = job.layout.edge_ids(RELATION)[triples[:, 1]]
             relations = dataset.relations.relations
-            for column, types in ((0, [one.lhs for one in relations]), (2, [one.rhs for one in relations])):
-                of_triples = np.array(types)[triples[:, 1]]
-                for name in np.unique(of_triples).tolist():
-                    here = of_triples == name
+            for column, side in ((0, Side.HEAD), (2, Side.TAIL)):
+                types = [relation.candidate_type(side) for relation in relations]
+                triple_types = np.array(types)[triples[:, 1]]
+                for name in np.unique(triple_types).tolist():
+                    here = triple_types == name
                     nodes[here, column] = job.layout.node_ids(name)[triples[here, column]]
             # All trainers have all of them, wherever their rows are.
             turn = (job.world.rank, job.world.world_size)
@@ -115,13 +116,13 @@ class LiveEvaluator:
         from it ends the ranking.
         """
         job, world, dataset, config = self.job, self.job.world, self.job.dataset, self.job.config
-        chosen = config.evaluation
+        settings = config.evaluation
         protocol = Protocol(
             split=split,
-            filtered=chosen.filtered,
-            num_candidates=chosen.num_candidates or None,
-            ties=chosen.ties,
-            batch_size=chosen.batch_size,
+            filtered=settings.filtered,
+            num_candidates=settings.num_candidates or None,
+            ties=settings.ties,
+            batch_size=settings.batch_size,
             seed=config.seed,
         )
         if protocol.filtered and self._known is None:
@@ -133,7 +134,7 @@ class LiveEvaluator:
             shards[name] = [
                 dataclasses.replace(shard, rows=self._scored(name, shard.original_ids, shard.rows))
             ]
-        triples = dataset.split(split)[: chosen.max_triples or None]
+        triples = dataset.split(split)[: settings.max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
         with open_bar(bar, total=2 * len(triples), desc=f"ranking {split}", unit="query") as shown:
@@ -143,8 +144,7 @@ class LiveEvaluator:
                 between()
 
             turn = (world.local_rank, world.trainers_per_machine)
-            others = (shards, job.cluster.sum, progress, turn)
-            result = evaluator.evaluate(triples, self._known, self, *others)
+            result = evaluator.evaluate(triples, self._known, self, shards, job.cluster.sum, progress, turn)
         return dataclasses.replace(result, loss=self._loss(split, triples))
 
     def gather(self, table: str, ids: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ def own_tables(config: Config) -> Iterator[None]:
         yield
         return
     planned = plan_memory(config, opened_dataset(config).size(), 1, 0)[0]
-    chosen = config.tables.folder
-    folders = [Path(chosen)] if chosen else usual_folders(on_disk=True)
+    path = config.tables.folder
+    folders = [Path(path)] if path else usual_folders(on_disk=True)
     base = roomy_folder(folders, planned.file_bytes, "tables.storage is disk; ")
     folder = TableFolder(base, secrets.token_hex(8))
     try:

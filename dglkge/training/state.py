@@ -99,11 +99,7 @@ def open_checkpoints(
     has_store = bool(settings.storage) or world.has_own_disk
     mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
     group = TrainerGroup(
-        world.rank,
-        world.is_machine_leader,
-        cluster.barrier,
-        cluster.gather_texts,
-        world.timeout_seconds,
+        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
     )
     return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
@@ -151,10 +147,10 @@ def _fill(
             return None
         return mirror.newest() if check is None else mirror.take(check)
 
-    found = cluster.agree(find)
-    num_bytes = 0 if found is None else found.num_bytes
+    manifest = cluster.agree(find)
+    num_bytes = 0 if manifest is None else manifest.num_bytes
     most = max(map(int, cluster.gather_texts(str(num_bytes))))
-    cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)
+    cluster.agree(lambda: None if mirror is None else mirror.fill(manifest, may_upload), most)
 
 
 OBJECT = "object:"
@@ -233,7 +229,7 @@ class TrainingState:
             raise CheckpointError(f"{where}: not the state of this training, or damaged ({reason})") from None
 
 
-def _saved(state: Mapping[str, Any], what: str) -> bytes:
+def _saved(state: Mapping[str, Any], label: str) -> bytes:
     """Return the bytes of a state that a reader without pickled code reads back."""
     file = io.BytesIO()
     try:
@@ -241,7 +237,7 @@ def _saved(state: Mapping[str, Any], what: str) -> bytes:
         torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
         raise InputError(
-            f"{what} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
+            f"{label} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
             f"are read without running code ({one_line(error)})"
         ) from None
     return file.getvalue()

@@ -71,13 +71,13 @@ class Trainer:
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
         self._buckets = passes.buckets
-        of_buckets = {} if self._buckets is None else {"buckets": self._buckets}
+        bucket_state = {} if self._buckets is None else {"buckets": self._buckets}
         self._state = TrainingState(
             {
                 "learning_rates": self._rates,
                 "early_stopping": self._patience,
                 "statistics": self._statistics,
-                **of_buckets,
+                **bucket_state,
             }
         )
         # A schedule that cannot be saved is refused now, not at the first commit.

@@ -66,16 +66,17 @@ def run_trainers(
 
     The lookups have a group of their own; ``threads`` is another, for the trainers themselves.
     """
-    shared, own = Threads(len(machine_of)), Threads(len(machine_of))
+    shared, trainer_threads = Threads(len(machine_of)), Threads(len(machine_of))
 
     def run(rank: int) -> Any:
         tables = machines.tables(machine_of[rank])
         group: Any = ThreadGroup(shared, rank)
         exchange = RowExchange(group, machine_of[rank], list(tables.values()), wire_dtype)
         try:
-            return trainer(rank, machine_of[rank], ExchangeLookup(tables, exchange, staleness), own)
+            lookup = ExchangeLookup(tables, exchange, staleness)
+            return trainer(rank, machine_of[rank], lookup, trainer_threads)
         except BaseException:
-            own.barrier.abort()
+            trainer_threads.barrier.abort()
             shared.barrier.abort()
             raise
 
@@ -86,16 +87,16 @@ def run_trainers(
 def expect(
     machines: Machines,
     rows: dict[str, torch.Tensor],
-    wanted: dict[str, torch.Tensor],
+    table_ids: dict[str, torch.Tensor],
     machine: int,
     wire_dtype: torch.dtype = torch.float32,
 ) -> dict[str, torch.Tensor]:
     """Rows as the trainer of a machine should see them: those of others as ``rows`` has them, narrowed."""
-    found = {}
-    for name, ids in wanted.items():
+    expected = {}
+    for name, ids in table_ids.items():
         local = machines.is_local(name, ids, machine)[:, None]
-        found[name] = torch.where(local, machines.rows[name][ids], rows[name][ids].to(wire_dtype).float())
-    return found
+        expected[name] = torch.where(local, machines.rows[name][ids], rows[name][ids].to(wire_dtype).float())
+    return expected
 
 
 def assert_rows(got: Mapping[str, FoundRows], expected: dict[str, torch.Tensor]) -> None:
@@ -121,9 +122,10 @@ def train(
     The oracle keeps the tables as they were before the last update; own rows are always current.
     """
     for step in range(num_steps):
-        wanted = draw(machines, step, rank)
-        got = lookup.rows(step, wanted)
-        assert_rows(got, expect(machines, before if staleness and step else machines.rows, wanted, machine))
+        table_ids = draw(machines, step, rank)
+        got = lookup.rows(step, table_ids)
+        rows = before if staleness and step else machines.rows
+        assert_rows(got, expect(machines, rows, table_ids, machine))
         if step + 1 < num_steps:
             lookup.announce(step + 1, draw(machines, step + 1, rank))
         lookup.before_update()
@@ -137,10 +139,10 @@ def train(
 def draw(machines: Machines, step: int, rank: int) -> dict[str, torch.Tensor]:
     """Return what a trainer wants in a step: repeated ids, sometimes none, sometimes a table not at all."""
     random = np.random.default_rng((step, rank))
-    wanted = {}
+    table_ids = {}
     for place, (name, rows) in enumerate(machines.rows.items()):
         turn = (step + rank + place) % 5
         if turn == 4:
             continue
-        wanted[name] = torch.from_numpy(random.integers(0, len(rows), 30 * turn))
-    return wanted
+        table_ids[name] = torch.from_numpy(random.integers(0, len(rows), 30 * turn))
+    return table_ids

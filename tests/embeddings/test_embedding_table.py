@@ -84,12 +84,12 @@ def test_rows_are_found_by_original_id_wherever_they_live(tables: list[TableSet]
 def test_only_rows_of_other_machines_are_pulled(tables: list[TableSet]) -> None:
     for table in (machine["entity"] for machine in tables):
         kvstore: Any = table.embedding._tensor
-        own = range(table.first_node_id, table.end_node_id)
+        local = range(table.first_node_id, table.end_node_id)
         table.gather(torch.arange(len(table)))
-        assert sorted(kvstore.pulled) == [node for node in range(len(table)) if node not in own]
+        assert sorted(kvstore.pulled) == [node for node in range(len(table)) if node not in local]
         kvstore.pulled.clear()
-        out = torch.zeros(len(own), DIM)
-        assert table.gather(torch.tensor(own), out=out) is out
+        out = torch.zeros(len(local), DIM)
+        assert table.gather(torch.tensor(local), out=out) is out
         assert kvstore.pulled == []
         torch.testing.assert_close(out, table.local_rows)
 
@@ -98,21 +98,21 @@ def test_shards_of_all_machines_hold_every_row_once(tables: list[TableSet]) -> N
     shards = [machine["entity"].shard(index, 3) for machine in tables for index in range(3)]
     ids = torch.cat([shard.original_ids for shard in shards])
     assert sorted(ids.tolist()) == list(range(60))
-    asked = torch.arange(60)
-    places = torch.stack([shard.locate(asked) for shard in shards])
+    all_ids = torch.arange(60)
+    places = torch.stack([shard.locate(all_ids) for shard in shards])
     assert ((places >= 0).sum(0) == 1).all()
     for shard, place in zip(shards, places):
         here = place >= 0
-        torch.testing.assert_close(shard.rows[place[here]], expected(asked[here]))
+        torch.testing.assert_close(shard.rows[place[here]], expected(all_ids[here]))
         torch.testing.assert_close(shard.rows, expected(shard.original_ids))
 
 
 def test_parts_and_the_whole_are_in_the_order_they_say(tables: list[TableSet]) -> None:
     for part, machine in enumerate(tables):
-        own = machine["entity"].own_part()
-        assert (own.table, own.part) == ("entity", part)
-        torch.testing.assert_close(own.rows, expected(own.original_ids))
-        assert own.rows.data_ptr() == machine["entity"].local_rows.data_ptr()
+        own_part = machine["entity"].own_part()
+        assert (own_part.table, own_part.part) == ("entity", part)
+        torch.testing.assert_close(own_part.rows, expected(own_part.original_ids))
+        assert own_part.rows.data_ptr() == machine["entity"].local_rows.data_ptr()
         whole = machine[RELATION].whole()
         torch.testing.assert_close(whole.rows, expected(torch.arange(4)))
     assert list(tables[0]) == ["entity", RELATION] and tables[0].entity_types == ["entity"]
@@ -128,8 +128,8 @@ def test_ranking_pulls_the_rows_of_its_queries_and_no_table(tables, layout):
         build_model("complex", DIM, reciprocal=False), data.relations.relations, Protocol(filtered=False)
     )
     evaluator.evaluate(triples, None, tables[0], shards)
-    asked = {"entity": np.unique(triples[:, [0, 2]]), RELATION: np.unique(triples[:, 1])}
-    for name, ids in asked.items():
+    queried = {"entity": np.unique(triples[:, [0, 2]]), RELATION: np.unique(triples[:, 1])}
+    for name, ids in queried.items():
         table: Any = tables[0][name]
         node_ids = layout.node_ids(name)[ids]
         elsewhere = node_ids[node_ids >= table.end_node_id]

@@ -24,7 +24,7 @@ NUM_ROWS, DIM = 1 << 14, 256
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A file of rows on a disk, here or in /var/tmp; skips where there is none."""
-    folder = next((one for one in (tmp_path, Path("/var/tmp")) if is_on_disk(str(one))), None)
+    folder = next((place for place in (tmp_path, Path("/var/tmp")) if is_on_disk(str(place))), None)
     if folder is None:
         pytest.skip("no folder on a disk: all temporary folders are in memory")
     path = folder / f"dglkge-rows-{os.getpid()}"
@@ -60,14 +60,14 @@ def evict(path: Path) -> None:
 def two_mappings(file: Path) -> tuple[torch.Tensor, torch.Tensor, MappedRows, MappedRows]:
     """Map a file twice, which is to the kernel as by two processes, the first of which is the leader."""
     rows = mapped(file), mapped(file)
-    leader, other = (MappedRows.of_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
+    leader, other = (MappedRows.from_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
     assert leader is not None and other is not None
     return *rows, leader, other
 
 
-def advise(pages: MappedRows, what: str, number: int) -> None:
+def advise(pages: MappedRows, advice: str, number: int) -> None:
     for address, num_bytes in pages.pieces(number):
-        assert getattr(pages, what)(address, num_bytes)
+        assert getattr(pages, advice)(address, num_bytes)
 
 
 def test_a_range_is_read_ahead_and_pushed_out_with_its_numbers(file: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_range_is_read_ahead_and_pushed_out_with_its_numbers(file: Path) -> No
     if resident(rows, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
     quarter = NUM_ROWS // 4
-    pages = MappedRows.of_tensor(rows, 4, drops=True)
+    pages = MappedRows.from_tensor(rows, 4, drops=True)
     assert pages is not None
     advise(pages, "read_ahead", 1)
     # The kernel reads asynchronously; touching the rows waits for it.
@@ -102,8 +102,8 @@ def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: 
     # It waits for the other, but not for ever.
     advise(leader, "push_out", 0)
     assert resident(first, 0, quarter) == 1
-    for what in ("read_ahead", "start_to_write", "push_out", "drop"):
-        advise(other, what, 0)
+    for advice in ("read_ahead", "start_to_write", "push_out", "drop"):
+        advise(other, advice, 0)
     assert resident(first, 0, quarter) == 1  # the other only unmaps, or maps
     advise(leader, "drop", 0)
     if resident(first, 0, quarter) > 0.5:
@@ -133,20 +133,20 @@ def test_others_map_what_the_leader_has_read(file: Path, monkeypatch: pytest.Mon
     if resident(first, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
     (piece,) = leader.pieces(1)
-    found: list[float] = []
+    ends: list[float] = []
 
     def follow() -> None:
         other.map_ahead(*piece)
-        found.append(time.monotonic())
+        ends.append(time.monotonic())
 
     seen = threading.Thread(target=follow)
     seen.start()
     time.sleep(0.1)
-    assert not found
+    assert not ends
     before = time.monotonic()
     leader.read_ahead(*piece)
     seen.join(30)
-    assert found and found[0] >= before
+    assert ends and ends[0] >= before
     # Nobody reads the others: each is waited for, until it was in vain too often.
     monkeypatch.setattr(mapped_rows, "WAIT_SECONDS", 0.02)
     looks = []
@@ -165,7 +165,7 @@ def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path)
     evict(file)
     rows = mapped(file)
     half = NUM_ROWS // 2
-    pages = MappedRows.of_tensor(rows, 2)
+    pages = MappedRows.from_tensor(rows, 2)
     assert pages is not None
     address, num_bytes = pages.pieces(1)[0]
     if not pages.map_ahead(address, num_bytes):
@@ -191,7 +191,7 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
     array = np.memmap(file, np.float32, mode="r", shape=(NUM_ROWS, DIM))
     expected = array[::1000].copy()
     rows = mapped(file)
-    pages = MappedRows.of_array(array, drops=True)
+    pages = MappedRows.from_array(array, drops=True)
     assert pages is not None
     assert array.sum() > 0 and resident(rows, 0, NUM_ROWS) == 1.0
     for address, num_bytes in pages.pieces_between(4096, 8192):
@@ -200,17 +200,17 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
     assert resident(rows, 4096, 8192) < 0.1
     assert resident(rows, 0, 4096) == resident(rows, 8192, NUM_ROWS) == 1.0
     np.testing.assert_array_equal(array[::1000], expected)
-    assert MappedRows.of_array(np.zeros((4, 4))) is None
+    assert MappedRows.from_array(np.zeros((4, 4))) is None
 
 
 def test_memory_and_private_mappings_are_left_alone(file: Path) -> None:
     rows = torch.from_file(str(file), shared=False, size=NUM_ROWS * DIM).view(NUM_ROWS, DIM)
     rows[0, 0] = 5
-    found = find_mapped_file(rows.data_ptr())
-    assert found is None or not found.is_shared
-    assert MappedRows.of_tensor(rows, 4, drops=True) is None
+    mapping = find_mapped_file(rows.data_ptr())
+    assert mapping is None or not mapping.is_shared
+    assert MappedRows.from_tensor(rows, 4, drops=True) is None
     for memory in (torch.zeros(100, 8), torch.zeros(0, 8), torch.zeros(8, 100).T):
-        assert MappedRows.of_tensor(memory, 2) is None
+        assert MappedRows.from_tensor(memory, 2) is None
     assert find_mapped_file(0) is None
 
 
@@ -236,10 +236,10 @@ def test_shared_memory_is_no_disk() -> None:
     path.write_bytes(b"\0" * 4096)
     try:
         rows = torch.from_file(str(path), shared=True, size=1024)
-        found = find_mapped_file(rows.data_ptr())
-        assert found is not None and found.path == str(path) and found.offset == 0
+        mapping = find_mapped_file(rows.data_ptr())
+        assert mapping is not None and mapping.path == str(path) and mapping.offset == 0
         assert not is_on_disk(str(path))
-        assert MappedRows.of_tensor(rows.view(-1, 8), 2) is None
+        assert MappedRows.from_tensor(rows.view(-1, 8), 2) is None
     finally:
         path.unlink()
 
@@ -251,7 +251,7 @@ def test_maps_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
         "3000-4000 rw-p 00000000 00:00 0 \n"
         "4000-5000 rw-s 00000000 00:05 9     /dev/shm/x (deleted)\n"
     )
-    found = find_mapped_file(0x1800, maps)
-    assert found is not None and (found.path, found.offset) == ("/data/my table", 0x2800)
+    mapping = find_mapped_file(0x1800, maps)
+    assert mapping is not None and (mapping.path, mapping.offset) == ("/data/my table", 0x2800)
     assert [find_mapped_file(address, maps) for address in (0x3000, 0x4000, 0x9000)] == [None] * 3
     assert find_mapped_file(0x1800, tmp_path / "absent") is None

@@ -39,8 +39,8 @@ class Servers:
 
     def answer(self) -> Any:
         """Return an answer that was not returned before."""
-        left = [place for place, one in enumerate(self.answers) if one is not None]
-        place = self._random.choice(left)
+        waiting = [place for place, answer in enumerate(self.answers) if answer is not None]
+        place = self._random.choice(waiting)
         number, rows = self.answers[place]
         self.answers[place] = None
         return SimpleNamespace(msg_seq=number, data=None, tensors=rows)
@@ -72,14 +72,14 @@ def test_remote_rows_are_those_of_the_request_and_own_rows_of_now(servers: Serve
     lookup, away = lookup_of(machines, machine), 0
     for step in range(12):
         seen.append({name: rows.clone() for name, rows in machines.rows.items()})
-        wanted = draw(machines, step, machine)
-        found = lookup.rows(step, wanted)
-        assert found.keys() == wanted.keys()
-        for name, ids in wanted.items():
+        table_ids = draw(machines, step, machine)
+        located = lookup.rows(step, table_ids)
+        assert located.keys() == table_ids.keys()
+        for name, ids in table_ids.items():
             local = machines.is_local(name, ids, machine)[:, None]
             then = seen[asked_at.get(step, step)][name]
             expected = torch.where(local, machines.rows[name][ids], then[ids])
-            assert torch.equal(found[name].copied(), expected)
+            assert torch.equal(located[name].copied(), expected)
             away += len(ids[~local[:, 0]].unique())
         for number in range(step + 1, step + 1 + AHEAD):
             if number not in asked_at:
@@ -87,7 +87,7 @@ def test_remote_rows_are_those_of_the_request_and_own_rows_of_now(servers: Serve
                 asked_at[number] = step
         if step == 6:  # as before a commit: nothing is on its way, and what comes next is asked for anew
             lookup.finish()
-            assert all(one is None for one in servers.answers)
+            assert all(answer is None for answer in servers.answers)
             away = servers.num_asked
             asked_at = {}
         for rows in machines.rows.values():

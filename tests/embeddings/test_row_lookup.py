@@ -28,9 +28,9 @@ def test_every_trainer_gets_the_rows_that_it_asks_for(layout, wire_dtype, ahead)
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
         for step in range(NUM_STEPS):
-            wanted = draw(machines, step, rank)
-            got = lookup.rows(step, wanted)
-            assert_rows(got, expect(machines, machines.rows, wanted, machine, wire_dtype))
+            table_ids = draw(machines, step, rank)
+            got = lookup.rows(step, table_ids)
+            assert_rows(got, expect(machines, machines.rows, table_ids, machine, wire_dtype))
             if ahead and step % 4 != 3:  # what is announced in vain is dropped
                 lookup.announce(step + 1, draw(machines, step + 1 if step % 4 else 99, rank))
                 if step % 4 == 0:
@@ -56,12 +56,12 @@ def test_rows_that_are_still_read_are_not_overwritten_by_those_of_the_next_batch
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
         for step in range(0, NUM_STEPS, 2):
-            wanted = draw(machines, step, rank)
-            found = lookup.rows(step, wanted)
-            assert any(len(rows.arrays[1]) for rows in found.values())
+            table_ids = draw(machines, step, rank)
+            located = lookup.rows(step, table_ids)
+            assert any(len(rows.arrays[1]) for rows in located.values())
             lookup.announce(step + 1, draw(machines, step + 1, rank))
             lookup.finish()  # all that travels ahead has come
-            assert_rows(found, expect(machines, machines.rows, wanted, machine))
+            assert_rows(located, expect(machines, machines.rows, table_ids, machine))
 
     run_trainers(machines, [0, 1], trainer, staleness=1)
 
@@ -71,16 +71,16 @@ def test_bytes_to_other_machines_are_counted(wire_dtype: torch.dtype) -> None:
     """Distinct ids of four bytes, their rows, and the numbers of rows; nothing for the own machine's."""
     machines, layout = Machines(2), [0, 0, 1]
     num_tables = len(machines.rows)
-    wanted = [draw(machines, 1, rank) for rank in range(3)]
+    rank_ids = [draw(machines, 1, rank) for rank in range(3)]
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> int:
-        lookup.rows(0, wanted[rank])
+        lookup.rows(0, rank_ids[rank])
         return lookup.sent_bytes
 
     sent = sum(run_trainers(machines, layout, trainer, wire_dtype))
     expected = 4 * (num_tables + 1) * 8  # two trainers with one stranger each, one with two
     for rank, machine in enumerate(layout):
-        for name, ids in wanted[rank].items():
+        for name, ids in rank_ids[rank].items():
             away = ids[~machines.is_local(name, ids, machine)].unique()
             expected += len(away) * (4 + machines.rows[name].shape[1] * wire_dtype.itemsize)
     assert sent == expected
@@ -100,8 +100,8 @@ def test_the_trainers_of_a_machine_share_its_answers() -> None:
         return int(exchange.exchange_ids([by_rank, [nothing] * 3, [nothing] * 3], 0).to_give.sum())
 
     with ThreadPoolExecutor(3) as pool:
-        given = list(pool.map(trainer, range(3)))
-    assert given == [0, 17, 16]
+        num_served = list(pool.map(trainer, range(3)))
+    assert num_served == [0, 17, 16]
 
 
 def test_trainers_at_different_batches_are_told_so() -> None:
@@ -145,11 +145,11 @@ def test_rows_of_16_bits_travel_as_they_are(layout: list[int], dtype: torch.dtyp
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> int:
         for step in range(NUM_STEPS):
-            wanted = draw(machines, step, rank)
-            for name, found in lookup.rows(step, wanted).items():
-                expected = machines.rows[name][wanted[name]].float()
-                assert found.copied().dtype == torch.float32
-                assert torch.equal(found.copied(), expected), name
+            table_ids = draw(machines, step, rank)
+            for name, located in lookup.rows(step, table_ids).items():
+                expected = machines.rows[name][table_ids[name]].float()
+                assert located.copied().dtype == torch.float32
+                assert torch.equal(located.copied(), expected), name
             if step + 1 < NUM_STEPS:
                 lookup.announce(step + 1, draw(machines, step + 1, rank))
         return lookup.sent_bytes
@@ -178,9 +178,9 @@ LOCAL, REMOTE = (RNG.normal(size=(num, 7)).astype(np.float32) for num in (11, 4)
 
 @pytest.mark.parametrize("places", [[], [0], [10, 3, 3, 0], [-1, -4, 5, -1, 10, -2], [-3]])
 def test_rows_of_two_arrays(places: list[int]) -> None:
-    found = FoundRows.in_either(LOCAL, REMOTE, np.array(places, np.int64))
+    located = FoundRows.in_either(LOCAL, REMOTE, np.array(places, np.int64))
     expected = [LOCAL[place] if place >= 0 else REMOTE[-1 - place] for place in places]
-    assert np.array_equal(found.copied().numpy(), np.array(expected).reshape(-1, 7))
+    assert np.array_equal(located.copied().numpy(), np.array(expected).reshape(-1, 7))
 
 
 def test_rows_of_one_array_are_read_when_they_are_copied() -> None:
@@ -192,12 +192,12 @@ def test_rows_of_one_array_are_read_when_they_are_copied() -> None:
     assert copied is room
     assert np.array_equal(room.numpy(), LOCAL[2:5])
     rows = LOCAL.copy()
-    found = FoundRows.in_array(rows, np.array([4]))
+    located = FoundRows.in_array(rows, np.array([4]))
     rows[4] = 2
-    assert found.copied().tolist() == [[2.0] * 7]
+    assert located.copied().tolist() == [[2.0] * 7]
     # Arrays are kept alive.
     rows = np.full((50_000, 7), 3, np.float32)
-    found = FoundRows.in_array(rows, np.array([49_999])).part(slice(None))
+    located = FoundRows.in_array(rows, np.array([49_999])).part(slice(None))
     del rows
     gc.collect()
-    assert found.copied().tolist() == [[3.0] * 7]
+    assert located.copied().tolist() == [[3.0] * 7]

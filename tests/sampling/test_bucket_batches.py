@@ -58,22 +58,22 @@ def test_shares_of_machines_stay_proportional() -> None:
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_one_two_and_three_trainers_have_the_same_batches_and_chunks(num_parts: int) -> None:
     def chunks(per_machine: int) -> list[dict]:
-        found = []
+        batches = []
         for index in range(11):
-            of_batch: dict = {}
+            groups: dict = {}
             for rank, trainer in enumerate(toy_trainers(num_parts, per_machine, 4)):
                 batch = trainer.batch(2, index)
                 for group in batch.groups:
                     key = (rank // per_machine, group.chunk, group.pair, batch.ranges[group.chunk])
-                    of_batch.setdefault(key, set()).update(batch.triple_ids[group.start : group.end].tolist())
-            found.append(of_batch)
-        return found
+                    groups.setdefault(key, set()).update(batch.triple_ids[group.start : group.end].tolist())
+            batches.append(groups)
+        return batches
 
     alone = chunks(1)
     assert chunks(2) == alone and chunks(3) == alone
-    for of_batch in alone:
+    for groups in alone:
         by_chunk: dict = {}
-        for (machine, chunk, _, _), ids in of_batch.items():
+        for (machine, chunk, _, _), ids in groups.items():
             by_chunk[machine, chunk] = by_chunk.get((machine, chunk), 0) + len(ids)
         assert max(by_chunk.values()) <= CHUNK_SIZE
 
@@ -132,13 +132,13 @@ def test_a_mixed_bucket_has_all_triples_between_two_ranges(order: str) -> None:
         for ranges, ids in seen.items():
             assert set(ids) >= {id_ for id_, pair in ends.items() if set(pair) == set(ranges)}
             assert all(set(ends[id_]) <= set(ranges) for id_ in ids)
-            for own in ranges:
-                inside = [id_ for id_ in ids if ends[id_] == (own, own)]
-                everywhere = sum(pair == (own, own) for pair in ends.values())
+            for inner in ranges:
+                inside = [id_ for id_ in ids if ends[id_] == (inner, inner)]
+                everywhere = sum(pair == (inner, inner) for pair in ends.values())
                 assert abs(len(inside) - everywhere / 3) < 1
                 for id_ in inside:
                     partners_of.setdefault(id_, []).append(ranges)
-    assert all(len(set(found)) == 3 for found in partners_of.values())
+    assert all(len(set(partners)) == 3 for partners in partners_of.values())
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_edge_sets_are_walked_in_turn(num_parts: int, per_machine: int, is_mixed
         start, end = index * BATCH_SIZE, (index + 1) * BATCH_SIZE
         expected = {number for number, (low, high) in enumerate(bounds) if start < high and low < end}
         assert {id_ % 2 for id_ in batch} == expected
-    for one in trainers[::per_machine]:
+    for trainer in trainers[::per_machine]:
         walked = [
             (piece.turn, piece.edge_set, piece.ranges)
-            for index in range(len(one))
-            for piece in one.walk.pieces(1, *one.walk.window(index))
+            for index in range(len(trainer))
+            for piece in trainer.walk.pieces(1, *trainer.walk.window(index))
         ]
         first, second = (
             list(dict.fromkeys(ranges for _, edge_set, ranges in walked if edge_set == number))
@@ -166,12 +166,12 @@ def test_edge_sets_are_walked_in_turn(num_parts: int, per_machine: int, is_mixed
         )
         assert walked == sorted(walked, key=lambda piece: piece[:2])
         # All buckets of these random graphs have triples, in each set.
-        assert first == second and 2 * len(first) == one.walk.num_buckets
+        assert first == second and 2 * len(first) == trainer.walk.num_buckets
 
 
 def test_directed_and_mixed_buckets_of_one_range_are_the_same() -> None:
-    one, other = (toy_trainers(1, 1, 1, is_mixed=is_mixed) for is_mixed in (False, True))
-    assert order_of(one, 3) == order_of(other, 3)
+    directed, other = (toy_trainers(1, 1, 1, is_mixed=is_mixed) for is_mixed in (False, True))
+    assert order_of(directed, 3) == order_of(other, 3)
 
 
 @pytest.mark.parametrize("batch_size", [10, 100])
@@ -186,7 +186,7 @@ def test_the_schedule_announces_the_next_bucket(batch_size: int) -> None:
 
     def ranges(bucket: tuple[int, int]) -> set[tuple[str, int]]:
         kinds = [PAIRS[number] for number in range(2) if counts[(number, *bucket)]]
-        return {one for lhs, rhs in kinds for one in ((lhs, bucket[0]), (rhs, bucket[1]))}
+        return {range_ for lhs, rhs in kinds for range_ in ((lhs, bucket[0]), (rhs, bucket[1]))}
 
     for index in range(len(trainer)):
         start, end = index * batch_size, min((index + 1) * batch_size, NUM_TRIPLES)

@@ -125,9 +125,9 @@ def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, float, f
 
 
 def test_all_negatives_are_every_entity_of_the_type() -> None:
-    every = AllNegatives(100, (1.0, 0.0, 0.0), NODE_IDS, RANGES, PAIRS, seed=3)
+    all_entities = AllNegatives(100, (1.0, 0.0, 0.0), NODE_IDS, RANGES, PAIRS, seed=3)
     for name, chunk in (("person", 0), ("day", 1)):
-        drawn = every.sample(name, a_batch(), chunk)
+        drawn = all_entities.sample(name, a_batch(), chunk)
         assert sorted(drawn) == list(range(len(NODE_IDS[name])))
 
 
@@ -173,9 +173,9 @@ def test_degrees_are_counted_by_type(block: int, monkeypatch: pytest.MonkeyPatch
         lhs, rhs = TYPES[relation]
         expected[lhs, head] += 1
         expected[rhs, tail] += 1
-    found = count_degrees(triples, TYPES, NUM_ENTITIES)
+    degrees = count_degrees(triples, TYPES, NUM_ENTITIES)
     for name, num in NUM_ENTITIES.items():
-        assert found[name].tolist() == [expected[name, entity] for entity in range(num)]
+        assert degrees[name].tolist() == [expected[name, entity] for entity in range(num)]
 
 
 def test_degrees_of_one_type_and_of_no_triples() -> None:
@@ -234,8 +234,8 @@ def test_global_negatives_do_not_depend_on_the_partitioning_and_local_ones_stay_
     node_ids = {"person": random.permutation(50)}
     mixed = MixedNegatives(1000, (0, 1, 0), node_ids, {"person": (10, 30)}, [("person",) * 2], 3, weights)
     nodes = np.concatenate([mixed.sample("person", a_batch(0, 0, index), 0) for index in range(60)])
-    of_nodes = np.arange(50)[np.argsort(node_ids["person"])] % 7
-    shares = np.where((np.arange(50) >= 10) & (np.arange(50) < 30), of_nodes**0.75, 0)
+    degrees = np.arange(50)[np.argsort(node_ids["person"])] % 7
+    shares = np.where((np.arange(50) >= 10) & (np.arange(50) < 30), degrees**0.75, 0)
     assert abs(chi_squared(np.bincount(nodes, minlength=50), shares / shares.sum())) < 5
 
 
@@ -269,7 +269,7 @@ def test_masks_are_those_of_looking_at_every_triple(triples, queries, negatives,
     index = KnownTriples([np.array(triples, np.int64).reshape(-1, 3)], NUM_RELATIONS)
     known = KnownAnswers(index, ORIGINAL_IDS)
     anchors, relations = np.array(queries, np.int64).reshape(-1, 2).T
-    found = known.among(side, "entity", anchors, relations, "entity", np.array(negatives))
+    known_negatives = known.among(side, "entity", anchors, relations, "entity", np.array(negatives))
 
     def is_known(anchor: int, relation: int, answer: int) -> bool:
         a, b = (int(ORIGINAL_IDS["entity"][node]) for node in (anchor, answer))
@@ -279,9 +279,10 @@ def test_masks_are_those_of_looking_at_every_triple(triples, queries, negatives,
     expected = np.array([[is_known(*query, answer) for answer in negatives] for query in queries], bool)
     for plainly in (False, True):
         mask = np.zeros((len(queries), len(negatives)), bool)
-        found.ignore(mask, plainly)
+        known_negatives.ignore(mask, plainly)
         assert (mask == expected.reshape(mask.shape)).all()
     scores = np.ones((len(queries), len(negatives)), np.float32)
-    found.overwrite(scores, np.float32(-5))
+    known_negatives.overwrite(scores, np.float32(-5))
     assert (scores == np.where(expected.reshape(scores.shape), -5, 1)).all()
-    assert found.own.tolist() == [is_known(anchor, relation, anchor) for anchor, relation in queries]
+    are_known = [is_known(anchor, relation, anchor) for anchor, relation in queries]
+    assert known_negatives.is_own_known.tolist() == are_known

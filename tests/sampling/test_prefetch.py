@@ -47,26 +47,26 @@ def test_the_next_bucket_is_read_before_its_first_batch() -> None:
                 prefetcher.advance(epoch, index)
                 assert prefetcher.settle(LIMIT_SECONDS)
                 going = [note[1:] for note in notes if note[0] == "push"]
-                for what in ("unmap", "write", "drop"):
-                    assert [note[1:] for note in notes if note[0] == what] == going
+                for advice in ("unmap", "write", "drop"):
+                    assert [note[1:] for note in notes if note[0] == advice] == going
                 # What is read is mapped behind that, in the same order.
                 assert [note[1:] for note in notes if note[0] == "map"] == [
                     note[1:] for note in notes if note[0] == "read"
                 ]
-                for what, name, number in notes:
-                    assert what != "map" or notes.index(("read", name, number)) < notes.index(
+                for advice, name, number in notes:
+                    assert advice != "map" or notes.index(("read", name, number)) < notes.index(
                         ("map", name, number)
                     )
-                    if what not in ("push", "read"):
+                    if advice not in ("push", "read"):
                         continue
                     # Nothing is read twice, or pushed out that is not there.
-                    assert ((name, number) in held) == (what == "push")
+                    assert ((name, number) in held) == (advice == "push")
                     held ^= {(name, number)}
                 num_pushed += len(going)
                 num_read += sum(note[0] == "read" for note in notes)
                 notes.clear()
-                wanted = trainer.walk.ranges_at(epoch, index) | trainer.walk.ranges_after(epoch, index)
-                assert held == wanted
+                target = trainer.walk.ranges_at(epoch, index) | trainer.walk.ranges_after(epoch, index)
+                assert held == target
                 here = trainer.walk.pieces(epoch, *trainer.walk.window(index))
                 if index + 1 < len(trainer) and len(here) == 1:
                     first = trainer.walk.pieces(epoch, *trainer.walk.window(index + 1))[0]
@@ -87,17 +87,17 @@ def test_a_range_leaves_before_another_is_read() -> None:
         assert prefetcher.settle(LIMIT_SECONDS)
     finally:
         prefetcher.close()
-    wanted = trainer.walk.ranges_at(0, 0) | trainer.walk.ranges_after(0, 0)
-    going = sorted(there - wanted)
-    assert {note[1:] for note in notes if note[0] == "read"} == wanted and len(going) > 2
+    target = trainer.walk.ranges_at(0, 0) | trainer.walk.ranges_after(0, 0)
+    going = sorted(there - target)
+    assert {note[1:] for note in notes if note[0] == "read"} == target and len(going) > 2
     # All are unmapped at once, so that the process that writes them can drop them.
-    assert notes[: len(going)] == [("unmap", *one) for one in going]
+    assert notes[: len(going)] == [("unmap", *range_) for range_ in going]
     # Each write starts before it is waited for; pieces leave and come in turn; and what others unmapped late
     # is dropped at the end.
-    for one in going:
-        assert notes.index(("write", *one)) < notes.index(("push", *one))
+    for range_ in going:
+        assert notes.index(("write", *range_)) < notes.index(("push", *range_))
     assert [note[0] for note in notes if note[0] in ("push", "read")][:4] == ["push", "read"] * 2
-    assert notes[-len(going) :] == [("drop", *one) for one in going]
+    assert notes[-len(going) :] == [("drop", *range_) for range_ in going]
 
 
 def test_closing_does_not_wait_for_all_ranges() -> None:

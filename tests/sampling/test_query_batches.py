@@ -16,14 +16,14 @@ from tests.toy_kg import toy_dataset
 
 
 def answers_of(index: QueryIndex) -> list[list[int]]:
-    found, next_query = [], 0
+    query_answers, next_query = [], 0
     for first, end, answers in index.blocks():
         assert first == next_query < end
         next_query = end
         bounds = index.starts[first : end + 1] - index.starts[first]
-        found += [answers[a:b].tolist() for a, b in zip(bounds, bounds[1:])]
+        query_answers += [answers[a:b].tolist() for a, b in zip(bounds, bounds[1:])]
     assert next_query == len(index)
-    return found
+    return query_answers
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
@@ -67,13 +67,13 @@ def test_answers_of_a_shard() -> None:
     is_asked = index.sides == 0
     shard = ShardAnswers(index, is_asked, node_ids, first=5, stop=12)
     answers = answers_of(index)
-    wanted = np.random.default_rng(4).choice(np.flatnonzero(is_asked), 9, replace=False)
-    starts, places = shard.of(wanted)
-    for i, query in enumerate(wanted.tolist()):
+    query_ids = np.random.default_rng(4).choice(np.flatnonzero(is_asked), 9, replace=False)
+    starts, places = shard.of(query_ids)
+    for i, query in enumerate(query_ids.tolist()):
         nodes = node_ids[answers[query]]
         expected = sorted(nodes[(nodes >= 5) & (nodes < 12)] - 5)
         assert sorted(places[starts[i] : starts[i + 1]].tolist()) == expected
-    assert shard.of(wanted[:0])[0].tolist() == [0]
+    assert shard.of(query_ids[:0])[0].tolist() == [0]
     assert not len(shard.of(np.flatnonzero(~is_asked))[1])
 
 
@@ -117,13 +117,13 @@ def test_every_query_is_trained_once_an_epoch_in_the_same_batch(parts, trainers,
     seen: tuple[list[int], list[int]] = ([], [])
     for number in range(len(alone)):
         whole = alone.batch(5, number)
-        found = [share.batch(5, number) for share in shares]
-        assert sum(map(len, found)) == whole.global_size == found[0].global_size
+        batches = [share.batch(5, number) for share in shares]
+        assert sum(map(len, batches)) == whole.global_size == batches[0].global_size
         for field, ids in zip(("query_ids", "pair_ids"), seen):
-            numbers = np.concatenate([getattr(batch, field) for batch in found])
+            numbers = np.concatenate([getattr(batch, field) for batch in batches])
             assert sorted(numbers) == sorted(getattr(whole, field))
             ids += numbers.tolist()
-        for share, batch in zip(shares, found):
+        for share, batch in zip(shares, batches):
             check_runs(share, batch)
             layout = dataset.layout()
             for run in batch.pair_runs:

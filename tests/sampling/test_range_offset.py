@@ -17,18 +17,18 @@ RANGES = np.repeat(np.arange(NUM_RANGES), OF_RANGE)
 
 def test_ranges_are_those_of_the_own_machine():
     starts = np.array([0, 7, 12])
-    found = NodeRanges({"word": range_bounds(starts, 3)}, 3)("word", np.array([11, 0, 1, 2, 6, 7, 8, 9, 10]))
-    assert found.tolist() == [2, 0, 0, 1, 2, 0, 1, 1, 2]
+    ranges = NodeRanges({"word": range_bounds(starts, 3)}, 3)("word", np.array([11, 0, 1, 2, 6, 7, 8, 9, 10]))
+    assert ranges.tolist() == [2, 0, 0, 1, 2, 0, 1, 1, 2]
 
 
-def gradient(loss, scores, shares, own, other, offset):
+def gradient(loss, scores, shares, anchor_range, other, offset):
     """Return the gradient of the expected loss in one bucket; all other answers in it are negatives."""
-    here = np.flatnonzero(np.isin(RANGES, (own, other)))
+    here = np.flatnonzero(np.isin(RANGES, (anchor_range, other)))
     leaf = torch.from_numpy(scores).requires_grad_()
-    lowered = leaf - offset * torch.from_numpy(RANGES == own).double()
+    lowered = leaf - offset * torch.from_numpy(RANGES == anchor_range).double()
     total = torch.zeros((), dtype=torch.float64)
     for answer in here:
-        share = shares[answer] * (1 / (NUM_RANGES - 1) if RANGES[answer] == own else 1.0)
+        share = shares[answer] * (1 / (NUM_RANGES - 1) if RANGES[answer] == anchor_range else 1.0)
         negatives = lowered[torch.from_numpy(here[here != answer])]
         total = total + share * loss(lowered[answer][None], negatives[None])[0]
     total.backward()
@@ -38,12 +38,12 @@ def gradient(loss, scores, shares, own, other, offset):
 def test_the_true_frequencies_are_a_minimum_in_each_bucket():
     shares = np.random.default_rng(1).dirichlet(np.ones(len(RANGES)))
     scores = np.log(shares)
-    for own, other in itertools.permutations(range(NUM_RANGES), 2):
-        found = gradient(Softmax(), scores, shares, own, other, range_offset(NUM_RANGES))
-        np.testing.assert_allclose(found, 0, atol=1e-12)
+    for anchor_range, other in itertools.permutations(range(NUM_RANGES), 2):
+        slope = gradient(Softmax(), scores, shares, anchor_range, other, range_offset(NUM_RANGES))
+        np.testing.assert_allclose(slope, 0, atol=1e-12)
         # Without it answers in the own range are moved down, and those in the other one up.
-        found = gradient(Softmax(), scores, shares, own, other, 0.0)
-        assert (found[own == RANGES] > 1e-4).all() and (found[other == RANGES] < -1e-4).all()
+        slope = gradient(Softmax(), scores, shares, anchor_range, other, 0.0)
+        assert (slope[anchor_range == RANGES] > 1e-4).all() and (slope[other == RANGES] < -1e-4).all()
 
 
 def test_logistic_loss_has_the_offset_as_log_odds():
@@ -57,8 +57,8 @@ def test_logistic_loss_has_the_offset_as_log_odds():
 
 
 def test_losses_say_whether_scores_are_log_odds():
-    found = {name for name in LOSSES if LOSSES.get(name).takes_log_odds}
-    assert found == {"softmax", "logistic", "bce", "self_adversarial"}
+    names = {name for name in LOSSES if LOSSES.get(name).takes_log_odds}
+    assert names == {"softmax", "logistic", "bce", "self_adversarial"}
 
     class Mine(Logistic):
         """A subclass may compute anything."""

@@ -26,15 +26,15 @@ def test_sets_in_order_and_each_triple_once(share):
     sets = [EdgeSet("b", scattered), EdgeSet("a", range(100, 700)), EdgeSet("empty", range(0))]
     order = TripleOrder(sets, SEED, share)
     held = [set(order.held_out(number).tolist()) for number in range(3)]
-    assert [len(one) for one in held] == [int(np.ceil(len(one.triple_ids) * share)) for one in sets]
+    assert [len(part) for part in held] == [int(np.ceil(len(part.triple_ids) * share)) for part in sets]
     seen = []
     for epoch in range(3):
         ids = order.triple_ids(np.arange(order.num_positions), epoch)
         seen.append(ids)
-        for number, one in enumerate(sets):
+        for number, edge_set in enumerate(sets):
             first, end = order.range_of(number)
-            assert set(ids[first:end].tolist()) == set(one.triple_ids) - held[number]
-            assert end - first == len(one.triple_ids) - len(held[number])
+            assert set(ids[first:end].tolist()) == set(edge_set.triple_ids) - held[number]
+            assert end - first == len(edge_set.triple_ids) - len(held[number])
     assert not np.array_equal(seen[0], seen[1])
     # Any window is the same part of the order.
     assert np.array_equal(order.triple_ids(np.array([450, 3, 7]), 1), seen[1][[450, 3, 7]])
@@ -59,17 +59,17 @@ def test_chunks_of_held_out_triples_make_all():
 def test_passes_tile_the_epoch(batch_size, num_chunks):
     ranges = [(0, 200), (200, 200), (200, 205)]
     passes = plan_passes(ranges, num_chunks, batch_size)
-    assert [(one.edge_set, one.chunk) for one in passes] == [
+    assert [(part.edge_set, part.chunk) for part in passes] == [
         (s, c) for s in range(3) for c in range(num_chunks)
     ]
-    bounds = [0, *(one.end_batch for one in passes)]
-    assert [one.first_batch for one in passes] == bounds[:-1]
+    bounds = [0, *(part.end_batch for part in passes)]
+    assert [part.first_batch for part in passes] == bounds[:-1]
     assert bounds == sorted(bounds) and bounds[-1] == -(-205 // batch_size)
     # A pass ends with the batch that has its last triple.
-    for one in passes:
-        first, end = ranges[one.edge_set]
-        position = first + (end - first) * (one.chunk + 1) // num_chunks
-        assert (one.end_batch - 1) * batch_size < position <= one.end_batch * batch_size
+    for part in passes:
+        first, end = ranges[part.edge_set]
+        position = first + (end - first) * (part.chunk + 1) // num_chunks
+        assert (part.end_batch - 1) * batch_size < position <= part.end_batch * batch_size
 
 
 def test_one_pass_by_default():

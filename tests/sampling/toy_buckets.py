@@ -18,7 +18,7 @@ PAIR_OF_RELATION = np.array([0, 1])
 def toy_order(num_sets: int) -> TripleOrder:
     """Return an order of sets: triple t is in set t modulo their number."""
     ids = [np.arange(number, NUM_TRIPLES, num_sets) for number in range(num_sets)]
-    return TripleOrder([EdgeSet(str(number), of_set) for number, of_set in enumerate(ids)], SEED)
+    return TripleOrder([EdgeSet(str(number), set_ids) for number, set_ids in enumerate(ids)], SEED)
 
 
 def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[EdgeBuckets]:
@@ -30,7 +30,7 @@ def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[Edge
     owner = random.choice(num_parts, NUM_TRIPLES, p=np.arange(1, num_parts + 1) / sum(range(num_parts + 1)))
     first, second = (np.minimum(random.geometric(0.4, NUM_TRIPLES) - 1, num_ranges - 1) for _ in range(2))
     relations = random.integers(0, 2, NUM_TRIPLES)
-    found = []
+    buckets = []
     for part in range(num_parts):
         ids = np.flatnonzero(owner == part)
         cells = (ids % num_sets * num_ranges + first[ids]) * num_ranges + second[ids]
@@ -39,8 +39,8 @@ def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[Edge
         counts = np.zeros((num_sets, 2, num_ranges, num_ranges), np.int64)
         np.add.at(counts, (ids % num_sets, PAIR_OF_RELATION[relations[ids]], first[ids], second[ids]), 1)
         table = EdgeTable(ids, edges, (ids / 7).astype(np.float32))
-        found.append(EdgeBuckets(table, counts))
-    return found
+        buckets.append(EdgeBuckets(table, counts))
+    return buckets
 
 
 def toy_trainers(

@@ -42,11 +42,11 @@ def draw(num_queries, num_negatives, scale, seed=0):
 
 
 def values_and_gradients(loss, positive, negative, ignored, dtype):
-    positive, negative = (one.detach().to(dtype).requires_grad_() for one in (positive, negative))
-    found = loss(positive, negative, ignored)
+    positive, negative = (scores.detach().to(dtype).requires_grad_() for scores in (positive, negative))
+    losses = loss(positive, negative, ignored)
     # Another weight for each query: a gradient that is summed over queries would show.
-    weights = torch.arange(1, len(found) + 1, dtype=dtype)
-    return [found, *torch.autograd.grad((found * weights).sum(), (positive, negative))]
+    weights = torch.arange(1, len(losses) + 1, dtype=dtype)
+    return [losses, *torch.autograd.grad((losses * weights).sum(), (positive, negative))]
 
 
 @each_loss
@@ -55,11 +55,11 @@ def test_values_and_gradients_equal_autograd_in_float64(losses):
     for loss, scale, shape in itertools.product(losses, [0.01, 1.0, 30.0, 1000.0], shapes):
         positive, negative, ignored = draw(*shape, scale)
         for mask in (ignored, None):
-            found = values_and_gradients(with_loops(loss), positive, negative, mask, torch.float32)
+            computed = values_and_gradients(with_loops(loss), positive, negative, mask, torch.float32)
             expected = values_and_gradients(loss, positive, negative, mask, torch.float64)
-            for got, wanted in zip(found, expected):
+            for got, true in zip(computed, expected):
                 assert got.dtype == torch.float32
-                torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6 * max(scale, 1))
+                torch.testing.assert_close(got.double(), true, rtol=2e-5, atol=2e-6 * max(scale, 1))
 
 
 @each_loss
@@ -71,14 +71,14 @@ def test_ignored_scores_do_not_count_whatever_they_are(losses):
     changed = negative.clone()
     changed[:, 3] = torch.tensor([1e6, float("nan"), float("inf"), -5.0])
     for loss in losses:
-        found, expected = (
+        computed, expected = (
             values_and_gradients(with_loops(loss), positive, scores, ignored, torch.float32)
             for scores in (changed, negative)
         )
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-        assert (found[2][ignored] == 0).all()
+        torch.testing.assert_close(computed, expected, rtol=0, atol=0)
+        assert (computed[2][ignored] == 0).all()
         # All negatives of query 2 are ignored: its loss is a number.
-        assert found[0].isfinite().all()
+        assert computed[0].isfinite().all()
 
 
 @each_loss
@@ -86,8 +86,8 @@ def test_scores_that_are_not_finite_show_in_the_loss(losses):
     for loss, bad in itertools.product(losses, [float("nan"), float("inf")]):
         positive, negative, _ = draw(3, 5, 1.0)
         negative[1, 2] = bad
-        found = with_loops(loss)(positive, negative, None)
-        assert found.isfinite().tolist() == [True, False, True]
+        values = with_loops(loss)(positive, negative, None)
+        assert values.isfinite().tolist() == [True, False, True]
 
 
 def test_confidences_of_true_answers():
@@ -96,15 +96,15 @@ def test_confidences_of_true_answers():
     weighed = [loss for loss in LOSSES if isinstance(loss.settings, ConfidenceSettings)]
     assert len(weighed) == 16
     for loss in weighed:
-        found, expected = (
+        computed, expected = (
             values_and_gradients(
-                lambda one, two, mask, of=of: of(one, two, mask, labels.to(one.dtype)),
+                lambda positives, two, mask, of=of: of(positives, two, mask, labels.to(positives.dtype)),
                 positive, negative, ignored, dtype,
             )
             for of, dtype in ((with_loops(loss), torch.float32), (loss, torch.float64))
         )  # fmt: skip
-        for got, wanted in zip(found, expected):
-            torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=4e-6)
+        for got, true in zip(computed, expected):
+            torch.testing.assert_close(got.double(), true, rtol=2e-5, atol=4e-6)
 
 
 def test_what_has_no_loops_goes_to_the_loss_itself():

@@ -34,15 +34,15 @@ def computed(
     """
     rows = store.rows(plan)
     if fill is not None:
-        for one in rows.collect():
-            one.rows.fill_(fill)
-    found = objective.gradients(plan, rows)()
-    return found, summed({one.table: one for one in rows.collect()}, store)
+        for part in rows.collect():
+            part.rows.fill_(fill)
+    outcome = objective.gradients(plan, rows)()
+    return outcome, summed({part.table: part for part in rows.collect()}, store)
 
 
 def summed(gradients: Mapping[str, Any], store: Any) -> dict[str, torch.Tensor]:
     """Sum gradients by row."""
     return {
-        name: torch.zeros(store._tables[name].local_rows.shape).index_add_(0, one.ids, one.rows)
-        for name, one in gradients.items()
+        name: torch.zeros(store._tables[name].local_rows.shape).index_add_(0, part.ids, part.rows)
+        for name, part in gradients.items()
     }

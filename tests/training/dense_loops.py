@@ -18,7 +18,7 @@ from dglkge.model.losses import LOSSES, build_loss
 from dglkge.sampling.negatives import UniformNegatives, degree_weights
 from dglkge.typing import RELATION, Side
 from tests.model.penalty_oracle import query_penalty
-from tests.training.live import Rows, asked, chunks_of
+from tests.training.live import Rows, chunks_of, queries_of
 
 SEED_OF_HEADS = combine(0x4EAD, 0)
 COMPLEX = ("complex", "rotate")
@@ -69,9 +69,9 @@ def dropout_mask(table: str, batch: int, num: int, dim: int, rate: float, seed: 
     key = int.from_bytes(digest, "little")
     factors = torch.zeros(num, dim, dtype=torch.float64)
     for row in range(num):
-        of_row = _mixed((key + row * _GAMMA) & _MASK)
+        row_state = _mixed((key + row * _GAMMA) & _MASK)
         for column in range(dim):
-            word = _mixed((of_row + (column // 4 + 1) * _GAMMA) & _MASK)
+            word = _mixed((row_state + (column // 4 + 1) * _GAMMA) & _MASK)
             bits = word >> 16 * (column % 4) & 0xFFFF
             factors[row, column] = 1 / (1 - rate) if bits >= rate * 65536 else 0
     return factors
@@ -112,11 +112,11 @@ class Oracle:
         # Cut once: the gradient of an index into a table is as large as the table.
         self.single = {name: table.unbind() for name, table in rows.items()}
         width = rows[RELATION].shape[1] // (2 if self.reciprocal else 1)
-        self.of_side = {Side.TAIL: rows[RELATION][:, :width], Side.HEAD: rows[RELATION][:, -width:]}
+        self.side_rows = {Side.TAIL: rows[RELATION][:, :width], Side.HEAD: rows[RELATION][:, -width:]}
         # A relation has one row at all times.
         self.relation_rows = {
             side: [row for row in some.unbind() for _ in range(self.data.num_times)]
-            for side, some in self.of_side.items()
+            for side, some in self.side_rows.items()
         }
         kind = self.config.training.objective.name
         return torch.stack(list(getattr(self, kind)(trainer, batch))).sum()
@@ -139,16 +139,16 @@ class Oracle:
 
     def penalty(self, side: Side, entity: torch.Tensor, relation: int, answer: torch.Tensor) -> torch.Tensor:
         """Return the weighted penalty of a query with one answer."""
-        chosen = self.config.regularizer
-        if not getattr(chosen, "weight", 0):
+        settings = self.config.regularizer
+        if not getattr(settings, "weight", 0):
             return torch.zeros((), dtype=torch.float64)
         is_turned = side is Side.HEAD and not self.reciprocal
-        ratio = 0.0 if self.name == "rotate" else getattr(chosen, "relation_ratio", 1.0)
-        return chosen.weight * query_penalty(
-            chosen.name, entity, self.relation_rows[side][relation], answer,
+        ratio = 0.0 if self.name == "rotate" else getattr(settings, "relation_ratio", 1.0)
+        return settings.weight * query_penalty(
+            settings.name, entity, self.relation_rows[side][relation], answer,
             is_complex=self.name in COMPLEX, is_turned=is_turned,
-            p=getattr(chosen, "p", 3.0), entity=getattr(chosen, "entity_ratio", 1.0), of_relation=ratio,
-            product=getattr(chosen, "product_ratio", 1.0),
+            p=getattr(settings, "p", 3.0), entity=getattr(settings, "entity_ratio", 1.0), of_relation=ratio,
+            product=getattr(settings, "product_ratio", 1.0),
         )  # fmt: skip
 
     def full_loss(self, scores: torch.Tensor, answers: list[int]) -> torch.Tensor:
@@ -170,25 +170,25 @@ class Oracle:
         predicts = self.config.training.relation_prediction
         for place, side, (kind, entity), (answer_type, answer) in self.queries(batch):
             relation = self.triples[batch.triple_ids[place]][1]
-            given, true = self.single[kind][entity], self.single[answer_type][answer]
+            anchor, true = self.single[kind][entity], self.single[answer_type][answer]
             row = self.relation_rows[side][relation]
-            yield self.full_loss(self.scores(side, given, row, self.rows[answer_type]), [answer])
-            yield self.penalty(side, given, relation, true)
+            yield self.full_loss(self.scores(side, anchor, row, self.rows[answer_type]), [answer])
+            yield self.penalty(side, anchor, relation, true)
             if predicts:
-                among_relations = self.scores(side, given, self.of_side[side], true)
+                among_relations = self.scores(side, anchor, self.side_rows[side], true)
                 yield predicts * self.full_loss(among_relations, [relation // self.data.num_times])
 
     def k_vs_all(self, trainer: Any, batch: Any) -> Iterator[torch.Tensor]:
         """Yield the terms of a batch of queries with their answers, and of pairs with their relations."""
-        queries, num_pairs = asked(trainer, batch), 0
+        queries, num_pairs = queries_of(trainer, batch), 0
         for query in queries:
             side, relation, entity = query
             kinds = self.types(relation)
             kind, answer_type = kinds if side is Side.TAIL else kinds[::-1]
-            given, answers = self.single[kind][entity], sorted(self.answers[query])
-            scores = self.scores(side, given, self.relation_rows[side][relation], self.rows[answer_type])
+            anchor, answers = self.single[kind][entity], sorted(self.answers[query])
+            scores = self.scores(side, anchor, self.relation_rows[side][relation], self.rows[answer_type])
             yield self.full_loss(scores, answers)
-            penalties = [self.penalty(side, given, relation, self.single[answer_type][a]) for a in answers]
+            penalties = [self.penalty(side, anchor, relation, self.single[answer_type][a]) for a in answers]
             yield torch.stack(penalties).mean()
         predicts = self.config.training.relation_prediction
         original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
@@ -197,8 +197,8 @@ class Oracle:
             for h, t, time in zip(batch.pair_heads[part], batch.pair_tails[part], batch.pair_times[part]):
                 pair = ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]), int(time))
                 head, tail = self.single[run.lhs][pair[1]], self.single[run.rhs][pair[2]]
-                for side, given, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):
-                    scores = self.scores(side, given, self.of_side[side], true)
+                for side, anchor, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):
+                    scores = self.scores(side, anchor, self.side_rows[side], true)
                     yield predicts * self.full_loss(scores, sorted(self.relations[pair]))
                 self.seen.append(pair)
                 num_pairs += 1
@@ -214,7 +214,7 @@ class Oracle:
             h, r, t = self.triples[triple_id]
             if side not in samplers:
                 continue
-            given, true = self.single[kind][entity], self.single[answer_type][answer]
+            anchor, true = self.single[kind][entity], self.single[answer_type][answer]
             row = self.relation_rows[side][r]
             key = (side, answer_type, int(chunks[place]))
             if key not in drawn:
@@ -223,16 +223,16 @@ class Oracle:
             if config.negatives.name == "all_entities":
                 candidates = list(range(len(self.rows[answer_type])))
             ignored = {answer} | (self.answers[side, r, entity] if config.negatives.mask_known else set())
-            others = [c for c in candidates if c not in ignored]
-            negative = self.scores(side, given, row, self.rows[answer_type][others])
+            negatives = [c for c in candidates if c not in ignored]
+            negative = self.scores(side, anchor, row, self.rows[answer_type][negatives])
             weight = 1.0 if self.weights is None else float(self.weights[triple_id])
             label = weight if config.loss.has_confidences else 1.0
-            loss = self.sampled_loss(self.scores(side, given, row, true), negative, label)
-            loss = loss + self.penalty(side, given, r, true)
+            loss = self.sampled_loss(self.scores(side, anchor, row, true), negative, label)
+            loss = loss + self.penalty(side, anchor, r, true)
             factor = dict(config.loss.relation_weights or {}).get(self.data.relations.relations[r].name, 1.0)
             yield factor * (1.0 if config.loss.has_confidences else weight) * loss
             if config.training.relation_prediction:
-                among_relations = self.scores(side, given, self.of_side[side], true)
+                among_relations = self.scores(side, anchor, self.side_rows[side], true)
                 true_relation = torch.tensor(r // self.data.num_times)
                 cross_entropy = functional.cross_entropy(among_relations, true_relation)
                 yield config.training.relation_prediction * cross_entropy
@@ -277,10 +277,10 @@ class Oracle:
         if settings.name == "self_adversarial":
             return softplus(-(settings.margin + truth)) + (weights * softplus(settings.margin + n)).sum()
         if settings.name == "hinge":
-            of_truth = (
+            truth_loss = (
                 label * (settings.margin - truth).relu() + (1 - label) * (settings.margin + truth).relu()
             )
-            return of_truth + (weights * (settings.margin + n).relu()).sum()
+            return truth_loss + (weights * (settings.margin + n).relu()).sum()
         if settings.name == "squared":
             return (label - truth) ** 2 + (weights * n**2).sum()
         if settings.name == "bce" and not is_weighted and not adds:

@@ -70,20 +70,20 @@ def trained(folder: Path, kernels: str, *more: str) -> Run:
         return losses, tables, trainer._train_step.objective
 
 
-def assert_same_tables(found: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0) -> None:
+def assert_same_tables(got: Any, expected: Any, rtol: float = 0.0, atol: float = 0.0) -> None:
     """Compare rows by table; bit for bit by default."""
-    assert found.keys() == expected.keys()
+    assert got.keys() == expected.keys()
     for name, rows in expected.items():
-        np.testing.assert_allclose(found[name], rows, rtol=rtol, atol=atol, err_msg=name)
+        np.testing.assert_allclose(got[name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
 def assert_same(
-    found: Run, expected: Run, rtol: float = 0.0, atol: float = 0.0, of_losses: float = 0.0
+    got: Run, expected: Run, rtol: float = 0.0, atol: float = 0.0, loss_rtol: float = 0.0
 ) -> None:
-    """Compare losses and tables of :func:`trained`; ``of_losses`` is the relative tolerance of losses."""
+    """Compare losses and tables of :func:`trained`; ``loss_rtol`` is the relative tolerance of losses."""
     assert len(expected[0]) > 5
-    np.testing.assert_allclose(found[0], expected[0], rtol=of_losses)
-    assert_same_tables(found[1], expected[1], rtol, atol)
+    np.testing.assert_allclose(got[0], expected[0], rtol=loss_rtol)
+    assert_same_tables(got[1], expected[1], rtol, atol)
 
 
 def rows_by_node(trainer: Trainer) -> Rows:
@@ -104,7 +104,7 @@ def chunks_of(batch: Any) -> np.ndarray:
     return np.repeat(*zip(*((group.chunk, group.end - group.start) for group in batch.groups)))
 
 
-def asked(trainer: Trainer, batch: Any) -> list[tuple[Side, int, int]]:
+def queries_of(trainer: Trainer, batch: Any) -> list[tuple[Side, int, int]]:
     """Return side, relation and entity of each query of a batch, by original ids."""
     original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
     original[RELATION] = extended(original[RELATION], trainer._job.layout.num_times)
@@ -140,8 +140,8 @@ def assert_resumes(
         train(trainer, 2)
         at_once = {**rows_by_node(trainer), **state(trainer)}
     assert at_once.keys() == resumed.keys() and half_way.keys() <= resumed.keys()
-    assert not [name for name, one in at_once.items() if not torch.equal(one, resumed[name])]
-    assert any(not torch.equal(one, resumed[name]) for name, one in half_way.items())
+    assert not [name for name, values in at_once.items() if not torch.equal(values, resumed[name])]
+    assert any(not torch.equal(values, resumed[name]) for name, values in half_way.items())
     ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
     assert {key: ranked[key] for key in metrics} == metrics
     return resumed
@@ -157,18 +157,18 @@ def loss_against_all(
 ) -> torch.Tensor:
     """Return the summed softmax loss of a batch of triples among all entities, by node id.
 
-    ``query(given, relations, side)`` is what the inner product compares with the candidates.
+    ``query(anchors, relations, side)`` is what the inner product compares with the candidates.
     """
     total = torch.zeros((), dtype=torch.float64)
     for group in trainer._train_step.objective.plan(batch).groups:
         heads, tails = rows[group.lhs], rows[group.rhs]
         relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
         h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
-        for side, given, candidates, answers in (
+        for side, anchors, candidates, answers in (
             (Side.TAIL, heads[h], tails, t),
             (Side.HEAD, tails[t], heads, h),
         ):
-            scores = query(given, relations, side) @ candidates.T
+            scores = query(anchors, relations, side) @ candidates.T
             total = total + functional.cross_entropy(scores, answers, reduction="sum")
     return total
 

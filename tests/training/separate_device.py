@@ -63,35 +63,36 @@ class SeparateTensor(torch.Tensor):
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute an operation on the memory of its tensors; the result is where they are."""
-    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-    there = [one for one in tensors if isinstance(one, SeparateTensor)]
+    tensors = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, SeparateTensor)]
     name = func._schema.name
     target = kwargs.get("device")
     is_there = bool(there) if target is None else torch.device(target).type == NAME
     if name not in _COPIES:
-        mixed = [one for one in tensors if not isinstance(one, SeparateTensor) and one.ndim]
+        mixed = [tensor for tensor in tensors if not isinstance(tensor, SeparateTensor) and tensor.ndim]
         if there and mixed:
-            raise RuntimeError(f"{name} got tensors of two devices: {[tuple(one.shape) for one in tensors]}")
+            shapes = [tuple(tensor.shape) for tensor in tensors]
+            raise RuntimeError(f"{name} got tensors of two devices: {shapes}")
         if there and not is_there:
             raise RuntimeError(f"{name} would copy from the device")
     elif name == "aten::copy_":
         is_there = isinstance(args[0], SeparateTensor)
     inner_kwargs = {**kwargs, "device": torch.device("cpu")} if target is not None else kwargs
 
-    def unwrap(one: Any) -> Any:
-        return one.inner if isinstance(one, SeparateTensor) else one
+    def unwrap(value: Any) -> Any:
+        return value.inner if isinstance(value, SeparateTensor) else value
 
     inner_args, inner_kwargs = pytree.tree_map(unwrap, (args, inner_kwargs))
     result = func(*inner_args, **inner_kwargs)
     if not is_there:
         return result
     # An operation in place returns its argument itself.
-    known = {id(one.inner): one for one in there}
+    known = {id(tensor.inner): tensor for tensor in there}
 
-    def wrap(one: Any) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return one
-        return known[id(one)] if id(one) in known else SeparateTensor(one)
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return known[id(value)] if id(value) in known else SeparateTensor(value)
 
     return pytree.tree_map(wrap, result)
 
@@ -109,7 +110,7 @@ def _empty_strided(size: Any, stride: Any, **options: Any) -> SeparateTensor:
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    to, taken = (one.inner if isinstance(one, SeparateTensor) else one for one in (target, source))
+    to, taken = (part.inner if isinstance(part, SeparateTensor) else part for part in (target, source))
     to.copy_(taken)
     return target
 
@@ -181,10 +182,10 @@ def main() -> None:
             folder, sets = Path(sys.argv[1]) / str(number), case.split()
             on_host = [setting for setting in sets if not setting.startswith("tables.storage")]
             losses, tables, _ = trained(folder / "host", "reference", *on_host)
-            found = trained(folder / "device", "reference", "training.device=cpu_staged", *sets)
-            difference = max(np.abs(found[1][name] - rows).max() for name, rows in tables.items())
-            of_losses = np.abs(np.subtract(found[0], losses)).max()
-            print(json.dumps([case, len(losses), float(of_losses), float(difference)]), flush=True)
+            staged = trained(folder / "device", "reference", "training.device=cpu_staged", *sets)
+            difference = max(np.abs(staged[1][name] - rows).max() for name, rows in tables.items())
+            loss_difference = np.abs(np.subtract(staged[0], losses)).max()
+            print(json.dumps([case, len(losses), float(loss_difference), float(difference)]), flush=True)
 
 
 if __name__ == "__main__":

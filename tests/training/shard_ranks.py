@@ -44,14 +44,14 @@ def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def sharded(chosen: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple[Module, DenseParameters]:
+def sharded(settings: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple[Module, DenseParameters]:
     """Return parameters of which this rank has slices."""
     module = Module(dist.get_rank())
-    make = lambda some: dense_optimizer(chosen, some)  # noqa: E731
+    make = lambda some: dense_optimizer(settings, some)  # noqa: E731
     dense = DenseParameters(
         module, make, DeviceGroups(60), dist.get_rank() == 0, clip_value, shards_in=folder
     )
-    assert all(one.numel() == 0 for one in module.parameters())
+    assert all(values.numel() == 0 for values in module.parameters())
     return module, dense
 
 
@@ -60,69 +60,69 @@ def train(module: Module, dense: DenseParameters, steps: range, factor: float = 
 
     Returns the sum of the squares of the last step's.
     """
-    found: float | None = None
+    squares: float | None = None
     for step in steps:
         dense.start_batch(step)
         for name, gradient in gradients(dist.get_rank(), step).items():
             for half in (0.25, 0.75):
                 (getattr(module, name) * half * gradient).sum().backward()
-        found = dense.sum_gradients([])
+        squares = dense.sum_gradients([])
         dense.update(factor)
-    return found
+    return squares
 
 
 def check_optimizer(name: str, folder: Path) -> None:
     """Compare slices with torch's optimizer of whole parameters and the sums in float64."""
-    chosen = DenseConfig(optimizer=name, lr=0.1)
-    module, dense = sharded(chosen, folder, clip_value=1.5)
+    settings = DenseConfig(optimizer=name, lr=0.1)
+    module, dense = sharded(settings, folder, clip_value=1.5)
     reference = Module(0)
-    trained = {one: values for one, values in reference.named_parameters() if values.requires_grad}
-    optimizer = dense_optimizer(chosen, list(trained.values()))
+    trained = {key: values for key, values in reference.named_parameters() if values.requires_grad}
+    optimizer = dense_optimizer(settings, list(trained.values()))
     for step in range(3):
-        every = [gradients(rank, step) for rank in range(dist.get_world_size())]
-        for one, values in trained.items():
-            parts = [found[one].double() for found in every if one in found]
-            summed = torch.stack(parts).sum(0) if parts else torch.zeros(SHAPES[one])
+        rank_gradients = [gradients(rank, step) for rank in range(dist.get_world_size())]
+        for parameter, values in trained.items():
+            parts = [part[parameter].double() for part in rank_gradients if parameter in part]
+            summed = torch.stack(parts).sum(0) if parts else torch.zeros(SHAPES[parameter])
             values.grad = summed.clamp(-1.5, 1.5).float()
-        squares = sum(float(one.grad.double().square().sum()) for one in trained.values())
-        for one in trained.values():
-            one.grad *= 0.5
+        squares = sum(float(parameter.grad.double().square().sum()) for parameter in trained.values())
+        for parameter in trained.values():
+            parameter.grad *= 0.5
         optimizer.step()
         found_squares = train(module, dense, range(step, step + 1), 0.5)
         np.testing.assert_allclose(found_squares, squares, rtol=1e-6)
     with dense.whole():
-        for one, values in reference.named_parameters():
+        for parameter, values in reference.named_parameters():
             # A numpy view of a whole parameter would keep FSDP from freeing it.
             torch.testing.assert_close(
-                getattr(module, one), values, rtol=2e-5, atol=1e-6, msg=f"{name} {one}"
+                getattr(module, parameter), values, rtol=2e-5, atol=1e-6, msg=f"{name} {parameter}"
             )
-    assert all(one.numel() == 0 for one in module.parameters())
+    assert all(values.numel() == 0 for values in module.parameters())
 
 
 def check_files(folder: Path) -> None:
     """Slices are joined for a file, from which other slices and replicated parameters go on alike."""
-    chosen, rank, path = DenseConfig(lr=0.1), dist.get_rank(), folder / "model.h5"
-    module, dense = sharded(chosen, folder)
+    settings, rank, path = DenseConfig(lr=0.1), dist.get_rank(), folder / "model.h5"
+    module, dense = sharded(settings, folder)
     train(module, dense, range(2))
-    found = dense.state_dict()
-    assert rank == 0 or all(one.numel() == 1 for one in found.values()), found.keys()
+    saved = dense.state_dict()
+    assert rank == 0 or all(values.numel() == 1 for values in saved.values()), saved.keys()
     if rank == 0:
-        assert len(found) == 6 + 3 * 5 and not list(folder.iterdir())
+        assert len(saved) == 6 + 3 * 5 and not list(folder.iterdir())
         with h5py.File(path, "w") as file:
-            for place, values in found.items():
+            for place, values in saved.items():
                 file.create_dataset(place, data=values.numpy())
     dist.barrier()
     train(module, dense, range(2, 3))
     whole = Module(0)
     replicated = DenseParameters(
-        whole, lambda some: dense_optimizer(chosen, some), DeviceGroups(60), rank == 0
+        whole, lambda some: dense_optimizer(settings, some), DeviceGroups(60), rank == 0
     )
-    again, other = sharded(chosen, folder)
-    for one in (replicated, other):
+    again, other = sharded(settings, folder)
+    for target in (replicated, other):
         with h5py.File(path) as file:
             parameters = file["dense/parameters"]
-            one.take({name: torch.from_numpy(parameters[name][()]) for name in parameters}, "here")
-            one.take_state(file)
+            target.take({name: torch.from_numpy(parameters[name][()]) for name in parameters}, "here")
+            target.take_state(file)
     train(whole, replicated, range(2, 3))
     train(again, other, range(2, 3))
     with dense.whole(), other.whole():
@@ -140,7 +140,7 @@ def check_files(folder: Path) -> None:
 def check_failures(folder: Path) -> None:
     """A gradient that is not finite is found by all ranks; what rank 0 cannot write ends nobody's waiting."""
     module, dense = sharded(DenseConfig(), folder)
-    before = {name: one.clone() for name, one in dense._updated.items()}
+    before = {name: values.clone() for name, values in dense._updated.items()}
     dense.start_batch(0)
     if dist.get_rank() == 0:
         # In the slice of the last rank.
@@ -151,7 +151,7 @@ def check_failures(folder: Path) -> None:
         raise AssertionError("summed")
     except FloatingPointError as error:
         assert str(error) == "the gradient of the dense parameter 'matrix' is not finite; nothing was updated"
-    assert all(torch.equal(one, before[name]) for name, one in dense._updated.items())
+    assert all(torch.equal(values, before[name]) for name, values in dense._updated.items())
 
     class Full:
         """A file on a full disk."""

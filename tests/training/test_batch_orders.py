@@ -46,17 +46,17 @@ def build(
 
 def build_all(folder: Path, output: Path, num_trainers: int, *settings: str) -> list[EdgeBatches]:
     """Build those of all trainers of two machines, which add what each of them gives."""
-    given: list[np.ndarray] = []
+    shares: list[np.ndarray] = []
     places = [(part, trainer, num_trainers) for part in range(NUM_PARTS) for trainer in range(num_trainers)]
     for place in places:
-        build(folder, output, place, lambda values: given.append(values.copy()) or values, *settings)
-    total = np.sum(given, axis=0)
+        build(folder, output, place, lambda values: shares.append(values.copy()) or values, *settings)
+    total = np.sum(shares, axis=0)
     return [build(folder, output, place, lambda _: total.copy(), *settings) for place in places]
 
 
 def mark_of(trainers: Sequence[EdgeBatches]) -> int:
     """Return the mark of the order, the same on all trainers."""
-    (mark,) = {one.order_mark for one in trainers}
+    (mark,) = {trainer.order_mark for trainer in trainers}
     assert 0 < mark < 1 << 63
     return mark
 
@@ -65,9 +65,9 @@ def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
     """Hold that an epoch has each triple once that is not held out."""
     seen = [
         id_
-        for one in trainers
-        for index in range(len(one))
-        for id_ in one.batch(epoch, index).triple_ids.tolist()
+        for trainer in trainers
+        for index in range(len(trainer))
+        for id_ in trainer.batch(epoch, index).triple_ids.tolist()
     ]
     num_triples = len(Dataset.open(toy_dataset(NUM_PARTS)).split("train"))
     expected = set(range(num_triples)) - set(trainers[0].order.held_out(0).tolist())
@@ -81,7 +81,7 @@ def refuse(_: Any) -> None:
 @pytest.mark.parametrize("settings", [(), ("evaluation.held_out.fraction=0.1",)], ids=["all", "held out"])
 def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
     trainers = build_all(toy_dataset(2), tmp_path, 2, *settings)
-    assert all(type(one) is MachineBatches for one in trainers)
+    assert all(type(trainer) is MachineBatches for trainer in trainers)
     assert_each_once(trainers, 1)
     other = build_all(toy_dataset(2, method="metis"), tmp_path, 2, *settings)
     assert mark_of(other) != mark_of(trainers)
@@ -124,11 +124,11 @@ def test_order_of_buckets(tmp_path: Path, buckets: str, share: float) -> None:
 def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     size: Any = SimpleNamespace(parts=[None] * 4)
     sets = ["training.batch_size=4000", "negatives.chunk_size=1000", "negatives.num_uniform=100"]
-    found = [
+    counts = [
         batch_rows(load_config(None, ["dataset=x", *sets, f"sampling.order={order}"]), 4, size)[0]
         for order in ("machine", "global")
     ]
-    assert found == [2 * 1000 + 100, 2 * 1000 + 400]
+    assert counts == [2 * 1000 + 100, 2 * 1000 + 400]
     part: Any = SimpleNamespace(num_edges=50)
     held = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
     assert order_bytes(held, part, 4) == 200 and order_bytes(held, part, 1) == 0

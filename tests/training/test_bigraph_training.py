@@ -51,8 +51,8 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     tmp_path: Path,
     momentum: str,  # noqa: F811
 ) -> None:
-    chosen = " ".join([f"model.score_function={case[0]}", *case[1:], "evaluation.max_triples=0", momentum])
-    more = chosen.split()
+    words = " ".join([f"model.score_function={case[0]}", *case[1:], "evaluation.max_triples=0", momentum])
+    more = words.split()
     losses, tables, _ = trained(tmp_path, "auto", *more)
     plain_losses, plain_tables, _ = trained(tmp_path, "reference", *more)
     np.testing.assert_allclose(losses[:-1], plain_losses[:-1], rtol=1e-4)
@@ -65,8 +65,8 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     live = json.loads((tmp_path / "auto" / "metrics.json").read_text())["test"]
     for results in (live, live["both"]):
         results.pop("loss", None)  # files are ranked without
-    found = run.evaluate(Protocol(split="test")).to_dict()
-    assert {key: found[key] for key in live} == live
+    metrics = run.evaluate(Protocol(split="test")).to_dict()
+    assert {key: metrics[key] for key in live} == live
     run.export("npy", tmp_path / "npy")
     reciprocal = run.tables.meta.reciprocal
     import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
@@ -101,8 +101,8 @@ def test_several_operators_train_as_autograd_in_float64(
     expected_losses, expected = steps_in_float64(run, rows, comparator, 4)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
     for table, rows_of_table in expected.items():
-        found, wanted = run.tables[table][:].numpy(), rows_of_table.detach().numpy()
-        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4, err_msg=table)
+        got, expected_rows = run.tables[table][:].numpy(), rows_of_table.detach().numpy()
+        np.testing.assert_allclose(got, expected_rows, rtol=2e-3, atol=2e-4, err_msg=table)
     ranked = run.evaluate("test").to_dict()
     assert {key: ranked[key] for key in live} == live
 
@@ -118,10 +118,7 @@ MIXED = "model.score_function=diagonal+translation_cos"
             "model.relation_operators has near: linear, and model.score_function is diagonal+translation_cos"
             "; allowed: diagonal, translation",
         ),
-        (
-            "{nea: diagonal}",
-            "unknown relation 'nea'; did you mean 'near'?",
-        ),
+        ("{nea: diagonal}", "unknown relation 'nea'; did you mean 'near'?"),
     ],
 )
 def test_names_that_do_not_fit_the_data_set_are_refused(named: str, problem: str) -> None:
@@ -159,7 +156,7 @@ def steps_in_float64(
 ) -> tuple[list[float], Rows]:
     """Train all triples in each step against all entities, by torch's Adagrad; losses and tables."""
     meta, model = run.tables.meta, run.model
-    operators = [OWN.get(one.name, "diagonal") for one in meta.relations]
+    operators = [OWN.get(relation.name, "diagonal") for relation in meta.relations]
     assert list(meta.operators) == operators
     assert torch.equal(tables["relation"], model.operator_rows(operators).double())
     optimizer = torch.optim.Adagrad(tables.values(), lr=0.02, eps=1e-10)
@@ -170,14 +167,14 @@ def steps_in_float64(
         loss = torch.zeros((), dtype=torch.float64)
         for h, r, t in triples.tolist():
             lhs, rhs = tables[meta.relations[r].lhs], tables[meta.relations[r].rhs]
-            own = tables["relation"][r].chunk(2) if meta.reciprocal else [tables["relation"][r]] * 2
+            halves = tables["relation"][r].chunk(2) if meta.reciprocal else [tables["relation"][r]] * 2
             heads, tails = lhs[h : h + 1], rhs[t : t + 1]
             for_tails = (
-                _scores(comparator, _carried(operators[r], own[0], heads), rhs)
+                _scores(comparator, _carried(operators[r], halves[0], heads), rhs)
                 if meta.reciprocal
-                else _scores(comparator, heads, _carried(operators[r], own[0], rhs))
+                else _scores(comparator, heads, _carried(operators[r], halves[0], rhs))
             )
-            for_heads = _scores(comparator, _carried(operators[r], own[1], tails), lhs)
+            for_heads = _scores(comparator, _carried(operators[r], halves[1], tails), lhs)
             for scores, answer in ((for_tails, t), (for_heads, h)):
                 loss = loss + torch.nn.functional.cross_entropy(scores, torch.tensor([answer]))
         (loss / len(triples)).backward()

@@ -61,7 +61,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
-def of_epoch(epoch: int, version: int) -> list[tuple[Any, ...]]:
+def epoch_calls(epoch: int, version: int) -> list[tuple[Any, ...]]:
     """Return the calls of a whole epoch: a batch's loss is its number for each triple."""
     sizes = [5, 5, 5, 5, 3]
     batches = [("batch_end", index, float(index * size)) for index, size in enumerate(sizes)]
@@ -72,7 +72,7 @@ def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
     run = ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2")
     run.train(2)
     run.cluster.leave()
-    assert recorder.calls == [("fit_start",), *of_epoch(0, 1), *of_epoch(1, 2), ("fit_end",)]
+    assert recorder.calls == [("fit_start",), *epoch_calls(0, 1), *epoch_calls(1, 2), ("fit_end",)]
 
 
 def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: type[Recorder]) -> None:
@@ -84,12 +84,12 @@ def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: ty
                 first.trainer.step(batch)
                 if batch.index == 2:
                     signal.raise_signal(signal.SIGTERM)
-    stopped = [("fit_start",), *of_epoch(0, 1)[:4], ("commit", 1)]
+    stopped = [("fit_start",), *epoch_calls(0, 1)[:4], ("commit", 1)]
     assert recorder.calls == stopped
     recorder.calls.clear()
     second = ToyRun(tmp_path, *settings)
     second.train(1)
-    assert recorder.calls == [("fit_start",), ("epoch_start", 0), *of_epoch(0, 2)[4:]]
+    assert recorder.calls == [("fit_start",), ("epoch_start", 0), *epoch_calls(0, 2)[4:]]
     # The state is that of the commit, before which 5 calls were counted; 6 follow.
     assert second.trainer._callbacks[0].count == len(stopped) - 1 + len(recorder.calls)
 
@@ -252,7 +252,7 @@ def test_a_failure_ends_the_tracker_with_one_warning(
     warnings = [record.getMessage() for record in caplog.records if record.name == callbacks.__name__]
     assert warnings == ["broken: OSError: [Errno 28] No space left on device; training goes on without it"]
     assert life.num_trained == 2 * 23
-    (other,) = [one for one in kept.lives if type(one) is Kept]
+    (other,) = [tracker for tracker in kept.lives if type(tracker) is Kept]
     assert other.end is True
 
 
@@ -293,11 +293,11 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
     TrackedLife(tmp_path, "tensorboard").whole(1)
     TrackedLife(tmp_path, "tensorboard").whole(2)
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    losses = [(event.step, event.value) for event in found.Scalars("train/loss")]
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)]
-    assert [(event.step, event.value) for event in found.Scalars("test/mrr")] == [(5, 0.25), (10, 0.25)]
-    assert "_hparams_/session_start_info" in found.PluginTagToContent("hparams")
+    assert [(event.step, event.value) for event in events.Scalars("test/mrr")] == [(5, 0.25), (10, 0.25)]
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
 
 
 def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     assert run.data.params["optimizer.lr"] == "0.1" and run.data.metrics["test/hits_at_10"] == 0.5
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert sorted((one.step, one.value) for one in history) == [
+    assert sorted((point.step, point.value) for point in history) == [
         (epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)
     ]
 
@@ -344,14 +344,14 @@ def test_wandb_writes_the_same_offline_run(tmp_path: Path, monkeypatch: pytest.M
     TrackedLife(tmp_path / "run", "wandb").whole(1)
     TrackedLife(tmp_path / "run", "wandb").whole(2)
     files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    found = [record for path in files for record in records(path)]
-    runs = [record.run for record in found if record.HasField("run")]
+    written = [record for path in files for record in records(path)]
+    runs = [record.run for record in written if record.HasField("run")]
     assert len({run.run_id for run in runs}) == 1 and {run.project for run in runs} == {"mine"}
     config = {item.key or ".".join(item.nested_key): item.value_json for item in runs[0].config.update}
     assert config["optimizer.lr"] == "0.1"
     rows = [
         {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-        for record in found
+        for record in written
         if record.HasField("history")
     ]
     losses = [(int(row["step"]), float(row["train/loss"])) for row in rows if "train/loss" in row]

@@ -149,7 +149,7 @@ def test_an_object_that_the_version_lacks_starts_anew(tmp_path, caplog):
 def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path) -> None:
     """A dense module of a script's own: its optimizer's moments and its schedule."""
 
-    def of_script() -> tuple[torch.nn.Parameter, torch.optim.Adam, Any]:
+    def make_parts() -> tuple[torch.nn.Parameter, torch.optim.Adam, Any]:
         weight = torch.nn.Parameter(torch.ones(4))
         optimizer = torch.optim.Adam([weight], lr=0.1)
         return weight, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -160,7 +160,7 @@ def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path
         optimizer.step()
         scheduler.step()
 
-    parts = of_script()
+    parts = make_parts()
     run = ToyRun(tmp_path)
     run.trainer.register("adam", parts[1])
     run.trainer.register("schedule", parts[2])
@@ -170,15 +170,15 @@ def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path
             step(*parts)
     run.cluster.leave()
     again = ToyRun(tmp_path)
-    others = of_script()
+    again_parts = make_parts()
     with torch.no_grad():
-        others[0].copy_(parts[0])
-    again.trainer.register("adam", others[1])
-    again.trainer.register("schedule", others[2])
+        again_parts[0].copy_(parts[0])
+    again.trainer.register("adam", again_parts[1])
+    again.trainer.register("schedule", again_parts[2])
     for _ in range(3):
         step(*parts)
-        step(*others)
-        assert torch.equal(parts[0], others[0])
+        step(*again_parts)
+        assert torch.equal(parts[0], again_parts[0])
 
 
 class Clock:
@@ -196,47 +196,47 @@ def policy(*settings, rank=0, clock=None, num_batches=9):
 
 
 def test_batches():
-    chosen = policy("checkpoint.every_batches=3")
-    asked = []
+    cadence = policy("checkpoint.every_batches=3")
+    commits = []
     for n in range(1, 10):
-        if chosen.asks_after_batch(n):
-            asked.append(n)
-            chosen.committed()
-    assert asked == [3, 6]  # the 9th ends the epoch
-    assert [n for n in range(1, 10) if chosen.counts(n)] == [3, 6, 9]
+        if cadence.asks_after_batch(n):
+            commits.append(n)
+            cadence.committed()
+    assert commits == [3, 6]  # the 9th ends the epoch
+    assert [n for n in range(1, 10) if cadence.counts(n)] == [3, 6, 9]
     assert not any(policy().asks_after_batch(n) or policy().counts(n) for n in range(1, 10))
 
 
 def test_minutes_are_those_of_rank_0():
     clock = Clock()
     first, second = (policy("checkpoint.every_minutes=2", rank=rank, clock=clock) for rank in (0, 1))
-    asked = []
+    commits = []
     for clock.seconds in (0, 119, 120, 130, 239, 241):
-        asked.append(first.asks_after_batch(1))
+        commits.append(first.asks_after_batch(1))
         assert not second.asks_after_batch(1)
-        if asked[-1]:
+        if commits[-1]:
             first.committed()
-    assert asked == [False, False, True, False, False, True]
+    assert commits == [False, False, True, False, False, True]
 
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
-    chosen, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
-    asked = []
+    cadence, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
+    commits = []
     for batches in range(1, 12):
-        if chosen.asks_after_batch(batches, is_writing=3 <= batches <= 4):
-            asked.append(batches)
-            chosen.committed()
-    assert asked == [5, 6, 9]
-    chosen = policy("checkpoint.every_minutes=2", clock=clock)
+        if cadence.asks_after_batch(batches, is_writing=3 <= batches <= 4):
+            commits.append(batches)
+            cadence.committed()
+    assert commits == [5, 6, 9]
+    cadence = policy("checkpoint.every_minutes=2", clock=clock)
     clock.seconds = 121
-    assert [chosen.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]
+    assert [cadence.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]
 
 
 def test_epochs():
-    chosen = policy("checkpoint.every_epochs=4", "checkpoint.keep_every_epochs=3")
-    assert [n for n in range(1, 11) if chosen.due_after_epoch(n)] == [3, 4, 6, 8, 9, 10]
-    kept = [chosen.pointers_after_epoch(n) for n in range(1, 11)]
-    assert [list(one) for one in kept if one] == [["epoch_3"], ["epoch_6"], ["epoch_9"]]
+    cadence = policy("checkpoint.every_epochs=4", "checkpoint.keep_every_epochs=3")
+    assert [n for n in range(1, 11) if cadence.due_after_epoch(n)] == [3, 4, 6, 8, 9, 10]
+    kept = [cadence.pointers_after_epoch(n) for n in range(1, 11)]
+    assert [list(pointers) for pointers in kept if pointers] == [["epoch_3"], ["epoch_6"], ["epoch_9"]]
     assert [n for n in range(1, 11) if policy("checkpoint.every_epochs=0").due_after_epoch(n)] == [10]
     best = policy("checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0")
     assert [n for n in range(1, 11) if best.due_after_epoch(n)] == [5, 10]

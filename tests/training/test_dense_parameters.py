@@ -25,11 +25,7 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.dense_parameters import DenseParameters
-from dglkge.training.building.components import (
-    has_slices_on_processors,
-    known_optimizers,
-    works_by_number,
-)
+from dglkge.training.building.components import has_slices_on_processors, known_optimizers, works_by_number
 from dglkge.training.trainer import Trainer
 from tests import warm
 from tests.functional.job import environment
@@ -84,44 +80,44 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path, score_functi
         model = KgeModel(function, DIM, live_model.reciprocal, seed)
         parameters = dict(model.module.named_parameters())
         adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
-        rows = {name: one.double().requires_grad_() for name, one in rows_by_node(trainer).items()}
-        sums = {name: torch.zeros_like(one) for name, one in rows.items()}
+        rows = {name: values.double().requires_grad_() for name, values in rows_by_node(trainer).items()}
+        sums = {name: torch.zeros_like(values) for name, values in rows.items()}
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 loss = loss_against_all(trainer, batch, rows, model.query)
                 adam.zero_grad()
-                found = (*rows.values(), *parameters.values())
-                gradients = torch.autograd.grad(loss / batch.global_size, found, materialize_grads=True)
-                gradients = [one.clamp(-limit, limit) for one in gradients]
-                norm = torch.stack([one.square().sum() for one in gradients]).sum().sqrt()
+                leaves = (*rows.values(), *parameters.values())
+                gradients = torch.autograd.grad(loss / batch.global_size, leaves, materialize_grads=True)
+                gradients = [gradient.clamp(-limit, limit) for gradient in gradients]
+                norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
                 factor = min(1.0, clip / (float(norm) + 1e-6)) if clip else 1.0
                 assert clip == 0 or factor < 0.9
                 assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
                 with torch.no_grad():
-                    for (name, one), gradient in zip(rows.items(), gradients):
+                    for (name, values), gradient in zip(rows.items(), gradients):
                         sums[name] += (gradient * factor) ** 2
-                        one -= LR * gradient * factor / (sums[name].sqrt() + 1e-10)
-                for one, gradient in zip(parameters.values(), gradients[len(rows) :]):
-                    one.grad = gradient * factor
+                        values -= LR * gradient * factor / (sums[name].sqrt() + 1e-10)
+                for values, gradient in zip(parameters.values(), gradients[len(rows) :]):
+                    values.grad = gradient * factor
                 adam.step()
         assert batch.index >= 2  # three steps
-        for name, one in rows_by_node(trainer).items():
-            torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-4, atol=2e-5, msg=name)
-        for name, one in live_model.module.named_parameters():
-            torch.testing.assert_close(one.double(), parameters[name], rtol=1e-4, atol=2e-5, msg=name)
+        for name, values in rows_by_node(trainer).items():
+            torch.testing.assert_close(values.double(), rows[name].detach(), rtol=1e-4, atol=2e-5, msg=name)
+        for name, values in live_model.module.named_parameters():
+            torch.testing.assert_close(values.double(), parameters[name], rtol=1e-4, atol=2e-5, msg=name)
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
 def test_shared_relations_train_as_single_ones(tmp_path: Path, objective: str) -> None:
     """TuckER makes a matrix once for each relation; the reference makes one for each query of a batch."""
-    found = []
+    runs = []
     for kernels, objectives in (("auto", objective), ("reference", objective)):
         more = ("model.score_function=tucker", f"training.objective={objectives}", "dense.optimizer=SGD")
         with opened(tmp_path / kernels, *more, f"training.kernels={kernels}") as trainer:
             train(trainer, 1)
-            found.append({**rows_by_node(trainer), **dense_of(trainer)})
-    for name, one in found[0].items():
-        torch.testing.assert_close(one, found[1][name], rtol=1e-3, atol=1e-4)
+            runs.append({**rows_by_node(trainer), **dense_of(trainer)})
+    for name, values in runs[0].items():
+        torch.testing.assert_close(values, runs[1][name], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -139,16 +135,16 @@ def test_files_resume_and_ranking(tmp_path, score_function, optimizer, more):
             "optimizer.schedule={name: ExponentialLR, gamma: 0.5}", *more)  # fmt: skip
 
     def look_at_files(half_way: dict[str, torch.Tensor]) -> None:
-        dense = {path: one for path, one in half_way.items() if path.startswith("dense/")}
+        dense = {path: values for path, values in half_way.items() if path.startswith("dense/")}
         assert any(path.startswith("dense/optimizer") for path in dense)
         with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
-            assert all(np.array_equal(file[path][()], one.numpy()) for path, one in dense.items())
+            assert all(np.array_equal(file[path][()], values.numpy()) for path, values in dense.items())
             assert set(file) == {"dense", "model", "optimizer", "reciprocal"}
         assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["relations"]
 
     state = live.assert_resumes(opened, folder, dense_of, *more, after_one=look_at_files)
     run = dglkge.open_run(folder)
-    assert not any(one.requires_grad for one in run.model.module.parameters())
+    assert not any(parameter.requires_grad for parameter in run.model.module.parameters())
     run.export("huggingface", tmp_path / "hub")
     assert rank(dglkge.open_run(tmp_path / "hub", str(dataset))) == rank(run)
     convert_to_run(open_checkpoint(folder), Dataset.open(dataset), tmp_path / "converted")
@@ -157,21 +153,21 @@ def test_files_resume_and_ranking(tmp_path, score_function, optimizer, more):
     with opened(tmp_path / "next", *more, f"checkpoint.init_path={folder}") as trainer:
         taken = dense_of(trainer)
         assert taken.keys() == {path for path in state if path.startswith("dense/")}
-        assert all(torch.equal(one, state[path]) for path, one in taken.items())
+        assert all(torch.equal(values, state[path]) for path, values in taken.items())
         metrics = ranking(trainer)
         assert {key: metrics[key] for key in rank(run)} == rank(run)
     other = ("dense.optimizer=Adagrad", f"checkpoint.init_path={folder}")
     with opened(tmp_path / "other", *more, *other) as trainer:
         (group,) = trainer._job.dense.param_groups
-        sums = [trainer._job.dense.optimizer.state[one]["sum"] for one in group["params"]]
-        assert not any(one.any() for one in sums)  # another optimizer's state is not taken
+        sums = [trainer._job.dense.optimizer.state[parameter]["sum"] for parameter in group["params"]]
+        assert not any(values.any() for values in sums)  # another optimizer's state is not taken
     with opened(folder, *more) as trainer:
         assert trainer._job.dense.param_groups[0]["lr"] == DENSE_LR / 2
 
 
 def rank(run: dglkge.inference.run.Run) -> dict:
-    found = run.evaluate(Protocol(split="test")).to_dict()
-    return {key: found[key] for key in ("both", "head", "tail")}
+    metrics = run.evaluate(Protocol(split="test")).to_dict()
+    return {key: metrics[key] for key in ("both", "head", "tail")}
 
 
 def test_initial_values_are_keyed_and_leave_the_global_generator() -> None:
@@ -180,9 +176,9 @@ def test_initial_values_are_keyed_and_leave_the_global_generator() -> None:
             return torch.nn.Bilinear(dim, dim, dim)
 
     before = torch.random.get_rng_state()
-    one, same, other = (KgeModel(Own(), 4, True, seed).module.weight for seed in (3, 3, 4))
+    first, same, other = (KgeModel(Own(), 4, True, seed).module.weight for seed in (3, 3, 4))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert torch.equal(first, same) and not torch.equal(first, other)
     assert Own().module_numbers(4) == 4**3 + 4
     weights = build_model("conve", 41, True, seed=1).module.linear.weight
     assert float(weights.detach().std()) * weights.shape[1] ** 0.5 == pytest.approx(1, rel=0.02)
@@ -199,7 +195,7 @@ def test_initial_values_are_keyed_and_leave_the_global_generator() -> None:
 )
 def test_planned_numbers_are_those_of_the_module(name: str, options: dict[str, int], dim: int) -> None:
     function = build_model(name, dim, True, options=options).score_function
-    assert function.module_numbers(dim) == sum(one.numel() for one in function.module.parameters())
+    assert function.module_numbers(dim) == sum(map(torch.numel, function.module.parameters()))
     assert function.options == {**type(function)().options, **options}
 
 
@@ -281,14 +277,14 @@ def test_slices_are_summed_updated_joined_and_read(tmp_path: Path) -> None:
         for rank in range(SIZE)
     ]
     try:
-        errors = [one.communicate(timeout=120)[1] for one in ranks]
+        errors = [process.communicate(timeout=120)[1] for process in ranks]
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
-    assert [one.returncode for one in ranks] == [0] * SIZE, "\n".join(errors)
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * SIZE, "\n".join(errors)
 
 
 def test_optimizers_that_need_whole_parameters_are_found() -> None:
-    found = {name for name in known_optimizers() if not works_by_number(DenseConfig(optimizer=name, lr=0.1))}
-    assert found == {"Adafactor", "Muon"} & set(known_optimizers())
+    names = {name for name in known_optimizers() if not works_by_number(DenseConfig(optimizer=name, lr=0.1))}
+    assert names == {"Adafactor", "Muon"} & set(known_optimizers())

@@ -74,8 +74,8 @@ def test_relations_at_several_times_have_one_row(name: str, tmp_path: Path) -> N
 
 def test_compiled_loops_of_the_host_are_near(tmp_path: Path) -> None:
     """With ``training.kernels: auto`` the host updates by compiled loops, devices always by torch."""
-    found = trained(tmp_path / "device", "auto", *ON_DEVICE)
-    assert_same(found, trained(tmp_path, "auto"), 1e-3, 1e-4, of_losses=1e-4)
+    got = trained(tmp_path / "device", "auto", *ON_DEVICE)
+    assert_same(got, trained(tmp_path, "auto"), 1e-3, 1e-4, loss_rtol=1e-4)
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_as_on_the_host(tmp_path: Path) -> None:
@@ -107,6 +107,6 @@ def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
         folder = tmp_path / ("device_first" if first else "host_first")
         folder.mkdir()
         break_off(folder, 4, *first)
-        losses, found, _ = trained(folder, "reference", *second)
+        losses, got, _ = trained(folder, "reference", *second)
         assert losses[:-1] == expected_losses[3:-1]
-        assert_same_tables(found, expected)
+        assert_same_tables(got, expected)

@@ -57,9 +57,9 @@ class ScatteredTables(MemoryTables):
     def lookup(self) -> Any:
         return SimpleNamespace(rows=self._located)
 
-    def _located(self, number: int, wanted: dict[str, torch.Tensor]) -> dict[str, FoundRows]:
+    def _located(self, number: int, table_ids: dict[str, torch.Tensor]) -> dict[str, FoundRows]:
         located = {}
-        for name, ids in wanted.items():
+        for name, ids in table_ids.items():
             rows = self[name].local_rows.numpy()
             is_local = np.arange(len(rows)) % 3 > 0
             places = np.where(is_local, np.cumsum(is_local) - 1, -np.cumsum(~is_local))
@@ -115,20 +115,20 @@ class Case:
         self.model = build_model(score_function, DIM, reciprocal)
         self.tables = {name: Table(name, self.model.table_width(name), is_whole) for name in SIZES}
         sampler: Any = SimpleNamespace(sample=sample)
-        of_nodes = range_of if has_ranges else None
+        ranges = range_of if has_ranges else None
         self.batch = batch(weighted)
         samplers = dict.fromkeys((Side.HEAD, Side.TAIL), sampler)
-        self.planner = EdgePlanner(list(SIZES), PAIRS, samplers, range_of=of_nodes)
+        self.planner = EdgePlanner(list(SIZES), PAIRS, samplers, range_of=ranges)
         self.groups = self.planner.plan(self.batch).groups
 
     def run(self, loss: Any, kind: type[MemoryTables] = MemoryTables) -> tuple[float, dict[str, np.ndarray]]:
         """Return the loss, and the gradients summed by row."""
         tables: Any = kind(self.tables)
         store = HostStore(tables, Transforms({}), loss.reads_in_place)
-        self.found, gradients = computed(
+        self.outcome, gradients = computed(
             loss, store, loss.plan(self.batch), torch.nan if loss.reads_in_place else None
         )
-        return self.found.loss, {name: rows.numpy() for name, rows in gradients.items()}
+        return self.outcome.loss, {name: rows.numpy() for name, rows in gradients.items()}
 
 
 def expected(
@@ -146,26 +146,26 @@ def expected(
             (Side.TAIL, group.lhs, group.head_ids, group.rhs, group.tail_ids),
             (Side.HEAD, group.rhs, group.tail_ids, group.lhs, group.head_ids),
         ):
-            of_anchors, of_truths = rows[anchor_type][anchors], rows[truth_type][truths]
+            anchor_rows, true_rows = rows[anchor_type][anchors], rows[truth_type][truths]
             ids = group.negatives[side].ids
-            query = case.model.query(of_anchors, relations, side)
+            query = case.model.query(anchor_rows, relations, side)
             # The offset lowers answers in the range of the anchor.
             range_of_anchors = range_of(anchor_type, anchors)
             shared = torch.from_numpy(range_of_anchors[:, None] == range_of(truth_type, ids))
             scores = case.model.compare(query, rows[truth_type][ids]) - case.offset * shared
-            positive = case.model.compare_pairs(query, of_truths)
+            positive = case.model.compare_pairs(query, true_rows)
             positive = positive - case.offset * torch.from_numpy(
                 range_of_anchors == range_of(truth_type, truths)
             )
             ignored = torch.from_numpy(truths[:, None] == ids[None, :])
             if own_entity and anchor_type == truth_type:
-                own = case.model.compare_pairs(query, of_anchors) - case.offset
-                scores = torch.cat([scores, own[:, None]], dim=1)
+                own_scores = case.model.compare_pairs(query, anchor_rows) - case.offset
+                scores = torch.cat([scores, own_scores[:, None]], dim=1)
                 ignored = torch.cat([ignored, torch.from_numpy(anchors == truths)[:, None]], dim=1)
             losses = (loss or Softmax())(positive, scores, ignored)
             violators[side] += int(((scores > positive[:, None]) & ~ignored).sum())
             if regularizer is not None:
-                losses = losses + regularizer.of_queries(case.model, of_anchors, relations, of_truths, side)
+                losses = losses + regularizer.of_queries(case.model, anchor_rows, relations, true_rows, side)
             total = total + (losses * weights).sum()
     (total / GLOBAL_SIZE).backward()
     return total.item(), {name: leaf.grad for name, leaf in rows.items()}, violators
@@ -178,9 +178,9 @@ def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
     return build_regularizer(name, 0.3, 2.5, model.score_function.complex_valued)
 
 
-def assert_close(got: tuple[float, dict], wanted: tuple[float, dict, Any], rtol: float, atol: float) -> None:
-    assert got[0] == pytest.approx(wanted[0], rel=rtol)
-    for name, rows in wanted[1].items():
+def assert_close(got: tuple[float, dict], oracle: tuple[float, dict, Any], rtol: float, atol: float) -> None:
+    assert got[0] == pytest.approx(oracle[0], rel=rtol)
+    for name, rows in oracle[1].items():
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
@@ -219,9 +219,9 @@ def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciproca
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         case = Case(score_function, reciprocal, weighted)
         penalty = regularizer_of(regularizer, case.model)
-        wanted = expected(case, penalty, own_entity)
+        oracle = expected(case, penalty, own_entity)
         for objective in both(case, penalty, own_entity):
-            assert_close(case.run(objective), wanted, rtol=1e-5, atol=1e-6)
+            assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("score_function", ["complex", "keci"])
@@ -242,9 +242,9 @@ def test_every_loss_equals_the_model_in_float64(name: str) -> None:
         case, loss = Case("complex", True, weighted=True), LOSSES.get(name)()
         loss.reduction = Mean() if name == "softmax" and isinstance(reduction, Sum) else reduction
         penalty = regularizer_of("n3", case.model)
-        wanted = expected(case, penalty, own_entity, loss)
+        oracle = expected(case, penalty, own_entity, loss)
         for objective in both(case, penalty, own_entity, loss):
-            assert_close(case.run(objective), wanted, rtol=1e-5, atol=1e-6)
+            assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,12 @@ def test_offset_within_ranges_equals_the_model_in_float64(score_function, recipr
     case = Case(score_function, reciprocal, weighted=True, has_ranges=True)
     twin = Computation(is_reference=True)
     penalty = regularizer_of("n3", case.model)
-    wanted = expected(case, penalty, own_entity)
-    assert abs(wanted[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
+    oracle = expected(case, penalty, own_entity)
+    assert abs(oracle[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
     objectives = both(case, penalty, own_entity, range_offset=OFFSET)
     objectives += both(case, penalty, own_entity, range_offset=OFFSET, computation=twin)[1:]
     for objective in objectives:
-        assert_close(case.run(objective), wanted, rtol=1e-5, atol=1e-6)
+        assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -271,13 +271,13 @@ def test_offset_within_ranges_equals_the_model_in_float64(score_function, recipr
 def test_penalty_and_violators_of_loops_and_autograd(own_entity, weighted, regularizer):
     case = Case("complex", True, weighted)
     penalty = regularizer_of(regularizer, case.model)
-    wanted = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
+    expected_penalty = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
     above = expected(case, None, own_entity)[2]
     assert all(above.values())
     for objective in both(case, penalty, own_entity, has_measures=True):
         case.run(objective)
-        reg, lhs, rhs = case.found.measures
-        assert reg == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        reg, lhs, rhs = case.outcome.measures
+        assert reg == pytest.approx(expected_penalty, rel=1e-4, abs=1e-5)
         assert (lhs, rhs) == (above[Side.HEAD], above[Side.TAIL])
 
 
@@ -289,12 +289,12 @@ def test_penalty_and_violators_of_loops_and_autograd(own_entity, weighted, regul
 def test_products_in_bfloat16_are_near(score_function, reciprocal, by_autograd, has_ranges):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
-    wanted = expected(case, penalty, own_entity=True)
+    oracle = expected(case, penalty, own_entity=True)
     narrow = Computation(matmul_dtype=torch.bfloat16)
     loss = both(case, penalty, True, computation=narrow, range_offset=case.offset)[by_autograd]
     got = case.run(loss)
-    assert got[0] == pytest.approx(wanted[0], rel=2e-3)
-    for name, rows in wanted[1].items():
+    assert got[0] == pytest.approx(oracle[0], rel=2e-3)
+    for name, rows in oracle[1].items():
         # Not equal: the products are in bfloat16 indeed.
         assert 1e-6 * rows.norm() < np.linalg.norm(got[1][name] - rows.numpy()) < 0.01 * rows.norm()
 
@@ -327,9 +327,9 @@ def test_rows_give_the_same_wherever_they_are() -> None:
         penalty = regularizer_of("n3", case.model)
         loss = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
         results.append(case.run(loss, tables))
-    for loss_of_others, others in results[1:]:
-        assert loss_of_others == results[0][0]
-        assert all(np.array_equal(rows, others[name]) for name, rows in results[0][1].items())
+    for loss_there, gradients in results[1:]:
+        assert loss_there == results[0][0]
+        assert all(np.array_equal(rows, gradients[name]) for name, rows in results[0][1].items())
 
 
 def test_a_trainer_without_triples_has_no_loss_and_no_gradient() -> None:
@@ -377,6 +377,6 @@ def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, 
 
     case = Case(score_function, reciprocal, weighted=True)
     penalty = Quartic(0.3, complex_valued=case.model.score_function.complex_valued)
-    wanted = expected(case, penalty, own_entity=True)
+    oracle = expected(case, penalty, own_entity=True)
     loss = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
-    assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
+    assert_close(case.run(loss), oracle, rtol=1e-5, atol=1e-6)

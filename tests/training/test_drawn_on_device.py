@@ -49,10 +49,10 @@ def ran(folder: Path, kernels: str, *more: str) -> Run:
 
 def assert_equal_runs(case: str, folder: Path) -> object:
     """Train both ways and compare; returns the objective on the device."""
-    plain = [one for one in case.split() if one != COMPILED]
-    found = ran(folder, "auto", *DEVICE, *case.split())
-    assert_same(found, ran(folder, "reference", *plain), 1e-3, 1e-5, of_losses=1e-5)
-    return found[2]
+    plain = [word for word in case.split() if word != COMPILED]
+    got = ran(folder, "auto", *DEVICE, *case.split())
+    assert_same(got, ran(folder, "reference", *plain), 1e-3, 1e-5, loss_rtol=1e-5)
+    return got[2]
 
 
 @pytest.mark.parametrize("case", SAMPLED)
@@ -77,7 +77,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_softmax, "MOST_COLUMNS", 7)
     objective = assert_equal_runs(case, tmp_path)
-    assert all(isinstance(one.shard, DeviceSoftmaxShard) for one in objective.candidates)
+    assert all(isinstance(candidates.shard, DeviceSoftmaxShard) for candidates in objective.candidates)
 
 
 def test_a_shard_without_room_for_shares_computes_by_autograd(
@@ -96,8 +96,8 @@ def test_other_settings_take_the_general_way(more: str, tmp_path: Path) -> None:
 def test_the_order_is_that_of_the_host(num: int) -> None:
     positions = np.unique(np.random.default_rng(1).integers(0, num, 500))
     keys = triple_order.round_keys(5, 3).tolist()
-    found = device_batches.inverse_walk(torch.from_numpy(positions), num, *triple_order.halves(num), keys)
-    assert (found.numpy() == triple_order.inverse_permute(positions, num, 5, 3)).all()
+    rows = device_batches.inverse_walk(torch.from_numpy(positions), num, *triple_order.halves(num), keys)
+    assert (rows.numpy() == triple_order.inverse_permute(positions, num, 5, 3)).all()
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5_000_000, 10**9, 2**40 + 3])
@@ -112,10 +112,10 @@ def test_draws_are_those_of_the_host(limit: int) -> None:
 def test_equal_negatives_are_found_with_repetitions() -> None:
     random = np.random.default_rng(2)
     ids, negatives = random.integers(0, 6, (3, 4)), random.integers(0, 6, (3, 9))
-    found = find_equal(torch.from_numpy(ids.reshape(-1)), torch.from_numpy(negatives)).numpy()
+    places = find_equal(torch.from_numpy(ids.reshape(-1)), torch.from_numpy(negatives)).numpy()
     expected = [
         (chunk * 4 + row) * 9 + column
         for chunk in range(3)
         for row, column in zip(*find_equal_on_host(ids[chunk], negatives[chunk]))
     ]
-    assert sorted(found.tolist()) == sorted(expected) and len(expected) > 10
+    assert sorted(places.tolist()) == sorted(expected) and len(expected) > 10

@@ -39,7 +39,7 @@ def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | No
 
 
 @pytest.mark.parametrize(
-    ("patience", "min_gain", "scores", "wanted"),
+    ("patience", "min_gain", "scores", "number"),
     [
         (1, 0.0, [0.1, 0.2, 0.3], None),
         (1, 0.0, [0.1, 0.2, 0.2], 3),
@@ -50,8 +50,8 @@ def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | No
         (2, 0.0, [math.nan, math.nan], 2),
     ],
 )
-def test_patience(patience: int, min_gain: float, scores: list[float], wanted: int | None) -> None:
-    assert ended_after(patience, min_gain, scores) == wanted
+def test_patience(patience: int, min_gain: float, scores: list[float], number: int | None) -> None:
+    assert ended_after(patience, min_gain, scores) == number
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:

@@ -145,7 +145,7 @@ def test_units_of_the_cadence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "message"),
+    ("intervals", "message"),
     [
         ({"batches": 1.5}, "elastic: every batches is 1.5; expected a finite number of at least 0"),
         ({"minutes": -1}, "elastic: every minutes is -1; expected"),
@@ -154,6 +154,6 @@ def test_units_of_the_cadence() -> None:
         ({"steps": 1}, "unknown unit in every 'steps'"),
     ],
 )
-def test_what_is_no_cadence(every: dict[str, float], message: str) -> None:
+def test_what_is_no_cadence(intervals: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _settings_of(every)
+        _settings_of(intervals)

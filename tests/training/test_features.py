@@ -46,21 +46,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write vectors of people and towns, but for one, in an order of their own."""
     folder = tmp_path_factory.mktemp("features")
     dataset = Dataset.open(toy_dataset(typed=True))
-    found = {}
+    paths = {}
     for name, width in WIDTHS.items():
         random = np.random.default_rng(width)
-        names = [one for one in sorted(dataset.vocabulary(name).names)[::-1] if one != MISSING]
-        found[name] = folder / f"{name}.npy"
-        np.save(found[name], random.normal(size=(len(names), width)).astype(np.float32))
+        names = [entity for entity in sorted(dataset.vocabulary(name).names)[::-1] if entity != MISSING]
+        paths[name] = folder / f"{name}.npy"
+        np.save(paths[name], random.normal(size=(len(names), width)).astype(np.float32))
         (folder / f"{name}.names.txt").write_text("\n".join(names) + "\n")
-    return found
+    return paths
 
 
 def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
     """Return the vectors of a type by original id, read without the library's code."""
     names = Dataset.open(toy_dataset(typed=True)).vocabulary(name).names
-    given = dict(zip(files[name].with_suffix(".names.txt").read_text().split(), np.load(files[name])))
-    return torch.tensor(np.stack([given.get(one, np.zeros(WIDTHS[name])) for one in names])).double()
+    rows = dict(zip(files[name].with_suffix(".names.txt").read_text().split(), np.load(files[name])))
+    return torch.tensor(np.stack([rows.get(entity, np.zeros(WIDTHS[name])) for entity in names])).double()
 
 
 def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
@@ -79,18 +79,18 @@ def opened(files: dict[str, Path], folder: Path, *more: str) -> AbstractContextM
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     assert trainer._job.dense is not None
-    return {name: one.detach().clone() for name, one in trainer._job.dense.module.named_parameters()}
+    return {name: values.detach().clone() for name, values in trainer._job.dense.module.named_parameters()}
 
 
 def projected(
-    found: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: str = ""
+    weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: str = ""
 ) -> torch.Tensor:
     """Compute f(x) by its formula."""
     rows, number = vectors, 0
-    while f"features.{name}.{number}.weight" in found:
+    while f"features.{name}.{number}.weight" in weights:
         if number:
             rows = torch.relu(rows) if activation == "relu" else torch.nn.functional.gelu(rows)
-        weight, bias = (found[f"features.{name}.{number}.{one}"] for one in ("weight", "bias"))
+        weight, bias = (weights[f"features.{name}.{number}.{part}"] for part in ("weight", "bias"))
         rows = rows @ weight.to(rows.dtype).T + bias.to(rows.dtype)
         number += 1
     return rows
@@ -118,14 +118,14 @@ def test_gradients_and_loss_equal_float64(tmp_path, files, objective, more):
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
-                rows = {name: one.double() for name, one in rows_by_node(trainer).items()}
+                rows = {name: values.double() for name, values in rows_by_node(trainer).items()}
                 before = parameters(trainer)
-                leaves = {name: one.double().requires_grad_() for name, one in before.items()}
+                leaves = {name: values.double().requires_grad_() for name, values in before.items()}
                 full = dict(rows)
                 for name in files:
                     x = vectors_of(files, name)[trainer.tables[name].original_ids]
                     full[name] = rows[name] + projected(leaves, name, x)
-                loss = live.loss_against_all(trainer, batch, full, lambda given, r, side: given * r)
+                loss = live.loss_against_all(trainer, batch, full, lambda anchors, r, side: anchors * r)
                 (loss / batch.global_size).backward()
                 assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-5)
                 for name, now in parameters(trainer).items():
@@ -158,8 +158,8 @@ def test_all_candidates_are_projected_once_a_batch(tmp_path, files, objective, m
         monkeypatch.setattr(ProjectedFeatures, "rows", noted)
         num_batches = len(trainer._edge_batches)
         train(trainer, 1)
-        for name, found in sizes.items():
-            assert 0 < found.count(len(trainer.tables[name])) <= num_batches
+        for name, counts in sizes.items():
+            assert 0 < counts.count(len(trainer.tables[name])) <= num_batches
 
 
 @pytest.mark.parametrize("more", [(), (*MLP, "features.use=alone", "features.dtype=float16")])
@@ -169,13 +169,13 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
 
     def look_at_files(half_way: dict[str, torch.Tensor]) -> None:
         with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
-            for name in (one for one in half_way if one.startswith("features.")):
+            for name in (path for path in half_way if path.startswith("features.")):
                 assert np.array_equal(file[f"dense/parameters/{name}"][...], half_way[name].numpy())
 
     rows = live.assert_resumes(
         functools.partial(opened, files), folder, parameters, *sets, after_one=look_at_files
     )
-    found = {name: rows.pop(name) for name in [one for one in rows if one.startswith("features.")]}
+    weights = {name: rows.pop(name) for name in [path for path in rows if path.startswith("features.")]}
     note = json.loads((folder / "features" / "features.json").read_text())
     assert note["types"]["town"]["without"] == 1 and note["types"]["person"]["without"] == 0
     with opened(files, folder, *sets) as trainer:
@@ -187,7 +187,7 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
         if name in files:
             x = vectors_of(files, name)
             x = x.half().double() if "features.dtype=float16" in more else x
-            expected = expected + projected(found, name, x[original[name]], "gelu")
+            expected = expected + projected(weights, name, x[original[name]], "gelu")
         torch.testing.assert_close(
             checkpoint.gather(name, original[name]).double(), expected, rtol=1e-6, atol=1e-6
         )
@@ -208,11 +208,11 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path, files, sh
     run = shared
     expected = dglkge.open_run(run).evaluate("test").to_dict()["both"]
     init = f"checkpoint.init_path={run}"
-    for name, given in (("with", files), ("without", {})):
-        more = () if given else ("dense.lr=0.001",)
-        with opened(given, tmp_path / name, init, *more) as trainer:
+    for name, sources in (("with", files), ("without", {})):
+        more = () if sources else ("dense.lr=0.001",)
+        with opened(sources, tmp_path / name, init, *more) as trainer:
             # Without features the rows have the projections in them.
-            assert (trainer._job.dense is not None) == bool(given)
+            assert (trainer._job.dense is not None) == bool(sources)
             assert ranking(trainer)["both"] == expected
     with pytest.raises(InputError, match="features.use is 'alone', and 'added' in the checkpoint"):
         with opened(files, tmp_path / "alone", init, "features.use=alone"):
@@ -253,7 +253,7 @@ def test_new_entities(shared: Path) -> None:
     relations = run.dataset.relations
     knows = relations.ids_of("knows")[0]
     triples = np.array([[len(old) + 1, knows, 5], [6, knows, len(old) + 2]])
-    known = np.concatenate([*(run.dataset.split(one) for one in ("train", "valid", "test")), triples])
+    known = np.concatenate([*(run.dataset.split(split) for split in ("train", "valid", "test")), triples])
     result = more.evaluate(Protocol(split="new"), triples, also_known=[triples])
     relation = run.tables[RELATION][knows].double()
     halves = relation.chunk(2)  # reciprocal: tails by the first half, heads by the second
@@ -262,11 +262,11 @@ def test_new_entities(shared: Path) -> None:
         for anchor, answer, half, column in ((tail, head, halves[1], 0), (head, tail, halves[0], 2)):
             scores = (table.double() * half * table[anchor].double()).sum(1)
             same = known[(known[:, 1] == knows) & (known[:, 2 - column] == anchor)][:, column]
-            others = np.setdiff1d(np.arange(len(table)), same)
-            ranks.append(1 + int((scores[others] > scores[answer]).sum()))
+            candidates = np.setdiff1d(np.arange(len(table)), same)
+            ranks.append(1 + int((scores[candidates] > scores[answer]).sum()))
     assert result.to_dict()["both"]["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
-    found = more.predict_tails("newcomer1", "knows", k=len(table))
-    assert set(names) < set(found["entity"])
+    predicted = more.predict_tails("newcomer1", "knows", k=len(table))
+    assert set(names) < set(predicted["entity"])
     with pytest.raises(InputError, match="'newcomer1'"):
         run.predict_tails("newcomer1", "knows")
     assert more.similar("newcomer1", k=3)["entity"].nunique() == 3
@@ -282,24 +282,25 @@ def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     trained({"person": vectors}, tmp_path / "run")
     run = dglkge.open_run(tmp_path / "run")
     expected = run.with_new_entities(["Ann"], open_encoder(vectors)([text]), "person")
-    found = run.with_new_texts({"Ann": text})
-    assert torch.equal(found.tables["person"]["Ann"], expected.tables["person"]["Ann"])
+    extended = run.with_new_texts({"Ann": text})
+    assert torch.equal(extended.tables["person"]["Ann"], expected.tables["person"]["Ann"])
     tails = expected.predict_tails("Ann", "lives_in", k=3)["entity"].tolist()
     words = ["predict", str(tmp_path / "run"), "--head", "Ann", "--relation", "lives_in", "-k", "3", "--json"]
     assert main([*words, "--about", f"Ann={text}"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)["answers"]] == tails
+    assert [answer["name"] for answer in json.loads(capsys.readouterr().out)["answers"]] == tails
     answer = Explorer(run).unseen(
         "Ann", text=text, queries=[{"head": "Ann", "relation": "lives_in", "tail": None}], k=3
     )
-    assert answer["type"] == "person" and [one["tail"] for one in answer["results"][0]["answers"]] == tails
-    assert [one["name"] for one in answer["similar"]] == expected.similar("Ann", 3)["entity"].tolist()
+    assert [match["tail"] for match in answer["results"][0]["answers"]] == tails
+    assert answer["type"] == "person"
+    assert [match["name"] for match in answer["similar"]] == expected.similar("Ann", 3)["entity"].tolist()
     for about, refusal in (
         (["Ann=one", "Bob"], "--about 'Bob' is not of the form NAME=TEXT"),
         (["=one"], "--about '=one' is not of the form NAME=TEXT"),
         (["Ann=one", "Ann=more"], "--about gives the entity 'Ann' twice"),
         (["Ann=unheard"], "the text about 'Ann' has no word"),
     ):
-        assert main([*words, *(part for one in about for part in ("--about", one))]) == 2
+        assert main([*words, *(part for entry in about for part in ("--about", entry))]) == 2
         assert refusal in capsys.readouterr().err
     facts = pd.DataFrame([("Bea", "knows", names[0])], columns=["head", "relation", "tail"])
     both = run.add_entities(facts).with_new_texts({"Ann": text})
@@ -382,10 +383,10 @@ def test_a_run_goes_on_from_a_url(tmp_path, files, monkeypatch):
     shutil.rmtree(sources)
     with opened(files, tmp_path / "second", *sets, stored) as trainer:
         train(trainer, 2)
-        found = rows_by_node(trainer), parameters(trainer)
-    for one, other in zip(expected, found, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(rows, other[name]) for name, rows in one.items())
+        got = rows_by_node(trainer), parameters(trainer)
+    for part, other in zip(expected, got, strict=True):
+        assert part.keys() == other.keys()
+        assert all(torch.equal(rows, other[name]) for name, rows in part.items())
     # Uploaded once: the versions share the file.
     assert array.stat().st_mtime_ns == uploaded.st_mtime_ns and array.stat().st_ino == uploaded.st_ino
     by_url, alone = dglkge.open_run(url).tables["town"], dglkge.open_run(tmp_path / "alone").tables["town"]
@@ -414,9 +415,9 @@ def test_a_run_goes_on_from_a_url(tmp_path, files, monkeypatch):
     ],
 )
 def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words: str) -> None:
-    given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
+    filled = [setting.replace("PEOPLE", str(files["person"])) for setting in sets]
     with pytest.raises(InputError, match=words) as caught:
-        config = load_config(None, settings(files, tmp_path / "run", *given))
+        config = load_config(None, settings(files, tmp_path / "run", *filled))
         check_config(config, World())
         with live.opened(config):
             pass
@@ -431,24 +432,24 @@ def test_commands_with_new_entities(tmp_path: Path, shared: Path, capsys: pytest
     np.save(new, vectors)
     new.with_suffix(".names.txt").write_text("ada\nperson1\ngrace\n")
     triples.write_text("ada\tknows\tperson1\ngrace\tlives_in\ttown1\nada\tknows\tgrace\n")
-    given = ["--features", f"person={new}"]
+    options = ["--features", f"person={new}"]
     more = dglkge.open_run(folder).with_new_entities(["ada", "grace"], vectors[[0, 2]], "person")
 
-    assert main(["evaluate", str(folder), "--triples", str(triples), *given, "--json"]) == 0
+    assert main(["evaluate", str(folder), "--triples", str(triples), *options, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["new_entities"] == {"person": 2}
     assert (folder / "metrics-triples-new-with-features.json").is_file()
     ids = more.tables.vocabulary("person").ids(["ada", "person1", "grace"])
     knows, lives_in = (more.dataset.relations.ids_of(name)[0] for name in ("knows", "lives_in"))
     town = more.tables.vocabulary("town").id("town1")
-    asked = np.array([[ids[0], knows, ids[1]], [ids[2], lives_in, town], [ids[0], knows, ids[2]]])
-    expected = more.evaluate(Protocol(split="new"), asked, also_known=[asked]).to_dict()
+    queries = np.array([[ids[0], knows, ids[1]], [ids[2], lives_in, town], [ids[0], knows, ids[2]]])
+    expected = more.evaluate(Protocol(split="new"), queries, also_known=[queries]).to_dict()
     assert report["both"] == expected["both"]
 
-    assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *given, "--json"]) == 0
+    assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *options, "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)["answers"]
-    assert [one["name"] for one in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
-    assert main(["score", str(folder), "--input", str(triples), *given, "--json"]) == 0
+    assert [answer["name"] for answer in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
+    assert main(["score", str(folder), "--input", str(triples), *options, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 3
 
     for words, arguments in (
@@ -485,9 +486,9 @@ def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path], shared: Pa
 
 def test_the_plan_counts_the_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
     size = read_dataset_size(toy_dataset(typed=True))
-    found = {}
+    sizes = {}
     for dtype in ("float32", "float16"):
         config = load_config(None, settings(files, tmp_path, f"features.dtype={dtype}"))
         (host,) = plan_memory(config, size, 2, 1)
-        found[dtype] = dict(host.memory)["features, mapped files"]
-    assert found["float32"] == 4 * (40 * WIDTHS["person"] + 10 * WIDTHS["town"]) == 2 * found["float16"]
+        sizes[dtype] = dict(host.memory)["features, mapped files"]
+    assert sizes["float32"] == 4 * (40 * WIDTHS["person"] + 10 * WIDTHS["town"]) == 2 * sizes["float16"]

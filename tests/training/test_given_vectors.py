@@ -71,7 +71,7 @@ def fill(path: Path, *settings: str, dim: int = DIM) -> tuple[dict[str, np.ndarr
     return tables.by_name(dataset), record
 
 
-def of_names(rows: dict[str, np.ndarray]) -> np.ndarray:
+def file_rows(rows: dict[str, np.ndarray]) -> np.ndarray:
     """Return the rows of the known names, in the order of the file."""
     return np.array([rows[name] for name, is_known in zip(NAMES, KNOWN) if is_known])
 
@@ -84,7 +84,7 @@ def test_principal_axes_are_those_of_a_singular_value_decomposition(tmp_path, mo
     _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
     projected = centred @ axes[:DIM].T
     expected = projected * 0.25 / np.sqrt(np.mean(projected**2))
-    got = of_names(rows)
+    got = file_rows(rows)
     signs = np.sign((got * expected).sum(axis=0))
     assert np.allclose(got, expected * signs, atol=1e-6)
     assert np.sqrt(np.mean(got**2)) == pytest.approx(0.25, rel=1e-5)
@@ -101,31 +101,31 @@ def test_principal_axes_are_those_of_a_singular_value_decomposition(tmp_path, mo
 
 def test_vectors_with_fewer_axes_leave_the_other_numbers_as_they_were(tmp_path: Path) -> None:
     plane = VECTORS[:, :2] @ RANDOM.normal(size=(2, WIDTH))
-    got = of_names(fill(save(tmp_path / "v.npy", plane))[0])
+    got = file_rows(fill(save(tmp_path / "v.npy", plane))[0])
     assert (got[:, 2:] == 7).all() and (got[:, :2] != 7).all()
-    narrow = of_names(fill(save(tmp_path / "v.npy", VECTORS[:, :3]))[0])
+    narrow = file_rows(fill(save(tmp_path / "v.npy", VECTORS[:, :3]))[0])
     assert (narrow[:, 3] == 7).all() and (narrow[:, :3] != 7).all()
 
 
 def test_a_random_projection_depends_on_the_seed_only(tmp_path: Path) -> None:
     path, random = save(tmp_path / "v.npy"), "model.init_from.projection=random"
-    got = of_names(fill(path, random, "seed=3")[0])
+    got = file_rows(fill(path, random, "seed=3")[0])
     matrix = normal_rows(np.arange(WIDTH), DIM, 3, given_vectors.RANDOM_TABLE, DIM**-0.5).astype(float)
     expected = VECTORS[KNOWN] @ matrix
     assert np.allclose(got, expected * 0.25 / np.sqrt(np.mean(expected**2)), rtol=1e-6)
-    assert not np.allclose(got, of_names(fill(path, random, "seed=4")[0]))
-    as_given = of_names(fill(path, random, "seed=3", "model.init_from.std=-1")[0])
+    assert not np.allclose(got, file_rows(fill(path, random, "seed=4")[0]))
+    as_given = file_rows(fill(path, random, "seed=3", "model.init_from.std=-1")[0])
     assert np.array_equal(as_given, expected.astype(np.float32))
 
 
 def test_vectors_of_the_models_width_are_only_scaled(tmp_path: Path) -> None:
     path = save(tmp_path / "v.npy")
     rows, record = fill(path, "model.init_from.std=-1", dim=WIDTH)
-    assert np.array_equal(of_names(rows), VECTORS[KNOWN].astype(np.float32))
+    assert np.array_equal(file_rows(rows), VECTORS[KNOWN].astype(np.float32))
     assert (record["projection"], record["factor"]) == ("none", 1.0)
-    scaled = of_names(fill(path, "model.init_from.std=2", dim=WIDTH)[0])
+    scaled = file_rows(fill(path, "model.init_from.std=2", dim=WIDTH)[0])
     assert np.sqrt(np.mean(scaled**2)) == pytest.approx(2, rel=1e-6)
-    short = of_names(fill(path, "model.init_from.std=2", "model.max_norm=1", dim=WIDTH)[0])
+    short = file_rows(fill(path, "model.init_from.std=2", "model.max_norm=1", dim=WIDTH)[0])
     assert np.linalg.norm(short, axis=1) == pytest.approx(np.ones(30), rel=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_entities_whose_names_a_text_makes_equal_share_a_vector() -> None:
     file: Any = SimpleNamespace(place=lambda number: f"f:{number}")
     matches.add(5, "a_b", file)
     matches.add(6, "d", file)
-    assert [part.tolist() for part in matches.found()] == [[5, 5], [0, 2]]
+    assert [part.tolist() for part in matches.matched()] == [[5, 5], [0, 2]]
     with pytest.raises(InputError, match="f:9: the name 'a_b' stands at f:5 already; allowed is once"):
         matches.add(9, "a_b", file)
 
@@ -142,7 +142,7 @@ def test_entities_whose_names_a_text_makes_equal_share_a_vector() -> None:
 def test_axes_do_not_depend_on_blocks() -> None:
     whole = principal_axes([VECTORS], 3)
     parts = principal_axes(np.array_split(VECTORS, 4), 3)
-    assert all(np.allclose(one, other, rtol=1e-9) for one, other in zip(whole, parts))
+    assert all(np.allclose(part, other, rtol=1e-9) for part, other in zip(whole, parts))
 
 
 @pytest.mark.parametrize(

@@ -60,22 +60,23 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path, settings, cl
                 rows = {
                     name: table.double().requires_grad_() for name, table in rows_by_node(trainer).items()
                 }
-                leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
-                moved = {name: one + leaves[name] if name in leaves else one for name, one in rows.items()}
-                loss = live.loss_against_all(trainer, batch, moved, lambda given, r, side: given * r)
+                leaves = {name: values.double().requires_grad_() for name, values in vectors.items()}
+                moved = {name: rows[name] + leaves[name] if name in leaves else rows[name] for name in rows}
+                loss = live.loss_against_all(trainer, batch, moved, lambda anchors, r, side: anchors * r)
                 (loss / batch.global_size).backward()
-                every = [one for one in (*rows.values(), *leaves.values()) if one.grad is not None]
+                tensors = (*rows.values(), *leaves.values())
+                parameters = [tensor for tensor in tensors if tensor.grad is not None]
                 if clip_value is not None:
-                    torch.nn.utils.clip_grad_value_(every, clip_value)
+                    torch.nn.utils.clip_grad_value_(parameters, clip_value)
                 if clip_norm is not None:
-                    assert torch.nn.utils.clip_grad_norm_(every, clip_norm) > clip_norm
+                    assert torch.nn.utils.clip_grad_norm_(parameters, clip_norm) > clip_norm
                 lr = LR
                 if "optimizer.warmup_batches=4" in settings:
                     lr *= min(1.0, (num_steps + 1) / 4)
                 if any("ExponentialLR" in setting for setting in settings):
                     lr *= 0.5**num_steps
-                found = trainer.step(batch)
-                assert found == pytest.approx(loss.item(), rel=1e-5)
+                got = trainer.step(batch)
+                assert got == pytest.approx(loss.item(), rel=1e-5)
                 for name, leaf in leaves.items():
                     if leaf.grad is not None:
                         sums[name] += leaf.grad**2
@@ -90,8 +91,8 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path, settings, cl
 def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]:
     """Compute the mean loss of a batch and the gradients of its rows by table, with rows read anew."""
     rows = step.store.rows(plan)
-    found = step.objective.gradients(plan, rows)()
-    return found.loss / plan.divisor, {one.table: one.rows for one in rows.collect()}
+    outcome = step.objective.gradients(plan, rows)()
+    return outcome.loss / plan.divisor, {part.table: part.rows for part in rows.collect()}
 
 
 @pytest.mark.parametrize("score_function", ["diagonal_cos", "affine_l2_bias"])
@@ -101,26 +102,26 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
         tmp_path / "run", f"model.score_function={score_function}", *more, "regularizer.weight=0.1"
     ) as trainer:
         step, vectors = trainer._train_step, trainer._job.global_vectors.vectors
-        for one in vectors.values():
-            one.normal_(0, 0.3)
+        for vector in vectors.values():
+            vector.normal_(0, 0.3)
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
             plan = step.store.prepare(step.objective.plan(batch))
             gradients = {name: rows.sum(0).clone() for name, rows in loss_of(step, plan)[1].items()}
-            for name, one in vectors.items():
+            for name, vector in vectors.items():
                 for place in range(0, DIM, 3):
-                    before, ends = one[place].item(), []
+                    before, ends = vector[place].item(), []
                     for sign in (1, -1):
-                        one[place] = before + sign * 1e-2
+                        vector[place] = before + sign * 1e-2
                         ends.append(loss_of(step, plan)[0])
-                    one[place] = before
+                    vector[place] = before
                     difference = (ends[0] - ends[1]) / 2e-2
                     assert gradients[name][place].item() == pytest.approx(difference, rel=3e-2, abs=2e-3)
             break
 
 
 def vectors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {f"vector {name}": one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
+    return {f"vector {name}": vector.clone() for name, vector in trainer._job.global_vectors.vectors.items()}
 
 
 def test_files_resume_and_ranking(tmp_path: Path) -> None:
@@ -135,10 +136,10 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
             state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
             # The sums of the vectors are behind those of the operators.
             assert len(state) == num_relations + len(vectors)
-            for number, (name, one) in enumerate(vectors.items()):
-                found = file[f"model/entities/{name}/global_embedding"]
-                assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
-                assert found.dtype == np.float32 and np.array_equal(found[...], one.numpy())
+            for number, (name, vector) in enumerate(vectors.items()):
+                dataset = file[f"model/entities/{name}/global_embedding"]
+                assert dataset.attrs["state_dict_key"] == f"global_embs.emb_{name}" and vector.any()
+                assert dataset.dtype == np.float32 and np.array_equal(dataset[...], vector.numpy())
                 assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
         assert (
             json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
@@ -147,9 +148,9 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
     state = live.assert_resumes(opened, folder, vectors_of, *more, after_one=look_at_files)
     with opened(folder, *more) as trainer:
         original = {name: table.original_ids for name, table in trainer.tables.items()}
-    for name in [one.removeprefix("vector ") for one in state if " " in one]:
-        found = open_checkpoint(folder).gather(name, original[name])
-        assert torch.equal(found, state[name] + state[f"vector {name}"])
+    for name in [path.removeprefix("vector ") for path in state if " " in path]:
+        gathered = open_checkpoint(folder).gather(name, original[name])
+        assert torch.equal(gathered, state[name] + state[f"vector {name}"])
 
 
 def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> None:
@@ -157,11 +158,11 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> 
     with opened(tmp_path / "run", *more) as trainer:
         train(trainer, 1)
         metrics = trainer.evaluate("test").to_dict()
-        sums = {name: one.tolist() for name, one in trainer._job.global_vectors._sums.items()}
-    assert all(any(one) for one in sums.values())
+        sums = {name: values.tolist() for name, values in trainer._job.global_vectors._sums.items()}
+    assert all(any(values) for values in sums.values())
     with opened(tmp_path / "next", *more, f"checkpoint.init_path={tmp_path / 'run'}") as trainer:
-        assert not any(one.any() for one in trainer._job.global_vectors.vectors.values())
-        assert {name: one.tolist() for name, one in trainer._job.global_vectors._sums.items()} == sums
+        assert not any(vector.any() for vector in trainer._job.global_vectors.vectors.values())
+        assert {name: values.tolist() for name, values in trainer._job.global_vectors._sums.items()} == sums
         assert trainer.evaluate("test").to_dict() == metrics
 
 

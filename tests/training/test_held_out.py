@@ -109,8 +109,9 @@ def ranked_by_loops(groups, tables, relations, loss):
     for side, batch, drawn in groups:
         column = 2 if side is Side.TAIL else 0
         for triple in batch:
-            others = [one for one in [other[column] for other in batch] + drawn if one != triple[column]]
-            negatives = [score(*triple[:column], one, *triple[column + 1 :]) for one in others]
+            entities = [other[column] for other in batch] + drawn
+            answers = [entity for entity in entities if entity != triple[column]]
+            negatives = [score(*triple[:column], entity, *triple[column + 1 :]) for entity in answers]
             positive = score(*triple)
             rank = 1 + sum(value >= positive for value in negatives)
             sums["pos_rank"] += rank / 2
@@ -122,38 +123,38 @@ def ranked_by_loops(groups, tables, relations, loss):
     return sums
 
 
-def by_loops(one, tables, triples, loss=softmax):
+def by_loops(ranker, tables, triples, loss=softmax):
     """The same means, one negative after another."""
-    held = triples[np.sort(one.order.held_out(0))]
+    held = triples[np.sort(ranker.order.held_out(0))]
     batches = []
     for relation_id in (0, 1):
-        of_pair = held[held[:, 1] == relation_id].tolist()
-        batches += [of_pair[start : start + BATCH] for start in range(0, len(of_pair), BATCH)]
+        pair_triples = held[held[:, 1] == relation_id].tolist()
+        batches += [pair_triples[start : start + BATCH] for start in range(0, len(pair_triples), BATCH)]
     groups = []
     for place, batch in enumerate(batches):
         for side in (Side.TAIL, Side.HEAD):
             entity_type = RELATIONS[batch[0][1]].candidate_type(side)
-            groups.append((side, batch, one.uniform(entity_type, side, (0, 0, place)).tolist()))
+            groups.append((side, batch, ranker.uniform(entity_type, side, (0, 0, place)).tolist()))
             assert len(groups[-1][2]) == UNIFORM
     sums = ranked_by_loops(groups, tables, RELATIONS, loss)
     return {name: value / len(held) for name, value in sums.items()}
 
 
 def test_metrics_are_those_of_plain_loops(tables, triples):
-    one, ranking = evaluator(tables, triples), MagicMock()
-    one.job.ranking, gather = ranking, one.gather
+    ranker, ranking = evaluator(tables, triples), MagicMock()
+    ranker.job.ranking, gather = ranking, ranker.gather
 
     def gather_final(name, ids):
         assert ranking().__enter__.called and not ranking().__exit__.called
         return gather(name, ids)
 
-    one.gather = gather_final
-    found = one.evaluate(0, 0)
-    assert found["count"] == 15
-    expected = by_loops(one, tables, triples)
+    ranker.gather = gather_final
+    record = ranker.evaluate(0, 0)
+    assert record["count"] == 15
+    expected = by_loops(ranker, tables, triples)
     for name, value in expected.items():
-        assert found["metrics"][name] == pytest.approx(value, rel=1e-4), name
-    assert 0 < found["metrics"]["auc"] < 1
+        assert record["metrics"][name] == pytest.approx(value, rel=1e-4), name
+    assert 0 < record["metrics"]["auc"] < 1
 
 
 @pytest.mark.parametrize(
@@ -173,35 +174,35 @@ def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss)
     batches = EdgeBatches(edges, options)
     job = job_of(triples, settings=settings)
     passes = build_passes(job, batches, lambda name, ids: tables[name][ids])
-    found = passes._held_out.evaluate(0, 0)["metrics"]["loss"]
-    assert found == pytest.approx(by_loops(passes._held_out, tables, triples, loss)["loss"], rel=1e-4)
+    got = passes._held_out.evaluate(0, 0)["metrics"]["loss"]
+    assert got == pytest.approx(by_loops(passes._held_out, tables, triples, loss)["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("limit", [1, 3 * DIM * (BATCH + UNIFORM)])
 def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch):
     whole = evaluator(tables, triples).evaluate(0, 0)["metrics"]
     monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
-    one, sizes = evaluator(tables, triples), []
-    compare = one.job.model.compare_plainly
+    ranker, sizes = evaluator(tables, triples), []
+    compare = ranker.job.model.compare_plainly
 
     def noted(query, candidates):
         sizes.append(len(query) * len(candidates) * query.shape[1])
         return compare(query, candidates)
 
-    monkeypatch.setattr(one.job.model, "compare_plainly", noted)
-    found = one.evaluate(0, 0)["metrics"]
+    monkeypatch.setattr(ranker.job.model, "compare_plainly", noted)
+    metrics = ranker.evaluate(0, 0)["metrics"]
     # One query is compared with all candidates in any case.
     assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
     for name, value in whole.items():
-        assert found[name] == pytest.approx(value, rel=1e-6), name
+        assert metrics[name] == pytest.approx(value, rel=1e-6), name
 
 
 def test_the_plan_has_the_block():
     """At the defaults the scores of 1,000 queries by 2,000 candidates are planned, not their differences."""
     assert memory.HELD_OUT_NUMBERS == held_out.BLOCK_NUMBERS
     config = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1", "model.dimension=400"])
-    chosen = config.evaluation.held_out
-    num_scores = chosen.batch_negatives * (chosen.batch_negatives + chosen.uniform_negatives)
+    batch = config.evaluation.held_out.batch_negatives
+    num_scores = batch * (batch + config.evaluation.held_out.uniform_negatives)
     assert (
         4 * (num_scores + memory.HELD_OUT_NUMBERS) < memory.held_out_bytes(config) < 4 * 400 * num_scores / 10
     )
@@ -220,10 +221,10 @@ def test_two_trainers_add_up_to_one(tables, triples):
 
 def test_equal_scores_count_against_the_truth(triples):
     tables = {name: torch.ones(count, DIM) for name, count in {**COUNTS, RELATION: 2}.items()}
-    found = evaluator(tables, triples).evaluate(0, 0)["metrics"]
-    assert found["auc"] == pytest.approx(0.5)
-    assert found["violators_lhs"] == found["violators_rhs"] == 0
-    assert found["pos_rank"] > 1
+    metrics = evaluator(tables, triples).evaluate(0, 0)["metrics"]
+    assert metrics["auc"] == pytest.approx(0.5)
+    assert metrics["violators_lhs"] == metrics["violators_rhs"] == 0
+    assert metrics["pos_rank"] > 1
 
 
 @pytest.mark.parametrize("prediction", [0, 0.5])
@@ -237,20 +238,19 @@ def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
         batches = trainer._edge_batches.batches
         held = {tuple(row) for row in train[trainer._passes._held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
-    index, found = batches.index, set()
+    index, trained = batches.index, set()
     answers = np.concatenate([block for *_, block in index.blocks()])
     for query, (first, end) in enumerate(zip(index.starts, index.starts[1:])):
         for answer in answers[first:end].tolist():
             ends = (int(index.anchors[query]), answer)
             head, tail = ends[:: -1 if index.sides[query] else 1]
-            found.add((head, int(index.relations[query]), tail))
+            trained.add((head, int(index.relations[query]), tail))
     expected = {tuple(row) for row in train.tolist()} - held
-    assert found == expected and len(held) == -(-len(train) // 5)
+    assert trained == expected and len(held) == -(-len(train) // 5)
     if prediction:
         assert int(batches.pairs.num_answers.sum()) == len(expected)
     records = read_stats(run / "checkpoint" / "latest")
-    assert [one["eval_stats_after"]["count"] for one in records] == [len(held)] * 2
-    losses = [
-        one[name]["metrics"]["loss"] for one in records for name in ("eval_stats_before", "eval_stats_after")
-    ]
+    assert [record["eval_stats_after"]["count"] for record in records] == [len(held)] * 2
+    names = ("eval_stats_before", "eval_stats_after")
+    losses = [record[name]["metrics"]["loss"] for record in records for name in names]
     assert losses[1] == pytest.approx(losses[2]) and losses[3] < losses[0]

@@ -21,10 +21,10 @@ LEFT_OUT = ["regularizer.name=n3", "regularizer.weight=0.1", "model.entity_dropo
 
 def configured(run, *words):
     """Return the configuration of two epochs."""
-    given = settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words)
+    sets = settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words)
     if not {*ONE_VS_ALL, *K_VS_ALL}.isdisjoint(words):
-        given = [word for word in given if not word.startswith("negatives.")]
-    return load_config(None, given)
+        sets = [word for word in sets if not word.startswith("negatives.")]
+    return load_config(None, sets)
 
 
 def cross_entropy(rows, relations, triples):
@@ -98,12 +98,12 @@ def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing
 )
 def test_training_is_the_same_with_it(words, tmp_path):
     """Drawn negatives and gradients of a split leave no trace, in the parameters of a module neither."""
-    found = []
-    for every in (0, 1):
-        run = tmp_path / str(every)
-        with opened(configured(run, *words, f"evaluation.valid_every_epochs={every}")) as trainer:
-            found.append(train(trainer, 2))
-    assert found[0] == found[1]
+    losses = []
+    for interval in (0, 1):
+        run = tmp_path / str(interval)
+        with opened(configured(run, *words, f"evaluation.valid_every_epochs={interval}")) as trainer:
+            losses.append(train(trainer, 2))
+    assert losses[0] == losses[1]
 
 
 def test_confidences_of_a_split_are_those_of_true_triples(tmp_path):
@@ -111,7 +111,7 @@ def test_confidences_of_a_split_are_those_of_true_triples(tmp_path):
     weighted, losses = weighted_dataset(tmp_path), []
     for confidences in ("true", "false"):
         words = [*PLAIN, "loss.name=logistic", f"loss.confidences={confidences}"]
-        given = settings(weighted, tmp_path / confidences, *words)
-        with opened(load_config(None, given)) as trainer:
+        sets = settings(weighted, tmp_path / confidences, *words)
+        with opened(load_config(None, sets)) as trainer:
             losses.append(trainer.evaluate("valid").loss)
     assert losses[0] == losses[1]

@@ -33,21 +33,21 @@ def config(output: Path, *more: str) -> Config:
     return load_config(None, ["dataset=toy", f"output={output}", *more])
 
 
-@pytest.mark.parametrize(("speedup", "chosen"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
-def test_bfloat16_is_taken_where_it_is_clearly_faster(tmp_path, monkeypatch, caplog, speedup, chosen):
+@pytest.mark.parametrize(("speedup", "expected"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
+def test_bfloat16_is_taken_where_it_is_clearly_faster(tmp_path, monkeypatch, caplog, speedup, expected):
     caplog.set_level("INFO")
     assert rates(monkeypatch, speedup) == []
-    found = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
-    assert found.training.matmul_dtype == chosen
-    assert f"matmuls in {chosen}: float32 reaches" in caplog.text
-    assert found.model == config(tmp_path).model
+    decided = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
+    assert decided.training.matmul_dtype == expected
+    assert f"matmuls in {expected}: float32 reaches" in caplog.text
+    assert decided.model == config(tmp_path).model
 
 
 @pytest.mark.parametrize("named", ["float32", "bfloat16"])
 def test_a_type_that_is_named_is_not_measured(tmp_path, monkeypatch, named):
     measured = rates(monkeypatch, 10)
-    wanted = config(tmp_path, f"training.matmul_dtype={named}")
-    assert with_matmul_dtype(wanted, Cluster(World(), None)) is wanted
+    fixed = config(tmp_path, f"training.matmul_dtype={named}")
+    assert with_matmul_dtype(fixed, Cluster(World(), None)) is fixed
     assert measured == []
 
 

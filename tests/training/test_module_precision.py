@@ -33,9 +33,9 @@ needs_float16 = pytest.mark.skipif(
 )
 
 
-def difference(found: torch.Tensor, true: torch.Tensor) -> float:
+def difference(got: torch.Tensor, true: torch.Tensor) -> float:
     """Return the norm of the difference relative to that of the true numbers."""
-    return float((found - true).detach().norm() / true.detach().norm())
+    return float((got - true).detach().norm() / true.detach().norm())
 
 
 def gradients(
@@ -72,15 +72,15 @@ def test_gradients_are_near_those_of_float32(name: str, dim: int, dtype: torch.d
     assert narrow.module is model.module
     for side in Side:
         query, expected = gradients(model, side, factor)
-        found_query, found = gradients(narrow, side, factor)
+        found_query, got = gradients(narrow, side, factor)
         assert found_query.dtype == torch.float32
         # Each layer rounds its operands, its output and the gradients of both.
         limit = 32 * torch.finfo(dtype).eps
         assert 0 < difference(found_query, query) < limit
-        for number, (one, true) in enumerate(zip(found, expected)):
-            assert one.dtype == torch.float32
+        for number, (gradient, true) in enumerate(zip(got, expected)):
+            assert gradient.dtype == torch.float32
             # Those of rows are divided by the scale already, those of parameters are not.
-            unscaled = one / (scale if number > 1 else 1)
+            unscaled = gradient / (scale if number > 1 else 1)
             if true.norm():
                 assert difference(unscaled, true) < limit, number
 
@@ -91,13 +91,13 @@ def test_relations_that_share_a_matrix_do_so_in_bfloat16() -> None:
     narrow = model.in_precision(ModulePrecision("cpu", torch.bfloat16))
     places = torch.randint(5, (30,), generator=draw)
     entities, relations = torch.randn(30, 16, generator=draw), torch.randn(5, 32, generator=draw)
-    found = []
-    for one in (model, narrow):
-        leaves = [entities.clone().requires_grad_(), relations.clone().requires_grad_(), one.module.core]
-        query = one.query(*leaves[:2], Side.HEAD, places=places)
-        found.append([query, *torch.autograd.grad(query.square().sum(), leaves)])
-    for true, one in zip(*found):
-        assert 0 < difference(one, true) < 8 * torch.finfo(torch.bfloat16).eps
+    results = []
+    for variant in (model, narrow):
+        leaves = [entities.clone().requires_grad_(), relations.clone().requires_grad_(), variant.module.core]
+        query = variant.query(*leaves[:2], Side.HEAD, places=places)
+        results.append([query, *torch.autograd.grad(query.square().sum(), leaves)])
+    for true, got in zip(*results):
+        assert 0 < difference(got, true) < 8 * torch.finfo(torch.bfloat16).eps
 
 
 @needs_float16
@@ -106,8 +106,8 @@ def test_without_a_loss_scale_small_gradients_vanish() -> None:
     precision = ModulePrecision("cpu", torch.float16)
     assert precision.loss_scale is not None
     precision.loss_scale.scale = 1.0
-    _, found = gradients(model.in_precision(precision), Side.TAIL, 1e-9)
-    assert not found[2].any()
+    _, got = gradients(model.in_precision(precision), Side.TAIL, 1e-9)
+    assert not got[2].any()
 
 
 @pytest.mark.parametrize("start", [2.0**16, 2.0**126, 3.0])
@@ -116,7 +116,7 @@ def test_the_loss_scale_follows_torch_step_by_step(start: float) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=3)
-    ours = LossScale(start, growth_interval=3)
+    scale = LossScale(start, growth_interval=3)
     made = 0
     overflows = np.random.default_rng(0).random(60) < 0.25
     overflows[20:40] = False  # the scale reaches the greatest number of float32
@@ -126,14 +126,14 @@ def test_the_loss_scale_follows_torch_step_by_step(start: float) -> None:
         parameter.grad = torch.full((1,), float("inf")) if is_bad else -torch.ones(1) * scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
-        ours.update(is_bad)
+        scale.update(is_bad)
         made += not is_bad
-        assert (ours.scale, ours.num_good) == (scaler.get_scale(), scaler._get_growth_tracker())
+        assert (scale.scale, scale.num_good) == (scaler.get_scale(), scaler._get_growth_tracker())
         assert float(parameter.detach()) == made
-    assert ours.num_skipped == len(overflows) - made > 5
+    assert scale.num_skipped == len(overflows) - made > 5
     copy = LossScale(growth_interval=3)
-    copy.load(ours.state())
-    assert copy.state() == ours.state() and copy.scale == ours.scale
+    copy.load(scale.state())
+    assert copy.state() == scale.state() and copy.scale == scale.scale
 
 
 def test_a_scale_that_is_too_small_ends_the_training() -> None:
@@ -147,15 +147,15 @@ def test_a_scale_that_is_too_small_ends_the_training() -> None:
     assert scale.num_skipped == 31
 
 
-@pytest.mark.parametrize("of_rows", [False, True])
-def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None:
-    barrier, given = threading.Barrier(2, timeout=20), {}
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_an_overflow_on_one_of_two_trainers_skips_on_both(in_rows: bool) -> None:
+    barrier, sent = threading.Barrier(2, timeout=20), {}
 
     def run(rank: int) -> tuple[bool, DenseParameters, torch.nn.Linear]:
         def sum_over_trainers(values: torch.Tensor) -> torch.Tensor:
-            given[rank] = values.clone()
+            sent[rank] = values.clone()
             barrier.wait()
-            values.copy_(given[0] + given[1])
+            values.copy_(sent[0] + sent[1])
             barrier.wait()
             return values
 
@@ -166,9 +166,9 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
             loss_scale=LossScale(), scaled=["weight"],
         )  # fmt: skip
         before = layer.weight.detach().clone()
-        overflows = rank == 1 and not of_rows
+        overflows = rank == 1 and not in_rows
         (layer.weight.sum() * (float("inf") if overflows else 2.0**16) + layer.bias.sum()).backward()
-        values = float("nan") if of_rows and rank == 1 else 1.0
+        values = float("nan") if in_rows and rank == 1 else 1.0
         rows = RowGradients("person", torch.zeros(1, dtype=torch.int64), torch.full((1, 2), values))
         made = dense.sum_gradients([rows]) is not None
         assert torch.equal(layer.weight, before)
@@ -183,25 +183,27 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
 
     results: dict = {}
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
     assert sorted(results) == [0, 1]
     for made, state, dense in results.values():
         assert not made
         assert dense.loss_scale.state() == {"scale": 2.0**15, "num_good": 1, "num_skipped": 1}
         assert not any(path.startswith("dense/optimizer/") for path in state)
-    assert torch.equal(*(one[2].state_dict()["dense/parameters/weight"] for one in results.values()))
+    assert torch.equal(*(result[2].state_dict()["dense/parameters/weight"] for result in results.values()))
 
 
 def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return copies of rows, optimizer state and dense parameters with theirs; not of the loss scale."""
-    found = {path: one for path, one in dense_of(trainer).items() if "/loss_scale/" not in path}
+    copies = {path: values for path, values in dense_of(trainer).items() if "/loss_scale/" not in path}
     for name, table in trainer.tables.items():
         state = trainer.optimizer.state_tensors(table.embedding)
-        found |= {f"{name}/{key}": torch.as_tensor(one[0 : len(one)]).clone() for key, one in state.items()}
-    return {**found, **rows_by_node(trainer)}
+        copies |= {
+            f"{name}/{key}": torch.as_tensor(part[0 : len(part)]).clone() for key, part in state.items()
+        }
+    return {**copies, **rows_by_node(trainer)}
 
 
 @needs_float16
@@ -225,7 +227,7 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
                     scale.scale = 2.0**60  # more than float16 has, whatever the gradient
                 trainer.step(batch)
                 after = everything(trainer)
-                same = [path in before and torch.equal(one, before[path]) for path, one in after.items()]
+                same = [path in before and torch.equal(after[path], before[path]) for path in after]
                 if batch.index == 1:
                     assert all(same) and scale.scale == 2.0**59 and scale.num_good == 0
                     scale.scale = 2.0**6
@@ -236,7 +238,7 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
         last = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
         assert last["skipped_batches"] == 1 and np.isfinite(last["epoch_loss"])
     with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
-        assert {key: one[()] for key, one in file["dense/loss_scale"].items()} == saved
+        assert {key: value[()] for key, value in file["dense/loss_scale"].items()} == saved
     with opened(folder, *settings) as trainer:
         assert trainer._job.dense.loss_scale.state() == saved
         train(trainer, 2)
@@ -246,18 +248,18 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
 
 
 def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path) -> None:
-    found = []
+    runs = []
     for dtype in ("none", "bfloat16"):
         settings = ("model.score_function={name: conex, channels: 2}", f"dense.autocast={dtype}")
         with opened(tmp_path / dtype, *settings, "dense.optimizer=SGD", "training.num_epochs=1") as trainer:
             train(trainer, 1)
             # Together: some start at 0 and have moved little.
-            dense = torch.cat([one.flatten() for one in dense_of(trainer).values()])
-            found.append({**rows_by_node(trainer), "dense": dense})
+            dense = torch.cat([values.flatten() for values in dense_of(trainer).values()])
+            runs.append({**rows_by_node(trainer), "dense": dense})
             metrics = ranking(trainer)
-    for name, one in found[1].items():
+    for name, values in runs[1].items():
         limit = 16 * torch.finfo(torch.bfloat16).eps
-        assert 0 < difference(one, found[0][name]) < limit, name
+        assert 0 < difference(values, runs[0][name]) < limit, name
     # Files are ranked by a model that knows nothing of autocast.
     ranked = dglkge.open_run(tmp_path / "bfloat16").evaluate(dglkge.evaluation.metrics.Protocol(split="test"))
     assert ranked.to_dict()["both"] == metrics["both"]
@@ -295,10 +297,10 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
     for rows in (40, 64, 37, 16, 15, 2, 1, 0, 41):
         for side in Side:
             query, expected = gradients(model, side, 1.0, rows)
-            found_query, found = gradients(compiled, side, 1.0, rows)
+            found_query, got = gradients(compiled, side, 1.0, rows)
             torch.testing.assert_close(found_query, query, rtol=1e-5, atol=1e-6)
-            for one, true in zip(found, expected):
-                torch.testing.assert_close(one, true, rtol=1e-5, atol=1e-5)
+            for gradient, true in zip(got, expected):
+                torch.testing.assert_close(gradient, true, rtol=1e-5, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert any((tmp_path / "cache").rglob("*.cpp"))
 

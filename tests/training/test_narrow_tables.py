@@ -41,17 +41,17 @@ def two_steps(run: Path, start: dict[str, torch.Tensor] | None, *more: str) -> t
     with opened(load_config(None, settings(run, *more))) as trainer:
         for name, rows in (start or {}).items():
             trainer.tables[name].local_rows.copy_(rows)
-        found, losses = [], []
+        tables, losses = [], []
         for _ in dglkge.remaining_epochs_until(1):
             for number, batch in enumerate(trainer.batches()):
                 if number == 2:
                     break
-                found.append(
+                tables.append(
                     {name: table.widened(np.arange(len(table))) for name, table in trainer.tables.items()}
                 )
                 losses.append(trainer.step(batch))
             break
-        return found[0], found[1], {"losses": losses}
+        return tables[0], tables[1], {"losses": losses}
 
 
 KINDS = {
@@ -108,11 +108,11 @@ def test_tables_take_what_is_planned(tmp_path: Path) -> None:
                 for table in trainer.tables.values()
                 for state in trainer.optimizer.state_tensors(table.embedding).values()
             ]
-            taken = sum(one.numel() * one.element_size() for one in rows.values())
+            taken = sum(tensor.nbytes for tensor in rows.values())
             assert table_bytes(part, config) == taken  # 2,048 numbers are whole pages
-            assert state_bytes(part, config) == sum(one.numel() * one.element_size() for one in states)
-            assert all(one.dtype == torch.float32 for one in states)
-            entities = sum(one.numel() * one.element_size() for name, one in rows.items() if name != RELATION)
+            assert state_bytes(part, config) == sum(tensor.nbytes for tensor in states)
+            assert all(tensor.dtype == torch.float32 for tensor in states)
+            entities = sum(tensor.nbytes for name, tensor in rows.items() if name != RELATION)
             assert entities == share * 4 * 2048 * sum(
                 n for name, n in part.num_rows.items() if name != RELATION
             )
@@ -135,8 +135,8 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     lines = [f"{name} " + " ".join(f"{x:.9g}" for x in row) for name, row in zip(names, vectors)]
     path = tmp_path / "vectors.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = (f"model.init_from.path={path}", "model.init_from.std=-1")
-    with opened(load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *given))) as trainer:
+    init = (f"model.init_from.path={path}", "model.init_from.std=-1")
+    with opened(load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *init))) as trainer:
         got = trainer.tables.gather(kind, torch.arange(len(names)))
         expected = torch.from_numpy(vectors).bfloat16().float()
         assert torch.equal(got, expected)

@@ -23,5 +23,5 @@ def test_trains_the_tables_of_the_cpu(case: str, storage: str, tmp_path: Path) -
             pytest.skip("refused with tables on the device")
         on_gpu.append("tables.storage=device")
     expected = trained(tmp_path, "reference", *case.split())
-    found = trained(tmp_path / "gpu", "reference", *on_gpu, *case.split())
-    assert_same(found, expected, 1e-3, 1e-3, of_losses=1e-3)
+    got = trained(tmp_path / "gpu", "reference", *on_gpu, *case.split())
+    assert_same(got, expected, 1e-3, 1e-3, loss_rtol=1e-3)

@@ -54,7 +54,7 @@ def lines(folder: Path) -> list[dict]:
 
 def places(records: list[dict]) -> list[tuple[int, int, int]]:
     """Epoch, set and chunk of each."""
-    return [(one["epoch_idx"], one["edge_path_idx"], one["edge_chunk_idx"]) for one in records]
+    return [(record["epoch_idx"], record["edge_path_idx"], record["edge_chunk_idx"]) for record in records]
 
 
 def loss_of(batches: range) -> float:
@@ -67,13 +67,13 @@ def test_a_record_of_each_pass(tmp_path):
     run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2")
     run.train(2)
     run.checkpoints.finish()
-    found = lines(tmp_path / "run")
-    assert places(found) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
-    assert [one["index"] for one in found] == [0, 1, 2, 3]
-    assert [one["stats"]["count"] for one in found] == [15, 8, 15, 8]
+    records = lines(tmp_path / "run")
+    assert places(records) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    assert [record["stats"]["count"] for record in records] == [15, 8, 15, 8]
     for number in (0, 2):
-        assert found[number]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3)))
-        assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
+        assert records[number]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3)))
+        assert records[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
 
 
 @pytest.mark.parametrize("batches, passes", [(1, 0), (3, 1)])
@@ -104,8 +104,8 @@ def test_batch_statistics_are_means_over_the_triples_of_a_pass(tmp_path):
         expected.update(violators_lhs=0, violators_rhs=3)
         assert record["stats"]["metrics"] == pytest.approx(expected)
     reports = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
-    assert [one["reg"] for one in reports] == [2 * one["loss"] for one in reports]
-    assert {(one["violators_lhs"], one["violators_rhs"]) for one in reports} == {(0, 3)}
+    assert [report["reg"] for report in reports] == [2 * report["loss"] for report in reports]
+    assert {(report["violators_lhs"], report["violators_rhs"]) for report in reports} == {(0, 3)}
 
 
 def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
@@ -137,7 +137,8 @@ def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path
     second.checkpoints.finish()
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
     assert [record for record, _ in replayed.records] == [record for record, _ in seen.records]
-    assert [one for _, one in replayed.records] == [stop_at >= FIRST_PASS, False, False, False]
+    replays = [is_replayed for _, is_replayed in replayed.records]
+    assert replays == [stop_at >= FIRST_PASS, False, False, False]
 
 
 def test_held_out_triples_are_ranked_before_and_after_each_pass(tmp_path):
@@ -147,8 +148,8 @@ def test_held_out_triples_are_ranked_before_and_after_each_pass(tmp_path):
     run.train(1)
     run.checkpoints.finish()
     metrics = [
-        tuple(one[name]["metrics"]["trained"] for name in ("eval_stats_before", "eval_stats_after"))
-        for one in lines(tmp_path / "run")
+        tuple(record[name]["metrics"]["trained"] for name in ("eval_stats_before", "eval_stats_after"))
+        for record in lines(tmp_path / "run")
     ]
     assert metrics == [(0, 15), (15, 23)]
 
@@ -197,17 +198,17 @@ def test_records_of_the_holder_are_written(tmp_path: Path) -> None:
     life.checkpoints.storage.lease.release()
 
 
-@pytest.mark.parametrize("what", ["metrics", "validation", "stats"])
-def test_a_job_that_lost_its_lease_writes_no_record(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("name", ["metrics", "validation", "stats"])
+def test_a_job_that_lost_its_lease_writes_no_record(tmp_path: Path, name: str) -> None:
     life = leased_run(tmp_path)
     life.train(1)
     life.trainer.evaluate("test")
     before = contents(tmp_path)
     rob(tmp_path)
     with pytest.raises(CheckpointError, match="has lost its lease"):
-        if what == "metrics":
+        if name == "metrics":
             life.trainer.evaluate("valid")
-        elif what == "validation":
+        elif name == "validation":
             life.checkpoints.records.write_json("validation.json", {})
         else:
             life.train(2)
@@ -216,12 +217,12 @@ def test_a_job_that_lost_its_lease_writes_no_record(tmp_path: Path, what: str) -
 
 def test_unfinished_records_of_killed_jobs_are_removed(tmp_path: Path) -> None:
     life = leased_run(tmp_path)
-    left = tmp_path / f"metrics.json.{new_nonce()}.tmp"
-    left.write_text("{")
+    leftover = tmp_path / f"metrics.json.{new_nonce()}.tmp"
+    leftover.write_text("{")
     (tmp_path / "notes.tmp").write_text("a user's own")
     life.train(1)
     life.trainer.commit()
-    assert not left.exists() and (tmp_path / "notes.tmp").exists()
+    assert not leftover.exists() and (tmp_path / "notes.tmp").exists()
     assert os.path.exists(tmp_path / LEASE_FILE)
     life.checkpoints.storage.lease.release()
 
@@ -242,25 +243,26 @@ def configured(run, mode, *more):
 def ranges_of(trainer, triples):
     """Return the ranges (n, 2) of heads and tails of original ids: a node's place in its type, times P."""
     layout, relations = trainer._job.layout, trainer._job.dataset.relations.relations
-    found = []
+    ranges = []
     for head, relation_id, tail in triples.tolist():
         relation = relations[relation_id]
         ends = ((relation.lhs, head), (relation.rhs, tail))
         places = [(layout.num_nodes(name), int(layout.node_ids(name)[id_])) for name, id_ in ends]
         bounds = [[count * turn // P for turn in range(1, P + 1)] for count, _ in places]
-        found.append([sum(node >= end for end in of) for of, (_, node) in zip(bounds, places)])
-    return np.array(found)
+        ranges.append([sum(node >= end for end in of) for of, (_, node) in zip(bounds, places)])
+    return np.array(ranges)
 
 
-def close(found, expected):
+def close(got, expected):
     """Compare records, times aside, where sums were added in another order."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys()
+    for record, other in zip(got, expected, strict=True):
+        assert record.keys() == other.keys()
         for name in ("lhs_partition", "rhs_partition", "index", "epoch_idx"):
-            assert one.get(name) == other.get(name)
-        for name in one.keys() & {"stats", "eval_stats_before", "eval_stats_after", "eval_stats_chunk_avg"}:
-            assert one[name]["count"] == other[name]["count"]
-            assert one[name]["metrics"] == pytest.approx(other[name]["metrics"], rel=1e-5)
+            assert record.get(name) == other.get(name)
+        measured = {"stats", "eval_stats_before", "eval_stats_after", "eval_stats_chunk_avg"}
+        for name in record.keys() & measured:
+            assert record[name]["count"] == other[name]["count"]
+            assert record[name]["metrics"] == pytest.approx(other[name]["metrics"], rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -272,23 +274,23 @@ def test_counts_and_losses_are_those_of_the_batches(mode, tmp_path):
         for epoch in dglkge.remaining_epochs_until(2):
             for batch in trainer.batches():
                 loss = trainer.step(batch)
-                chunks = np.repeat(*zip(*((one.chunk, one.end - one.start) for one in batch.groups)))
-                own = [batch.ranges[chunk] for chunk in chunks]
+                chunks = np.repeat(*zip(*((group.chunk, group.end - group.start) for group in batch.groups)))
+                buckets = [batch.ranges[chunk] for chunk in chunks]
                 places = ranges_of(trainer, data[batch.triple_ids])
-                for bucket, place in zip(own, places.tolist()):
+                for bucket, place in zip(buckets, places.tolist()):
                     # A mixed bucket has both directions, and shares of what is inside of its ranges.
                     assert set(place) <= set(bucket) if mode == "mixed" else tuple(place) == bucket
                     sums[(epoch, *bucket)][0] += 1
                     sums[(epoch, *bucket)][1] += loss / len(batch)
-    found = read_stats(tmp_path / "run" / "checkpoint" / "latest")
-    assert len(found) == len(sums) == 2 * (P * (P - 1) // 2 if mode == "mixed" else P * P)
-    for one in found:
-        count, loss = sums[one["epoch_idx"], one["lhs_partition"], one["rhs_partition"]]
-        assert one["stats"]["count"] == count
-        assert one["stats"]["metrics"]["loss"] == pytest.approx(loss / count, rel=1e-6)
-        moved = one["bytes_read"] + one["bytes_written"]
-        assert one["seconds"] > 0
-        assert one["mb_per_second"] == pytest.approx(moved / 1e6 / one["seconds"], rel=1e-3, abs=1e-3)
+    records = read_stats(tmp_path / "run" / "checkpoint" / "latest")
+    assert len(records) == len(sums) == 2 * (P * (P - 1) // 2 if mode == "mixed" else P * P)
+    for record in records:
+        count, loss = sums[record["epoch_idx"], record["lhs_partition"], record["rhs_partition"]]
+        assert record["stats"]["count"] == count
+        assert record["stats"]["metrics"]["loss"] == pytest.approx(loss / count, rel=1e-6)
+        moved = record["bytes_read"] + record["bytes_written"]
+        assert record["seconds"] > 0
+        assert record["mb_per_second"] == pytest.approx(moved / 1e6 / record["seconds"], rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -310,38 +312,37 @@ def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path
         for (numbers, name, *_), ids in drawn:
             layout, count = trainer._job.layout, trainer._job.layout.num_nodes(name)
             nodes = np.asarray(layout.node_ids(name))[ids.numpy()]
-            allowed = [range(count * one // P, count * (one + 1) // P) for one in numbers]
-            assert len(ids) == UNIFORM and all(any(node in one for one in allowed) for node in nodes)
+            allowed = [range(count * number // P, count * (number + 1) // P) for number in numbers]
+            assert len(ids) == UNIFORM and all(any(node in run for run in allowed) for node in nodes)
             assert len(numbers) == (1 if mode == "directed" else 2)
     triples = seen[last]
-    own = ranges_of(trainer, triples)
-    assert len(triples) and all(set(one) <= set(ranges) for one in own.tolist())
-    pairs = dict.fromkeys((one.lhs, one.rhs) for one in relations)
+    places = ranges_of(trainer, triples)
+    assert len(triples) and all(set(place) <= set(ranges) for place in places.tolist())
+    pairs = dict.fromkeys((relation.lhs, relation.rhs) for relation in relations)
     calls = iter(drawn[-2 * sum(any(pairs_of(relations, t) == p for t in triples) for p in pairs) :])
     groups = []
     for pair in pairs:
-        batch = [one for one in triples.tolist() if pairs_of(relations, one) == pair]
+        batch = [triple for triple in triples.tolist() if pairs_of(relations, triple) == pair]
         for side in (Side.TAIL, Side.HEAD) if batch else ():
-            (_, name, of_side, _), ids = next(calls)
-            assert of_side is side and name == pair[side is Side.TAIL]
+            (_, name, drawn_side, _), ids = next(calls)
+            assert drawn_side is side and name == pair[side is Side.TAIL]
             groups.append((side, batch, ids.tolist()))
     sums = ranked_by_loops(groups, rows, relations, logistic_sum)
     records = read_stats(tmp_path / "run" / "checkpoint" / "latest")
-    found = [
-        one for one in records if one.get("lhs_partition") == ranges[0] and one["rhs_partition"] == ranges[1]
-    ][-1]
-    assert found["eval_stats_after"]["count"] == len(triples)
+    names = ("lhs_partition", "rhs_partition")
+    ranked = [record for record in records if tuple(map(record.get, names)) == ranges][-1]
+    assert ranked["eval_stats_after"]["count"] == len(triples)
     for name, value in sums.items():
-        assert found["eval_stats_after"]["metrics"][name] == pytest.approx(value / len(triples), rel=1e-4), (
+        assert ranked["eval_stats_after"]["metrics"][name] == pytest.approx(value / len(triples), rel=1e-4), (
             name
         )
     # The average of a pass is that of its triples, before their buckets were trained.
-    of_epoch = [one for one in records if one["epoch_idx"] == 1]
-    average = of_epoch[-1]["eval_stats_chunk_avg"]
-    before = [one["eval_stats_before"] for one in of_epoch if "eval_stats_before" in one]
-    total = sum(one["count"] for one in before)
+    epoch_records = [record for record in records if record["epoch_idx"] == 1]
+    average = epoch_records[-1]["eval_stats_chunk_avg"]
+    before = [record["eval_stats_before"] for record in epoch_records if "eval_stats_before" in record]
+    total = sum(part["count"] for part in before)
     assert average["count"] == total
-    expected = sum(one["count"] * one["metrics"]["loss"] for one in before) / total
+    expected = sum(part["count"] * part["metrics"]["loss"] for part in before) / total
     assert average["metrics"]["loss"] == pytest.approx(expected)
 
 

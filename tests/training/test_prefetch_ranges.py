@@ -33,8 +33,8 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     machine = replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"]))
     (batches,) = toy_trainers(1, 1, 4, batch_size=20, machines=[machine])
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
-    one = SimpleNamespace(local_rows=rows, embedding=None)
-    tables = type("Tables", (dict,), {"entity_types": ["person", "place"]})(person=one, place=one)
+    embedding = SimpleNamespace(local_rows=rows, embedding=None)
+    tables = type("Tables", (dict,), {"entity_types": ["person", "place"]})(person=embedding, place=embedding)
     closing: list = []
     cluster = SimpleNamespace(
         world=SimpleNamespace(is_machine_leader=True), sum=lambda numbers: numbers, on_exit=closing.append

@@ -23,32 +23,33 @@ def scores_of(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, np.ndarra
     """Return scores (some ignored), positive and own scores, and factors."""
     draw = torch.Generator().manual_seed(5)
     scores = (torch.randn(NUM, NUM_NEGATIVES, generator=draw) * scale).to(dtype)
-    positive, own = (torch.randn(2, NUM, generator=draw) * scale).numpy()
+    positive, own_scores = (torch.randn(2, NUM, generator=draw) * scale).numpy()
     scores[3, 4], scores[5] = IGNORED_SCORE, IGNORED_SCORE
-    own[3] = own[5] = IGNORED_SCORE
+    own_scores[3] = own_scores[5] = IGNORED_SCORE
     factors = torch.rand(NUM, generator=draw).numpy()
     factors[7] = 0
-    return scores, positive, own, factors
+    return scores, positive, own_scores, factors
 
 
 @pytest.mark.parametrize(
     ("dtype", "scale"), [(torch.float32, 0.1), (torch.float32, 300.0), (torch.bfloat16, 3.0)]
 )
 def test_loss_and_gradients_equal_those_of_autograd(dtype: torch.dtype, scale: float) -> None:
-    scores, positive, own, factors = scores_of(scale, dtype)
-    leaves = [torch.from_numpy(array).double().requires_grad_() for array in (positive, own)]
-    of_scores = scores.double().requires_grad_()
-    losses = Softmax()(leaves[0], torch.cat([of_scores, leaves[1][:, None]], dim=1))
+    scores, positive, own_scores, factors = scores_of(scale, dtype)
+    leaves = [torch.from_numpy(array).double().requires_grad_() for array in (positive, own_scores)]
+    score_leaf = scores.double().requires_grad_()
+    losses = Softmax()(leaves[0], torch.cat([score_leaf, leaves[1][:, None]], dim=1))
     expected = (losses * torch.from_numpy(factors)).sum()
     expected.backward()
-    missing, own_shares, found = np.full((3, NUM), np.nan, np.float32)
-    got = softmax(NO_WEIGHTS, words(scores), (positive, own, factors, missing, own_shares, factors, found))
+    missing, own_shares, query_losses = np.full((3, NUM), np.nan, np.float32)
+    numbers = (positive, own_scores, factors, missing, own_shares, factors, query_losses)
+    got = softmax(NO_WEIGHTS, words(scores), numbers)
     assert got == pytest.approx(expected.item(), rel=1e-5)
-    np.testing.assert_allclose(found, losses.detach(), rtol=1e-5)
+    np.testing.assert_allclose(query_losses, losses.detach(), rtol=1e-5)
     for mine, leaf in ((missing, leaves[0]), (own_shares, leaves[1])):
         np.testing.assert_allclose(mine, leaf.grad, rtol=1e-4, atol=2e-7)
     rough = 2**-8 if dtype == torch.bfloat16 else 1e-5
-    np.testing.assert_allclose(scores.float(), of_scores.grad, rtol=rough, atol=1e-20)
+    np.testing.assert_allclose(scores.float(), score_leaf.grad, rtol=rough, atol=1e-20)
     assert not scores[5].any() and scores[3, 4] == 0
 
 
@@ -56,14 +57,15 @@ def test_loss_and_gradients_equal_those_of_autograd(dtype: torch.dtype, scale: f
     ("where", "poison"), [("scores", np.nan), ("scores", np.inf), ("positive", np.inf), ("own", np.nan)]
 )
 def test_what_is_not_finite_stays_so_and_in_its_row(where: str, poison: float) -> None:
-    scores, positive, own, factors = scores_of(1.0, torch.float32)
-    {"scores": scores[:, 2], "positive": positive, "own": own}[where][1] = poison
-    missing, own_shares, found = np.zeros((3, NUM), np.float32)
-    loss = softmax(NO_WEIGHTS, words(scores), (positive, own, factors, missing, own_shares, factors, found))
+    scores, positive, own_scores, factors = scores_of(1.0, torch.float32)
+    {"scores": scores[:, 2], "positive": positive, "own": own_scores}[where][1] = poison
+    missing, own_shares, query_losses = np.zeros((3, NUM), np.float32)
+    numbers = (positive, own_scores, factors, missing, own_shares, factors, query_losses)
+    loss = softmax(NO_WEIGHTS, words(scores), numbers)
     assert not np.isfinite(loss)
     assert np.isnan(missing[1]) and np.isnan(own_shares[1]) and scores[1].isnan().all()
-    others = np.arange(NUM) != 1
-    assert np.isfinite(missing[others]).all() and scores[torch.from_numpy(others)].isfinite().all()
+    rest = np.arange(NUM) != 1
+    assert np.isfinite(missing[rest]).all() and scores[torch.from_numpy(rest)].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -41,7 +41,7 @@ def config(*settings: str) -> Any:
     return load_config(None, ["dataset=toy", *settings])
 
 
-def chosen(name: str, options: list[str]) -> Any:
+def schedule_settings(name: str, options: list[str]) -> Any:
     text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
     return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
 
@@ -56,7 +56,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
 
     A rate in the options is that of the first group, and the other group's is as much smaller as its own.
     """
-    options = chosen(name, OPTIONS[name]).options
+    options = schedule_settings(name, OPTIONS[name]).options
     options |= {
         key: [options[key], options[key] * (0.03 / 0.1)] for key in ("base_lr", "max_lr") if key in options
     }
@@ -64,45 +64,45 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
     driver = torch.optim.SGD(groups, lr=1.0)
     extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
     extra |= {"mode": "max"} if name == "ReduceLROnPlateau" else {}
-    theirs = known_schedules()[name](driver, **options, **extra)
-    ours = Schedule(FIELD, chosen(name, OPTIONS[name]), [0.1, 0.03])
+    reference = known_schedules()[name](driver, **options, **extra)
+    schedule = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
     mrr = [0.1, 0.2, 0.2, 0.19, 0.3, 0.3, 0.3, 0.3, 0.31, 0.2] * 3
     seen: set[tuple[float, ...]] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch's of a wrong order of calls
         for step in range(25):
-            assert ours.lrs == [group["lr"] for group in driver.param_groups], step
-            seen.add(tuple(ours.lrs))
-            again = Schedule(FIELD, chosen(name, OPTIONS[name]), [0.1, 0.03])
-            again.load_state_dict(ours.state_dict())
-            ours = again
-            ours.step(mrr[step])
+            assert schedule.lrs == [group["lr"] for group in driver.param_groups], step
+            seen.add(tuple(schedule.lrs))
+            again = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
+            again.load_state_dict(schedule.state_dict())
+            schedule = again
+            schedule.step(mrr[step])
             driver.step()
-            theirs.step(*([mrr[step]] if ours.follows_ranking else []))
+            reference.step(*([mrr[step]] if schedule.follows_ranking else []))
     assert len(seen) > 1
 
 
 def test_a_rate_of_each_group_is_taken_as_given() -> None:
-    given = Schedule(
+    schedule = Schedule(
         "optimizer.schedule",
-        chosen("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]),
+        schedule_settings("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]),
         [0.1, 0.03],
     )
     rates = []
     for _ in range(40):
-        rates.append(given.lrs)
-        given.step() if len(rates) < 40 else None
-    assert [max(of_group) for of_group in zip(*rates)] == pytest.approx([0.1, 0.07])
+        rates.append(schedule.lrs)
+        schedule.step() if len(rates) < 40 else None
+    assert [max(group_rates) for group_rates in zip(*rates)] == pytest.approx([0.1, 0.07])
 
 
 def test_cosine_in_closed_form() -> None:
     """Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts."""
     schedule = Schedule(
-        "optimizer.schedule", chosen("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1]
+        "optimizer.schedule", schedule_settings("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1]
     )
     for step in range(10):
-        wanted = 0.01 + (0.1 - 0.01) * (1 + math.cos(math.pi * step / 10)) / 2
-        assert schedule.lrs == pytest.approx([wanted], rel=1e-12)
+        expected = 0.01 + (0.1 - 0.01) * (1 + math.cos(math.pi * step / 10)) / 2
+        assert schedule.lrs == pytest.approx([expected], rel=1e-12)
         schedule.step()
 
 
@@ -114,15 +114,15 @@ def test_warm_up_is_linear() -> None:
 def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: int = -1) -> list[list[float]]:
     """Return the learning rates of each batch; before one of them the state goes through a file."""
     groups = [{"lr": 0.4}, {"lr": 0.1}]
-    found = config(f"training.num_epochs={num_epochs}", *settings)
-    rates = LearningRates(found, groups, num_batches)
+    configured = config(f"training.num_epochs={num_epochs}", *settings)
+    rates = LearningRates(configured, groups, num_batches)
     lrs = []
     for epoch in range(num_epochs):
         for _ in range(num_batches):
             if len(lrs) == resume_at:
                 content = TrainingState({"rates": rates}).to_bytes()
                 groups = [{"lr": 0.4}, {"lr": 0.1}]
-                rates = LearningRates(found, groups, num_batches)
+                rates = LearningRates(configured, groups, num_batches)
                 TrainingState({"rates": rates}).load(content, "here")
             rates.before_batch()
             lrs.append([group["lr"] for group in groups])
@@ -132,19 +132,19 @@ def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: in
     return lrs
 
 
-@pytest.mark.parametrize("every", ["epoch", "batch"])
-def test_warm_up_times_schedule_over_batches_and_epochs(every: str) -> None:
+@pytest.mark.parametrize("unit", ["epoch", "batch"])
+def test_warm_up_times_schedule_over_batches_and_epochs(unit: str) -> None:
     settings = [
         "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
-        f"optimizer.schedule.every={every}",
+        f"optimizer.schedule.every={unit}",
         "optimizer.warmup_batches=3",
     ]
-    wanted = []
+    expected_lrs = []
     for batch in range(10):
-        factor = min(1.0, (batch + 1) / 3) * 0.5 ** (batch if every == "batch" else batch // 5)
-        wanted.append([0.4 * factor, 0.1 * factor])
+        factor = min(1.0, (batch + 1) / 3) * 0.5 ** (batch if unit == "batch" else batch // 5)
+        expected_lrs.append([0.4 * factor, 0.1 * factor])
     lrs = lrs_of(settings, 5, 2)
-    for got, expected in zip(lrs, wanted):
+    for got, expected in zip(lrs, expected_lrs):
         assert got == pytest.approx(expected, rel=1e-12)
     for place in range(10):
         assert lrs_of(settings, 5, 2, resume_at=place) == lrs
@@ -164,11 +164,11 @@ def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
 
 def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
     options = ["optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 99}"]
-    chosen = config(*options, "optimizer.schedule.every=batch", "training.num_epochs=10")
-    check_config(chosen)
+    configured = config(*options, "optimizer.schedule.every=batch", "training.num_epochs=10")
+    check_config(configured)
     with pytest.raises(InputError, match="OneCycleLR has 99 steps and the run 100; allowed: total_steps"):
-        LearningRates(chosen, [{"lr": 0.1}], 10)
-    LearningRates(chosen, [{"lr": 0.1}], 9)
+        LearningRates(configured, [{"lr": 0.1}], 10)
+    LearningRates(configured, [{"lr": 0.1}], 9)
 
 
 def made_with(monkeypatch: pytest.MonkeyPatch, *settings: str) -> tuple[Any, UpdateRule, dict[str, Any]]:

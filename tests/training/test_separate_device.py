@@ -32,6 +32,7 @@ def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert [case for case, *_ in runs] == cases
     for case, num_losses, *differences in runs:
+        # Masks multiply the sum of gradients of a row and not each; gradients of types are sums of such sums.
         is_exact = "dropout" not in case and "global" not in case
         assert num_losses > 5, case
         assert max(differences) <= (0 if is_exact else 1e-5), (case, differences)

@@ -46,15 +46,15 @@ class Problem:
     def labels(self, smoothing: float) -> torch.Tensor:
         """Return the labels of all pairs, (Q, N) float64."""
         labels = torch.full((NUM_QUERIES, NUM_ROWS), smoothing / NUM_ROWS, dtype=torch.float64)
-        for i, (found, shares) in enumerate(zip(self.answers, self.shares)):
-            for row, share in zip(found, shares):
+        for i, (rows, shares) in enumerate(zip(self.answers, self.shares)):
+            for row, share in zip(rows, shares):
                 labels[i, row] += (1 - smoothing) * float(share)
         return labels
 
     def in_shard(self, start: int, stop: int) -> Answers:
-        here = [(found >= start) & (found < stop) for found in self.answers]
+        here = [(rows >= start) & (rows < stop) for rows in self.answers]
         counts = [int(mask.sum()) for mask in here]
-        places = np.concatenate([found[mask] - start for found, mask in zip(self.answers, here)])
+        places = np.concatenate([rows[mask] - start for rows, mask in zip(self.answers, here)])
         shares = np.concatenate([share[mask] for share, mask in zip(self.shares, here)])
         return Answers(np.cumsum([0, *counts]), places.astype(np.int64), shares.astype(np.float32))
 
@@ -70,62 +70,61 @@ def problem(kind: FullForm, most_answers: int, scale: float = 1.0) -> Problem:
         np.sort(draw.choice(NUM_ROWS, draw.integers(1, most_answers + 1), replace=False))
         for _ in range(NUM_QUERIES)
     ]
-    shares = [np.full(len(found), 1 / len(found) if kind is SOFTMAX else 1.0) for found in answers]
+    shares = [np.full(len(rows), 1 / len(rows) if kind is SOFTMAX else 1.0) for rows in answers]
     factors = draw.uniform(0, 2, NUM_QUERIES).astype(np.float32)
     factors[3] = 0
     return Problem(queries, rows, answers, shares, factors)
 
 
-def expected(given: Problem, kind: Any, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
+def expected(case: Problem, kind: Any, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
     """Return the loss of each query, (Q,), by torch's own functions."""
-    labels = given.labels(smoothing)
+    labels = case.labels(smoothing)
     if kind is BCE:
         return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
     return functional.cross_entropy(scores, labels, reduction="none")
 
 
 def run(
-    given: Problem, objective: FullObjective, shards: Sequence[ShardObjective], bounds: Sequence[int]
+    case: Problem, objective: FullObjective, shards: Sequence[ShardObjective], bounds: Sequence[int]
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     """Return losses, gradients of the queries and gradients of the rows, put together from shards."""
     runs = list(zip(bounds, bounds[1:]))
-    blocks = [(given.queries, given.rows[start:stop], given.in_shard(start, stop)) for start, stop in runs]
+    blocks = [(case.queries, case.rows[start:stop], case.in_shard(start, stop)) for start, stop in runs]
     scores = [NO_ANSWERS] * len(shards)
     if objective.loss.reads_answers:
-        own = [shard.score_answers(*block) for shard, block in zip(shards, blocks)]
-        ends = np.cumsum([len(one) for one in own])
-        query_of, values = np.concatenate([block[2].query_of for block in blocks]), np.concatenate(own)
-        scores = [
-            AnswerScores(query_of, values, slice(end - len(one), end)) for one, end in zip(own, ends.tolist())
-        ]
-    parts = [shard.score(*block, one) for shard, block, one in zip(shards, blocks, scores)]
+        parts = [shard.score_answers(*block) for shard, block in zip(shards, blocks)]
+        ends = np.cumsum([len(part) for part in parts])
+        query_of, values = np.concatenate([block[2].query_of for block in blocks]), np.concatenate(parts)
+        places = [slice(end - len(part), end) for part, end in zip(parts, ends.tolist())]
+        scores = [AnswerScores(query_of, values, answers) for answers in places]
+    parts = [shard.score(*block, answers) for shard, block, answers in zip(shards, blocks, scores)]
     numbers, pulls = (np.stack(arrays) for arrays in zip(*parts))
     totals = objective.loss.totals(numbers, pulls, scores[0])
-    of_queries, of_rows = torch.zeros(NUM_QUERIES, DIM), torch.full((NUM_ROWS, DIM), torch.nan)
+    query_gradients, row_gradients = torch.zeros(NUM_QUERIES, DIM), torch.full((NUM_ROWS, DIM), torch.nan)
     for shard, (start, stop) in zip(shards, runs):
         part = torch.full((NUM_QUERIES, DIM), torch.nan)
-        shard.differentiate(totals, given.factors, part, of_rows[start:stop])
-        of_queries += part
-    return totals.losses, of_queries, of_rows
+        shard.differentiate(totals, case.factors, part, row_gradients[start:stop])
+        query_gradients += part
+    return totals.losses, query_gradients, row_gradients
 
 
 def check(
-    given: Problem,
+    case: Problem,
     objective: FullObjective,
-    found: tuple[np.ndarray, torch.Tensor, torch.Tensor],
+    got: tuple[np.ndarray, torch.Tensor, torch.Tensor],
     score_function: str = "distmult",
     rtol: float = 2e-5,
-    of_scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    losses_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
-    """Compare with the whole matrix in float64; ``of_scores``: the loss of each query, else torch's own."""
-    if of_scores is None:
-        of_scores = functools.partial(expected, given, objective.loss, objective.label_smoothing)
+    """Compare with the whole matrix in float64; ``losses_of``: the loss of each query, else torch's own."""
+    if losses_of is None:
+        losses_of = functools.partial(expected, case, objective.loss, objective.label_smoothing)
     model = build_model(score_function, DIM, True)
-    queries, rows = (leaf.double().requires_grad_() for leaf in (given.queries, given.rows))
-    wanted = of_scores(model.compare(queries, rows))
-    (wanted * torch.from_numpy(given.factors)).sum().backward()
-    np.testing.assert_allclose(found[0], wanted.detach(), rtol=rtol, atol=rtol)
-    for mine, leaf in ((found[1], queries), (found[2], rows)):
+    queries, rows = (leaf.double().requires_grad_() for leaf in (case.queries, case.rows))
+    losses = losses_of(model.compare(queries, rows))
+    (losses * torch.from_numpy(case.factors)).sum().backward()
+    np.testing.assert_allclose(got[0], losses.detach(), rtol=rtol, atol=rtol)
+    for mine, leaf in ((got[1], queries), (got[2], rows)):
         assert leaf.grad is not None
         assert (mine - leaf.grad).norm() <= rtol * leaf.grad.norm()
 
@@ -145,13 +144,13 @@ def check(
 def test_products_and_twin_equal_torch_in_float64(kind, most_answers, smoothing, bounds, monkeypatch):
     monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
-    given, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
+    case, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
     num = len(bounds) - 1
     products = [ProductShard(objective, torch.float32, rows_a_panel=23) for _ in range(num)]
-    check(given, objective, run(given, objective, products, bounds))
+    check(case, objective, run(case, objective, products, bounds))
     compare = build_model("distmult", DIM, True).compare
     twins = [AutogradShard(objective, compare) for _ in range(num)]
-    check(given, objective, run(given, objective, twins, bounds))
+    check(case, objective, run(case, objective, twins, bounds))
 
 
 @pytest.mark.parametrize(
@@ -159,28 +158,29 @@ def test_products_and_twin_equal_torch_in_float64(kind, most_answers, smoothing,
     [("transe_l1", SOFTMAX), ("transe_l2", BCE), ("rotate", SOFTMAX), ("complex", BCE)],
 )
 def test_any_comparison_through_the_twin(score_function: str, kind: FullForm) -> None:
-    given, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
+    case, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model(score_function, DIM, True).compare
     shards = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
-    found = run(given, objective, shards, THREE_SHARDS)
-    check(given, objective, found, score_function, rtol=1e-4)
+    got = run(case, objective, shards, THREE_SHARDS)
+    check(case, objective, got, score_function, rtol=1e-4)
 
 
-def dense(given: Problem, loss: Loss, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
+def dense(case: Problem, loss: Loss, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
     """Return the loss of each query by the loss's own call over the whole matrix, negatives added."""
     is_answer = torch.zeros(NUM_QUERIES, NUM_ROWS, dtype=torch.bool)
-    for i, answers in enumerate(given.answers):
+    for i, answers in enumerate(case.answers):
         is_answer[i, answers] = True
     totals = []
-    for i, answers in enumerate(given.answers):
-        own, ignored = scores[i : i + 1], is_answer[i : i + 1]
+    for i, answers in enumerate(case.answers):
+        row_scores, ignored = scores[i : i + 1], is_answer[i : i + 1]
         if isinstance(loss, PairwiseLoss):
-            totals.append(sum(loss(own[0, [a]], own, ignored) for a in answers)[0] / len(answers))
+            losses = [loss(row_scores[0, [a]], row_scores, ignored) for a in answers]
+            totals.append(sum(losses)[0] / len(answers))
             continue
         assert isinstance(loss, PointwiseLoss)
-        labels = given.labels(smoothing)[i : i + 1]
-        terms = loss.labeled(own, labels)
-        negatives = loss.reduction(terms.masked_fill(ignored, 0), own, ignored)
+        labels = case.labels(smoothing)[i : i + 1]
+        terms = loss.labeled(row_scores, labels)
+        negatives = loss.reduction(terms.masked_fill(ignored, 0), row_scores, ignored)
         totals.append(terms[ignored].sum() + negatives[0])
     return torch.stack(totals)
 
@@ -210,9 +210,9 @@ def candidate_cases() -> list[Any]:
         if "adversarial_weights" in options and name != "softmax":
             weighing = {"adversarial_weights": True, "adversarial_temperature": 0.7}
             cases.append(pytest.param(build_loss(name, **weighing), id=f"{name}-adversarial"))
-    for own in (Steep(), Ratio()):
-        own.reduction = Sum()
-        cases.append(pytest.param(own, id=type(own).__name__))
+    for loss in (Steep(), Ratio()):
+        loss.reduction = Sum()
+        cases.append(pytest.param(loss, id=type(loss).__name__))
     return cases
 
 
@@ -227,14 +227,14 @@ def test_any_loss_equals_its_own_call_in_float64(loss: Loss, monkeypatch: pytest
         # Pairs of answers have no labels that could be smoothed.
         smoothing = 0.0 if isinstance(loss, PairwiseLoss) else smoothing
         full = loss.over_candidates()
-        given = problem(SOFTMAX if full.splits_labels else BCE, most_answers)
+        case = problem(SOFTMAX if full.splits_labels else BCE, most_answers)
         objective = FullObjective(full, NUM_ROWS, smoothing)
         for score_function, rtol in (("distmult", 2e-5), ("rotate", 1e-4)):
             compare = build_model(score_function, DIM, True).compare
             shards = [AutogradShard(objective, compare) for _ in bounds[1:]]
-            found = run(given, objective, shards, bounds)
-            oracle = functools.partial(dense, given, loss, smoothing)
-            check(given, objective, found, score_function, rtol, oracle)
+            got = run(case, objective, shards, bounds)
+            oracle = functools.partial(dense, case, loss, smoothing)
+            check(case, objective, got, score_function, rtol, oracle)
 
 
 STAGED = ComputeDevice("cpu_staged")
@@ -254,42 +254,42 @@ def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
-    given, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
+    case, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model(score_function, DIM, True).compare_plainly
     options: dict[str, Any] = {"device": STAGED, "kept_bytes": kept_bytes}
     shards = [AutogradShard(objective, compare, **options) for _ in THREE_SHARDS[1:]]
-    found = run(given, objective, shards, THREE_SHARDS)
-    check(given, objective, found, score_function, rtol=1e-4)
+    got = run(case, objective, shards, THREE_SHARDS)
+    check(case, objective, got, score_function, rtol=1e-4)
     on_host = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
-    expected_bits = run(given, objective, on_host, THREE_SHARDS)
-    assert all(np.array_equal(mine, other) for mine, other in zip(found, expected_bits))
+    expected_bits = run(case, objective, on_host, THREE_SHARDS)
+    assert all(np.array_equal(mine, other) for mine, other in zip(got, expected_bits))
     # The same shards again: nothing of the step before may be left.
-    again = dataclasses.replace(given, rows=given.rows * 0.5)
+    again = dataclasses.replace(case, rows=case.rows * 0.5)
     check(again, objective, run(again, objective, shards, THREE_SHARDS), score_function, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
 def test_matmuls_on_a_device_in_bfloat16_are_near(kind: FullForm) -> None:
-    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
+    case, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model("distmult", DIM, True).compare
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         shards = [AutogradShard(objective, compare, 1, STAGED, dtype) for _ in THREE_SHARDS[1:]]
-        results.append(run(given, objective, shards, THREE_SHARDS))
-        check(given, objective, results[-1], rtol=0.02 if dtype == torch.bfloat16 else 2e-5)
+        results.append(run(case, objective, shards, THREE_SHARDS))
+        check(case, objective, results[-1], rtol=0.02 if dtype == torch.bfloat16 else 2e-5)
     assert not np.array_equal(results[0][0], results[1][0])
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [(SOFTMAX, torch.bfloat16), (BCE, torch.float32)])
 def test_scores_that_are_not_kept_are_computed_again_alike(kind: FullForm, dtype: torch.dtype) -> None:
-    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
+    case, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
     results = []
     for kept_bytes in (1 << 30, 48 * 23 * dtype.itemsize, 0):
         shard = ProductShard(objective, dtype, kept_bytes, rows_a_panel=23)
-        results.append(run(given, objective, [shard], ONE_SHARD))
-    for others in results[1:]:
-        assert np.array_equal(results[0][0], others[0])
-        assert torch.equal(results[0][1], others[1]) and torch.equal(results[0][2], others[2])
+        results.append(run(case, objective, [shard], ONE_SHARD))
+    for again in results[1:]:
+        assert np.array_equal(results[0][0], again[0])
+        assert torch.equal(results[0][1], again[1]) and torch.equal(results[0][2], again[2])
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
@@ -297,18 +297,18 @@ def test_scores_that_are_not_kept_are_computed_again_alike(kind: FullForm, dtype
     ("dtype", "scale", "rtol"), [(torch.bfloat16, 1.0, 0.01), (torch.float32, 20.0, 2e-5)]
 )
 def test_products_in_bfloat16_and_large_scores(kind, dtype, scale, rtol):
-    given, objective = problem(kind, 4, scale), FullObjective(kind, NUM_ROWS, 0.1 * (scale == 1))
+    case, objective = problem(kind, 4, scale), FullObjective(kind, NUM_ROWS, 0.1 * (scale == 1))
     shards = [ProductShard(objective, dtype, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
-    check(given, objective, run(given, objective, shards, THREE_SHARDS), rtol=rtol)
+    check(case, objective, run(case, objective, shards, THREE_SHARDS), rtol=rtol)
 
 
 @pytest.mark.parametrize(("kind", "poison"), [(SOFTMAX, np.inf), (BCE, np.nan), (SOFTMAX, np.nan)])
 def test_what_is_not_finite_stays_so(kind: FullForm, poison: float) -> None:
-    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS)
-    given.queries[5, 2] = poison
-    found = run(given, objective, [ProductShard(objective, torch.float32)], ONE_SHARD)
-    assert not np.isfinite(found[0][5]) and np.isfinite(np.delete(found[0], 5)).all()
-    assert not found[1][5].isfinite().all() and not found[2].isfinite().all(1).any()
+    case, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS)
+    case.queries[5, 2] = poison
+    got = run(case, objective, [ProductShard(objective, torch.float32)], ONE_SHARD)
+    assert not np.isfinite(got[0][5]) and np.isfinite(np.delete(got[0], 5)).all()
+    assert not got[1][5].isfinite().all() and not got[2].isfinite().all(1).any()
 
 
 @pytest.mark.parametrize("num_queries", [0, 1])
@@ -320,10 +320,11 @@ def test_few_queries_and_a_shard_without_rows(num_queries: int) -> None:
         shard = ProductShard(objective, torch.bfloat16)
         numbers, _ = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers)
         assert numbers.shape == (3, num_queries)
-        of_queries, of_rows = (torch.full((num, DIM), torch.nan) for num in (num_queries, num_rows))
+        query_gradients = torch.full((num_queries, DIM), torch.nan)
+        row_gradients = torch.full((num_rows, DIM), torch.nan)
         factors = np.ones(num_queries, np.float32)
         normalizers = np.full(num_queries, DIM, np.float64)
         totals = Totals(normalizers, normalizers, np.empty(0))
-        shard.differentiate(totals, factors, of_queries, of_rows)
-        assert of_queries.isfinite().all() and of_rows.isfinite().all()
-        assert num_rows or not of_queries.any()
+        shard.differentiate(totals, factors, query_gradients, row_gradients)
+        assert query_gradients.isfinite().all() and row_gradients.isfinite().all()
+        assert num_rows or not query_gradients.any()

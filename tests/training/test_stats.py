@@ -19,7 +19,7 @@ from dglkge.distributed.jobs import find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.step.contracts import PHASES, Computation, PhaseClock, StepResult, as_array
+from dglkge.step.contracts import PHASES, Computation, PhaseClock, StepResult
 from dglkge.training.callbacks import Trackers
 from dglkge.training.statistics import stats
 from dglkge.training.statistics.stats import ProcessUsage, Statistics, memory_bytes
@@ -117,8 +117,8 @@ def test_the_last_line_of_an_epoch_has_the_trainers_and_their_memory(tmp_path: P
     epoch = report(tmp_path, rank=0, first_batch=36)
     for batch in range(36, 40):
         epoch.count(batch + 1, 1.0, 10)
-    *others, last = lines(tmp_path / "stats.jsonl")
-    assert not [line for line in others if "num_trainers" in line or "trainer_memory_bytes" in line]
+    *earlier, last = lines(tmp_path / "stats.jsonl")
+    assert not [line for line in earlier if "num_trainers" in line or "trainer_memory_bytes" in line]
     assert last["num_trainers"] == 2
     # The other trainer of this cluster adds 10. This process has at least the interpreter and torch.
     assert 50 * 2**20 < last["trainer_memory_bytes"] < 100 * 2**30
@@ -132,7 +132,7 @@ def test_every_line_has_memory_and_bytes_of_each_process(tmp_path: Path) -> None
     assert list(first) == ["trainer 0", "trainer 1"]
     other = {"machine": 0, "memory_bytes": 5 * 10**9, "shared_bytes": 4 * 10**9, "bytes_sent": 77}
     assert first["trainer 1"] == second["trainer 1"] == other
-    assert [one["trainer 0"]["bytes_sent"] for one in (first, second)] == [14, 28]
+    assert [line["trainer 0"]["bytes_sent"] for line in (first, second)] == [14, 28]
     memory = psutil.Process().memory_info()
     assert first["trainer 0"]["memory_bytes"] == pytest.approx(memory.rss, rel=0.3)
     assert 0 < first["trainer 0"]["shared_bytes"] < first["trainer 0"]["memory_bytes"]
@@ -154,9 +154,9 @@ def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> No
     statistics = alone(tmp_path).statistics
     statistics.add_validation(1, {"mrr": 0.5})
     statistics.add_validation(3, {"mrr": 0.75})
-    found = lines(tmp_path / "stats.jsonl")
-    times = [line.pop("time") for line in found]
-    assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
+    records = lines(tmp_path / "stats.jsonl")
+    times = [line.pop("time") for line in records]
+    assert records == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
     assert statistics.is_validated(3) and not statistics.is_validated(1)
 
@@ -218,10 +218,9 @@ def test_seconds_belong_to_the_phase_that_runs(now: list[float]) -> None:
     now[0] += 0.5
     clock.stop()
     clock.stop()
-    seconds = clock.take()
+    seconds = dict(zip(PHASES, clock.take().tolist(), strict=True))
     assert seconds == {**dict.fromkeys(PHASES, 0.0), "gather": 5.0, "score": 2.0, "update": 0.5}
-    assert as_array(seconds).tolist() == [seconds[phase] for phase in PHASES]
-    assert set(clock.take().values()) == {0.0}
+    assert not clock.take().any()
 
 
 def test_a_clock_that_is_off_takes_no_note(now: list[float]) -> None:
@@ -229,7 +228,7 @@ def test_a_clock_that_is_off_takes_no_note(now: list[float]) -> None:
     clock.enter("gather")
     now[0] += 1.0
     clock.stop()
-    assert not as_array(clock.take()).any()
+    assert not clock.take().any()
 
 
 @pytest.mark.parametrize("profile", ["true", "false"])
@@ -240,8 +239,8 @@ def test_the_last_record_of_an_epoch_says_where_the_time_went(tmp_path: Path, pr
         train(trainer, 2)
     records = lines(tmp_path / "run" / "stats.jsonl")
     last = [record for record in records if record["batches_done"] == record["num_batches"]]
-    others = [record for record in records if record not in last]
-    assert len(last) == 2 and all("phase_seconds" not in record for record in others)
+    earlier = [record for record in records if record not in last]
+    assert len(last) == 2 and all("phase_seconds" not in record for record in earlier)
     for record in last:
         assert ("phase_seconds" in record) == (profile == "true")
     if profile == "true":

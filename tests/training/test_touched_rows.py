@@ -25,9 +25,9 @@ class Triples:
         self.taken: list[int] = []
 
     def __getitem__(self, where: object) -> np.ndarray:
-        found = self.rows[where]
-        self.taken.append(len(found))
-        return found
+        block = self.rows[where]
+        self.taken.append(len(block))
+        return block
 
 
 @pytest.mark.parametrize("sets", [[range(100)], [range(10, 30), np.arange(41, 100, 3)]])
@@ -58,7 +58,7 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     batches = EdgeBatches(table, options)
     config = load_config(None, ["dataset=x", "training.rows=touched"])
     job = SimpleNamespace(config=config, dataset=dataset, layout=layout)
-    found = batch_building.touched_rows(job, batches)
+    touched = batch_building.touched_rows(job, batches)
     expected = {name: np.zeros(count, bool) for name, count in COUNTS.items()}
     for number in np.concatenate([list(ids) for ids in sets]):
         head, relation, tail = rows[number]
@@ -68,9 +68,9 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
             (relations[relation].rhs, tail),
         ):
             expected[name][np.flatnonzero(original_ids[name] == id_)] = True
-    assert list(found) == list(expected)
+    assert list(touched) == list(expected)
     for name, marks in expected.items():
-        assert np.array_equal(found[name], marks) and 0 < marks.sum() < len(marks)
+        assert np.array_equal(touched[name], marks) and 0 < marks.sum() < len(marks)
     assert max(triples.taken) <= 7 and sum(triples.taken) == sum(map(len, sets))
     batches = SimpleNamespace(order=order)  # of queries: every row is trained
     assert batch_building.touched_rows(job, batches) is None

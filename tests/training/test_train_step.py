@@ -28,14 +28,14 @@ from tests.training.live import assert_same_tables, opened, rows_by_node, settin
 def test_a_step_tells_that_a_trainer_was_asked_to_stop(tmp_path: Path) -> None:
     with opened(load_config(None, settings(toy_dataset(typed=True), tmp_path / "run"))) as trainer:
         trained = []
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as stopped:
             for _ in dglkge.remaining_epochs_until(1):
                 for batch in trainer.batches():
                     if batch.index == 1:
                         trainer.cluster.stop._note(signal.SIGTERM, None)
                     trainer.step(batch)
                     trained.append(batch.index)
-        assert left.value.code == 143 and trained == [0, 1]
+        assert stopped.value.code == 143 and trained == [0, 1]
 
 
 @pytest.mark.parametrize("synchronous", ["true", "false"])
@@ -71,9 +71,9 @@ def test_commits_by_the_clock_take_no_message_of_their_own(synchronous, tmp_path
             counts.append(len(sums))
             commits.append([place for place in places if place])
             num_batches = len(trainer._edge_batches)
-    every = 1 if synchronous == "true" else reports_apart(num_batches)
-    assert (every > 1) == (synchronous == "false") and num_batches > 2 * every
-    assert commits == [[], [], list(range(every, num_batches, every))]
+    interval = 1 if synchronous == "true" else reports_apart(num_batches)
+    assert (interval > 1) == (synchronous == "false") and num_batches > 2 * interval
+    assert commits == [[], [], list(range(interval, num_batches, interval))]
     assert counts[0] == counts[1]
 
 
@@ -142,10 +142,10 @@ def test_one_machine_exchanges_nothing() -> None:
 
 
 def test_several_machines_exchange_unless_told_otherwise() -> None:
-    group, *others = choose(2)
-    assert others == [torch.float32, 0] and group.size == 1
-    _, *others = choose(2, "training.staleness=1", "training.wire=bfloat16")
-    assert others == [torch.bfloat16, 1]
+    group, *rest = choose(2)
+    assert rest == [torch.float32, 0] and group.size == 1
+    _, *rest = choose(2, "training.staleness=1", "training.wire=bfloat16")
+    assert rest == [torch.bfloat16, 1]
     assert choose(2, "training.lookup=kvstore") is None
 
 
@@ -174,17 +174,17 @@ def test_the_loop_and_its_plain_twin_are_equal_bit_for_bit(dim: int, rate: float
     rows = torch.randn(900, dim + 3, generator=torch.Generator().manual_seed(3))
     rows[5, :] = torch.nan
     rows[6:9, 0], rows[9, 0] = torch.inf, -0.0
-    found = []
+    results = []
     for kernels in ("auto", "reference"):
         dropout = RowDropout({"person": rate}, {"person": ids}, seed=1, kernels=kernels)
         dropout.start_batch(3)
-        of_all, of_part = rows[:, :dim].clone(), rows.clone()
-        dropout.forward("person", places, of_all)
-        dropout.forward("person", places, of_part[:, :dim])  # columns of wider rows
-        assert torch.equal(of_part[:, dim:].nan_to_num(7), rows[:, dim:].nan_to_num(7))
-        assert of_part[:, :dim].numpy().tobytes() == of_all.numpy().tobytes()
-        found.append(of_all.numpy().tobytes())
-    assert found[0] == found[1] != rows[:, :dim].numpy().tobytes()
+        whole, part = rows[:, :dim].clone(), rows.clone()
+        dropout.forward("person", places, whole)
+        dropout.forward("person", places, part[:, :dim])  # columns of wider rows
+        assert torch.equal(part[:, dim:].nan_to_num(7), rows[:, dim:].nan_to_num(7))
+        assert part[:, :dim].numpy().tobytes() == whole.numpy().tobytes()
+        results.append(whole.numpy().tobytes())
+    assert results[0] == results[1] != rows[:, :dim].numpy().tobytes()
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.9])

@@ -25,7 +25,8 @@ from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHE
 
 def each_triple_once(*lives: ToyRun, epoch: int) -> bool:
     """Tell whether some lives of a run together trained each triple of an epoch once."""
-    ids = [id_ for life in lives for of_epoch, ids in life.trained if of_epoch == epoch for id_ in ids]
+    batches = [ids for life in lives for trained_epoch, ids in life.trained if trained_epoch == epoch]
+    ids = sum(batches, [])
     return sorted(ids) == list(range(NUM_TRIPLES))
 
 
@@ -90,17 +91,17 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
 def test_a_signal_in_the_evaluation_stops_between_two_batches_of_queries(tmp_path: Path) -> None:
     life = ToyRun(tmp_path)
     life.train(2)
-    asked: list[int] = []
+    numbers: list[int] = []
 
     def before(number: int) -> None:
-        asked.append(number)
+        numbers.append(number)
         if number == 1:
             signal.raise_signal(signal.SIGTERM)
 
     life.evaluator.before = before
     with life.cluster.stop.listening(), pytest.raises(Preempted):
         life.trainer.evaluate("test")
-    assert asked == [0, 1] and NUM_QUERY_BATCHES > 2
+    assert numbers == [0, 1] and NUM_QUERY_BATCHES > 2
     assert life.committed() == (2, 0) and not (tmp_path / "metrics.json").exists()
 
 
@@ -206,10 +207,10 @@ VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
 
 def validated(folder: Path) -> list[int]:
     """Return the epoch of the kept version, and that of the last validation."""
-    found = []
+    epochs = []
     for path in (folder / "checkpoint" / "best", folder / "validation.json"):
-        found.append(json.loads(path.read_text())["finished_epochs"] if path.exists() else 0)
-    return found
+        epochs.append(json.loads(path.read_text())["finished_epochs"] if path.exists() else 0)
+    return epochs
 
 
 @pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
@@ -369,7 +370,7 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("mark", "others", "words"),
+    ("mark", "other_marks", "words"),
     [
         (7, (0, 8), "order of its machines, ...(checksum 7, here MARK): finish the epoch on the partitions"),
         # Begun on one machine, or by a version that had no other order.
@@ -380,7 +381,7 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
         ),
     ],
 )
-def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
+def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other_marks, words):
     def life(mark: int, *settings: str) -> ToyRun:
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
         return ToyRun(tmp_path, *settings)
@@ -391,7 +392,7 @@ def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other
     first.checkpoints.finish()
     progress = open_checkpoint(tmp_path).meta.progress
     assert (progress["batches_done"], progress.get("order_mark", 0)) == (2, mark)
-    for other in others:
+    for other in other_marks:
         begin, end = words.replace("MARK", str(other)).split("...")
         with pytest.raises(InputError) as caught:
             life(other)
@@ -406,14 +407,14 @@ def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other
 
 def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:
     """Row 1: the state is what the checkpoint says, nothing where there is none."""
-    one = ToyRun(tmp_path / "one")
-    one.train(2)
-    other = ToyRun(tmp_path / "other", epochs=one.epochs)
+    first = ToyRun(tmp_path / "one")
+    first.train(2)
+    other = ToyRun(tmp_path / "other", epochs=first.epochs)
     assert other.epochs.finished() == 0
     other.train(1)
-    assert (one.committed(), other.committed(), len(one.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
-    one.cluster.leave()
-    again = ToyRun(tmp_path / "one", epochs=one.epochs)
+    assert (first.committed(), other.committed(), len(first.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
+    first.cluster.leave()
+    again = ToyRun(tmp_path / "one", epochs=first.epochs)
     assert again.epochs.finished() == 2
 
 

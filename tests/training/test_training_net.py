@@ -39,20 +39,21 @@ def one_thread() -> Iterator[None]:
 def test_all_code_paths_compute_the_same(folder: Path, data: str) -> None:
     num_compared = 0
     draws = training_net.draw(folder, 3 * NUM_DRAWS)
-    here = [one for one in draws if (training_net.WEIGHTED in str(one)) == (data != training_net.PLAIN)]
+    here = [draw for draw in draws if (training_net.WEIGHTED in str(draw)) == (data != training_net.PLAIN)]
     with dglkge.join_cluster(training_net.configuration(folder, here[0], "joined")) as cluster:
         for number, settings in enumerate(here[:NUM_DRAWS]):
-            found = {}
+            results = {}
             for name, variant in training_net.variants(folder, settings).items():
                 config = training_net.configuration(folder, variant, f"{data}-{number}-{name}")
                 losses = training_net.train(config, cluster)
-                found[name] = {"losses": np.array(losses), **dict(training_net.contents(Path(config.output)))}
-            expected = found.pop("auto")
-            for name, got in found.items():
+                contents = dict(training_net.contents(Path(config.output)))
+                results[name] = {"losses": np.array(losses), **contents}
+            expected = results.pop("auto")
+            for name, got in results.items():
                 assert set(got) == set(expected), f"{settings} {name}"
                 for key, values in expected.items():
                     if np.asarray(values).dtype.kind == "f":
-                        what = f"{key} of {settings} {name}"
-                        np.testing.assert_allclose(got[key], values, rtol=2e-3, atol=2e-4, err_msg=what)
+                        label = f"{key} of {settings} {name}"
+                        np.testing.assert_allclose(got[key], values, rtol=2e-3, atol=2e-4, err_msg=label)
                         num_compared += 1
     assert num_compared > 20

@@ -268,7 +268,7 @@ class CandidateLoss(Objective):
         ]
         loss, gradients = self._differentiate(scored, totals, parts)
         self.clock.enter("exchange")
-        row_gradients = [RowGradients(name, self._owned[name], own) for name, own in gradients.items()]
+        row_gradients = [RowGradients(name, self._owned[name], rows) for name, rows in gradients.items()]
         return loss, self.exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:

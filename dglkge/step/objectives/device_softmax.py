@@ -110,9 +110,9 @@ class DeviceSoftmax(Objective):
             sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
             for sampler in dict.fromkeys(self.samplers.values())
         }
-        places = {sampler: ask(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
+        places = {sampler: ask(chunk_ids.view(-1)) for sampler, chunk_ids in drawn.items()}
         negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
-        of_sides = {side: drawn[sampler] for side, sampler in self.samplers.items()}
+        side_negatives = {side: drawn[sampler] for side, sampler in self.samplers.items()}
         divisor = 1 if self.sums_batch else len(batch)
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
         if batch.weights is not None:
@@ -123,11 +123,11 @@ class DeviceSoftmax(Objective):
             tails,
             batch.heads == batch.tails,
             negatives,
-            self._runs(batch, of_sides),
+            self._runs(batch, side_negatives),
             factors,
         )
-        every = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
-        return Plan(number_of(batch), divisor, every, [group])
+        ids = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
+        return Plan(number_of(batch), divisor, ids, [group])
 
     def _runs(self, batch: DeviceBatch, drawn: Mapping[Side, Tensor]) -> list[ChunkRun]:
         """Cut the chunks of a batch into runs of so many scores; the last chunk may have fewer queries."""
@@ -151,15 +151,15 @@ class DeviceSoftmax(Objective):
         self.computation.clock.enter("score")
         (group,) = plan.groups
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-        of_sides = self._scored(heads, relations, tails, group.is_loop)
+        scored = self._scored(heads, relations, tails, group.is_loop)
         loss = torch.zeros((), device=group.factors.device)
         outputs, outer = [], []
-        for side, (query, pairs, penalty) in zip(self.samplers, of_sides):
-            losses, of_query, of_pairs = self._against_negatives(
+        for side, (query, pairs, penalty) in zip(self.samplers, scored):
+            losses, query_gradients, pair_gradients = self._against_negatives(
                 group, side, query.detach(), pairs.detach(), rows
             )
             outputs += [query, pairs]
-            outer += [of_query, of_pairs]
+            outer += [query_gradients, pair_gradients]
             if penalty is not None:
                 losses += penalty.detach()
                 outputs.append(penalty)
@@ -181,19 +181,19 @@ class DeviceSoftmax(Objective):
         The pairs are those with the true answers, and with the own entities. A function of tensors, which
         ``torch.compile`` fuses.
         """
-        found = []
+        scored = []
         for side in self.samplers:
             anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
             query = self.model.query(anchors, relations, side)
             pairs = [self.model.compare_pairs(query, truths)]
             if self.own_entity:
-                own = self.model.compare_pairs(query, anchors)
-                pairs.append(own.masked_fill(is_loop, IGNORED_SCORE))
+                own_scores = self.model.compare_pairs(query, anchors)
+                pairs.append(own_scores.masked_fill(is_loop, IGNORED_SCORE))
             penalty = None
             if self.regularizer is not None:
                 penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query)
-            found.append((query, torch.stack(pairs), penalty))
-        return found
+            scored.append((query, torch.stack(pairs), penalty))
+        return scored
 
     def _against_negatives(
         self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows
@@ -206,23 +206,23 @@ class DeviceSoftmax(Objective):
         dtype, dim = self.computation.matmul_dtype, query.shape[1]
         shape = (-1, self.samplers[side].num_negatives, dim)
         negatives = rows.leaf(group.negatives[side]).detach().view(shape)
-        of_negatives = rows.gradients(group.negatives[side]).view(shape)
-        losses, of_query, of_pairs = (torch.empty_like(one) for one in (pairs[0], query, pairs))
+        negative_gradients = rows.gradients(group.negatives[side]).view(shape)
+        losses, query_gradients, pair_gradients = map(torch.empty_like, (pairs[0], query, pairs))
         for run in group.runs:
             queries, factors = query[run.queries].view(run.num_chunks, -1, dim), group.factors[run.queries]
             candidates = negatives[run.chunks].to(dtype)
             scores = queries.to(dtype) @ candidates.mT
             scores.view(-1).index_fill_(0, run.ignored[side], IGNORED_SCORE)
             logs = share_scores(scores.view(len(factors), -1))
-            of_run = pairs[:, run.queries]
-            totals = torch.cat([of_run, logs[None]]).logsumexp(0)
-            losses[run.queries] = totals - of_run[0]
-            of_pairs[:, run.queries] = (of_run - totals).exp() * factors
+            run_scores = pairs[:, run.queries]
+            totals = torch.cat([run_scores, logs[None]]).logsumexp(0)
+            losses[run.queries] = totals - run_scores[0]
+            pair_gradients[:, run.queries] = (run_scores - totals).exp() * factors
             weights = ((logs - totals).exp() * factors).view(run.num_chunks, -1, 1)
-            of_query[run.queries] = (weights * (scores @ candidates)).view(-1, dim)
-            of_negatives[run.chunks] += scores.mT @ (weights * queries).to(dtype)
-        of_pairs[0] -= group.factors
-        return losses, of_query, of_pairs
+            query_gradients[run.queries] = (weights * (scores @ candidates)).view(-1, dim)
+            negative_gradients[run.chunks] += scores.mT @ (weights * queries).to(dtype)
+        pair_gradients[0] -= group.factors
+        return losses, query_gradients, pair_gradients
 
 
 @dataclass(frozen=True)
@@ -253,11 +253,11 @@ class DeviceSoftmaxShard(AutogradShard):
             return super().score(queries, rows, answers, scores)
         queries = self._queries = queries.to(rows.device)
         self._rows = rows
-        places, query_of = (self._there(torch.from_numpy(one)) for one in (answers.places, answers.query_of))
+        places, query_of = map(self._there, map(torch.from_numpy, (answers.places, answers.query_of)))
         keep = 1 - self.objective.label_smoothing
         labels = self._there(torch.from_numpy((keep * answers.shares).astype(np.float32)))
         true = (queries[query_of] * rows[places]).sum(1)
-        self._of_answers = places, query_of, labels, true
+        self._answer_tensors = places, query_of, labels, true
         operand = queries.to(self._dtype)
         for start in range(0, len(rows), MOST_COLUMNS):
             run = slice(start, min(start + MOST_COLUMNS, len(rows)))
@@ -269,7 +269,7 @@ class DeviceSoftmaxShard(AutogradShard):
 
     def _ignore_answers(self, scores: Tensor, run: slice) -> None:
         """Overwrite the scores (Q, w) of answers among the rows of a panel, which are added by themselves."""
-        places, query_of, *_ = self._of_answers
+        places, query_of, *_ = self._answer_tensors
         if run != slice(0, len(self._rows)):
             here = (places >= run.start) & (places < run.stop)
             places, query_of = places[here] - run.start, query_of[here]
@@ -277,7 +277,7 @@ class DeviceSoftmaxShard(AutogradShard):
 
     def _numbers(self) -> Tensor:
         """Return the numbers (3, Q) of this shard."""
-        _, query_of, labels, true = self._of_answers
+        _, query_of, labels, true = self._answer_tensors
         queries, num = self._queries, len(self._queries)
         logs = (
             torch.stack([panel.logs for panel in self._panels]) if self._panels else queries.new_empty(0, num)
@@ -295,25 +295,29 @@ class DeviceSoftmaxShard(AutogradShard):
             numbers[TARGET] += self.objective.background * (queries @ self._sum_of_rows)
         return numbers
 
-    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
+    def differentiate(
+        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
+    ) -> None:
         through = self._differentiate if self._panels else super().differentiate
-        through(totals, factors, of_queries, of_rows)
+        through(totals, factors, query_gradients, row_gradients)
 
     @torch.no_grad()
-    def _differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
+    def _differentiate(
+        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
+    ) -> None:
         """Write the gradients from shares that are kept."""
-        places, query_of, labels, true = self._of_answers
+        places, query_of, labels, true = self._answer_tensors
         queries, weights = self._queries, self._there(torch.from_numpy(factors))
         normalizers = self._there(torch.from_numpy(totals.normalizers.astype(np.float32)))
-        of_true = weights[query_of] * ((true - normalizers[query_of]).exp() - labels)
-        found = sum_by_place(of_true[:, None] * self._rows[places], query_of, len(queries))
+        answer_gradients = weights[query_of] * ((true - normalizers[query_of]).exp() - labels)
+        gradients = sum_by_place(answer_gradients[:, None] * self._rows[places], query_of, len(queries))
         for panel in self._panels:
             scales = (weights * (panel.logs - normalizers).exp())[:, None]
-            found += scales * (panel.shares @ panel.rows)
-            of_rows[panel.run] = panel.shares.T @ (scales * queries).to(self._dtype)
-        of_rows += sum_by_place(of_true[:, None] * queries[query_of], places, len(self._rows))
+            gradients += scales * (panel.shares @ panel.rows)
+            row_gradients[panel.run] = panel.shares.T @ (scales * queries).to(self._dtype)
+        row_gradients += sum_by_place(answer_gradients[:, None] * queries[query_of], places, len(self._rows))
         if self.objective.background:
-            found.addr_(weights, self._sum_of_rows, alpha=-self.objective.background)
-            of_rows.sub_(self.objective.background * (weights @ queries))
-        of_queries.copy_(found)
+            gradients.addr_(weights, self._sum_of_rows, alpha=-self.objective.background)
+            row_gradients.sub_(self.objective.background * (weights @ queries))
+        query_gradients.copy_(gradients)
         self._panels = []

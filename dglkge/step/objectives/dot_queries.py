@@ -22,7 +22,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
 from dglkge.optim import threads
 from dglkge.step.contracts import Rows
-from dglkge.step.planning import Group, NodeIds
+from dglkge.step.planning import Group, NodeIds, Places
 from dglkge.typing import Side
 
 Floats = npt.NDArray[np.float32]
@@ -49,8 +49,8 @@ class QueryRuns:
     def places(self) -> tuple[NodeIds, NodeIds]:
         """Return the row of the tail query and that of the head query of each edge, (B,) of all groups."""
         tails, heads = (
-            np.concatenate([np.arange(of_side.start, of_side.stop) for of_side in of_groups])
-            for of_groups in ([runs[side] for runs in self.runs] for side in (Side.TAIL, Side.HEAD))
+            np.concatenate([np.arange(run.start, run.stop) for run in side_runs])
+            for side_runs in ([runs[side] for runs in self.runs] for side in (Side.TAIL, Side.HEAD))
         )
         return tails, heads
 
@@ -71,12 +71,12 @@ class EdgeRows:
     def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
         self._kept: list[FoundRows] = []
         places = list(zip(*((group.heads, group.tails, group.relations) for group in groups)))
-        self.rows = tuple(self._joined(map(rows.found, of_groups)) for of_groups in places)
-        self.gradients = tuple(self._joined(map(rows.found_gradients, of_groups)) for of_groups in places)
+        self.rows = tuple(self._joined(map(rows.in_place, column)) for column in places)
+        self.gradients = tuple(self._joined(map(rows.found_gradients, column)) for column in places)
 
-    def _joined(self, found: Iterable[FoundRows]) -> NodeIds:
+    def _joined(self, located: Iterable[FoundRows]) -> NodeIds:
         """Return all addresses; an address says nothing of the array that it is in, so that is kept alive."""
-        parts = list(found)
+        parts = list(located)
         self._kept += parts
         return np.concatenate([part.addresses for part in parts])
 
@@ -107,32 +107,28 @@ class EdgePenalty:
         if self.regularizer is None:
             return 0.0
         if self._weights is None:
-            each = zip(queries.groups, queries.edges())
-            return sum(self._by_autograd(self.regularizer, group, rows, factors[run]) for group, run in each)
+            return sum(
+                self._by_autograd(self.regularizer, group, rows, factors[run])
+                for group, run in zip(queries.groups, queries.edges())
+            )
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
         penalty: float = dot.add_penalties(
-            edges.rows,
-            self._operator,
-            self.model.dim,
-            factors,
-            self._weights.power,
-            weights,
-            edges.gradients,
+            edges.rows, self._operator, self.model.dim, factors, self._weights.power, weights, edges.gradients
         )
         return penalty
 
     def _by_autograd(self, regularizer: Regularizer, group: Group, rows: Rows, factors: Floats) -> float:
         """Add the gradients of a regularizer that has no loop."""
         places = (group.heads, group.relations, group.tails)
-        leaves = [rows.found(one).copied().requires_grad_() for one in places]
+        leaves = [rows.in_place(place).copied().requires_grad_() for place in places]
         heads, relations, tails = leaves
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
-        of_sides = [
+        penalties = [
             regularizer.penalties(self.model, anchors, relations, truths, side)
             for side, (anchors, truths) in entities.items()
             if side in self.sides
         ]
-        total = (sum(of_sides[1:], of_sides[0]) * torch.from_numpy(factors)).sum()
+        total = (sum(penalties[1:], penalties[0]) * torch.from_numpy(factors)).sum()
         total.backward()
         for place, leaf in zip(places, leaves):
             if leaf.grad is not None:
@@ -158,27 +154,27 @@ class CompiledQueries:
         # Numbers of an edge: those of its head, its tail and its relation.
         self._width = 2 * model.dim + model.relation_width
 
-    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own_scores: np.ndarray) -> None:
         """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
         operand = words(queries)
 
         def make(part: slice) -> None:
             rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
-            dot.make_queries(rows, self._operator, places, operand, positive, own)
+            dot.make_queries(rows, self._operator, places, operand, positive, own_scores)
 
         threads.split(len(self._places[0]), self._width, make)
 
     def differentiate(
-        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, query_gradients: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         """Write the gradients of the groups' rows; returns the summed penalty, each edge's times its factor
         (B,).
 
-        ``of_queries`` (Q, D) is the contribution of the negatives to the gradients of the queries;
+        ``query_gradients`` (Q, D) is the contribution of the negatives to the gradients of the queries;
         ``missing`` and ``own_shares`` (Q,) are the gradients of the scores of the true answers and of the own
         entities.
         """
-        operand, shares = words(of_queries), (missing, own_shares)
+        operand, shares = words(query_gradients), (missing, own_shares)
 
         def write(part: slice) -> float:
             rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
@@ -193,85 +189,59 @@ class CompiledQueries:
 
 
 class DifferentiatedQueries:
-    """The same of any model that compares by inner products, differentiated by torch group by group."""
+    """The same of any model that compares by inner products, differentiated by torch."""
 
     def __init__(
         self, model: KgeModel, regularizer: Regularizer | None, queries: QueryRuns, rows: Rows
     ) -> None:
-        each = zip(queries.groups, queries.runs)
-        self._groups = [_GroupQueries(model, regularizer, group, runs, rows) for group, runs in each]
-        self._edges = list(queries.edges())
+        self._model, self._regularizer, self._queries, self._rows = model, regularizer, queries, rows
+        # Rows of edges; by run of queries these and their scores; by run of edges penalties of a group.
+        self._leaves: list[tuple[Places, Tensor]] = []
+        self._outputs: list[tuple[slice, tuple[Tensor, Tensor, Tensor]]] = []
+        self._penalties: list[tuple[slice, list[Tensor]]] = []
 
-    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own_scores: np.ndarray) -> None:
         """As of :class:`CompiledQueries`."""
-        for group in self._groups:
-            group.write(queries, positive, own)
+        model = self._model
+        for group, runs, edges in zip(self._queries.groups, self._queries.runs, self._queries.edges()):
+            places = (group.heads, group.relations, group.tails)
+            leaves = [self._rows.in_place(place).copied().requires_grad_() for place in places]
+            self._leaves += zip(places, leaves)
+            heads, relations, tails = leaves
+            penalties: list[Tensor] = []
+            for side, run in runs.items():
+                if side not in group.negatives:
+                    # What such a side holds is multiplied by 0.
+                    queries[run] = 0
+                    positive[run] = own_scores[run] = 0
+                    continue
+                anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
+                query = model.query(anchors, relations, side)
+                true, own = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
+                self._outputs.append((run, (query, true, own)))
+                queries[run] = query.detach()
+                positive[run], own_scores[run] = true.detach().numpy(), own.detach().numpy()
+                if self._regularizer is not None:
+                    triples = (anchors, relations, truths)
+                    penalties.append(self._regularizer.penalties(model, *triples, side, query))
+            self._penalties.append((edges, penalties))
 
     def differentiate(
-        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, query_gradients: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         """As of :class:`CompiledQueries`."""
-        each = zip(self._groups, self._edges)
-        return sum(group.differentiate(of_queries, missing, own_shares, factors[run]) for group, run in each)
-
-
-class _GroupQueries:
-    """Queries of one group, as of :class:`DifferentiatedQueries`."""
-
-    def __init__(
-        self,
-        model: KgeModel,
-        regularizer: Regularizer | None,
-        group: Group,
-        runs: Mapping[Side, slice],
-        rows: Rows,
-    ) -> None:
-        self._model, self._regularizer, self._group, self._runs = model, regularizer, group, runs
-        self._places = (group.heads, group.relations, group.tails)
-        self._rows = rows
-        self._leaves = [rows.found(places).copied().requires_grad_() for places in self._places]
-        self._outputs: dict[Side, tuple[Tensor, Tensor, Tensor]] = {}
-        self._penalties: list[Tensor] = []
-
-    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        group, model = self._group, self._model
-        heads, relations, tails = self._leaves
-        for side, run in self._runs.items():
-            if side not in group.negatives:
-                # What such a side holds is multiplied by 0.
-                queries[run] = 0
-                positive[run] = own[run] = 0
-                continue
-            anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
-            query = model.query(anchors, relations, side)
-            of_truth, of_own = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
-            self._outputs[side] = (query, of_truth, of_own)
-            queries[run] = query.detach()
-            positive[run], own[run] = of_truth.detach().numpy(), of_own.detach().numpy()
-            if self._regularizer is not None:
-                penalty = self._regularizer.penalties(model, anchors, relations, truths, side, query)
-                self._penalties.append(penalty)
-
-    def differentiate(
-        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
-    ) -> float:
-        outputs = [each for of_side in self._outputs.values() for each in of_side] + self._penalties
-        slopes = [
-            each
-            for side in self._outputs
-            for each in (
-                of_queries[self._runs[side]].float(),
-                torch.from_numpy(missing[self._runs[side]]),
-                torch.from_numpy(own_shares[self._runs[side]]),
-            )
-        ]
-        slopes += [torch.from_numpy(factors)] * len(self._penalties)
-        found = torch.autograd.grad(outputs, self._leaves, slopes)
-        for places, gradients in zip(self._places, found):
-            self._rows.gradients(places).copy_(gradients)
-        return float(
-            sum(
-                float(penalty.detach().double() @ torch.from_numpy(factors).double())
-                for penalty in self._penalties
-            )
-        )
+        outputs: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for run, tensors in self._outputs:
+            outputs += tensors
+            slopes += [query_gradients[run].float(), *map(torch.from_numpy, (missing[run], own_shares[run]))]
+        penalty = 0.0
+        for edges, penalties in self._penalties:
+            weights = torch.from_numpy(factors[edges])
+            outputs += penalties
+            slopes += [weights] * len(penalties)
+            penalty += float(sum(float(part.detach().double() @ weights.double()) for part in penalties))
+        gradients = torch.autograd.grad(outputs, [leaf for _, leaf in self._leaves], slopes)
+        for (places, _), gradient in zip(self._leaves, gradients):
+            self._rows.gradients(places).copy_(gradient)
+        return penalty

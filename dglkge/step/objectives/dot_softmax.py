@@ -28,12 +28,7 @@ from dglkge.optim import threads
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
-from dglkge.step.objectives.dot_queries import (
-    CompiledQueries,
-    DifferentiatedQueries,
-    EdgePenalty,
-    QueryRuns,
-)
+from dglkge.step.objectives.dot_queries import CompiledQueries, DifferentiatedQueries, EdgePenalty, QueryRuns
 from dglkge.step.objectives.scored_losses import SampledLoss
 from dglkge.step.planning import Group, Negatives, Plan
 from dglkge.typing import Side
@@ -100,59 +95,60 @@ class DotSoftmax(SampledLoss):
                 runs[piece.group][piece.side] = piece.run
         # A side that is not trained has no negatives: its queries lie behind those that have.
         num = trained = blocks[-1].room.stop
-        for group, of_group in zip(groups, runs):
+        for group, group_runs in zip(groups, runs):
             for side in (Side.TAIL, Side.HEAD):
-                if side not in of_group:
-                    of_group[side] = slice(num, num + len(group))
+                if side not in group_runs:
+                    group_runs[side] = slice(num, num + len(group))
                     num += len(group)
         numbers = self._scratch.take("numbers", 7, num).numpy()
-        positive, own, factors, missing, own_shares, labels, _ = numbers
+        positive, own_scores, factors, missing, own_shares, labels, _ = numbers
         queries = self._scratch.take("queries", num, self.model.dim, self._dtype)
-        of_edges = [np.full(len(group), 1 / divisor, np.float32) for group in groups]
-        for group, of_group, edge_factors in zip(groups, runs, of_edges):
+        group_factors = [np.full(len(group), 1 / divisor, np.float32) for group in groups]
+        for group, group_runs, edge_factors in zip(groups, runs, group_factors):
             if group.weights is not None:
                 edge_factors *= group.weights
-            for run in of_group.values():
+            for run in group_runs.values():
                 factors[run] = edge_factors
                 labels[run] = 1 if group.labels is None else group.labels
-        of_chunk = self._queries(QueryRuns(groups, runs), batch_rows)
-        of_chunk.write(queries, positive, own)
-        self._ignore_own(groups, runs, own)
-        of_queries = self._scratch.take("of_queries", num, self.model.dim, self._dtype)
-        of_queries[trained:] = 0
+        chunk_queries = self._queries(QueryRuns(groups, runs), batch_rows)
+        chunk_queries.write(queries, positive, own_scores)
+        self._ignore_own(groups, runs, own_scores)
+        query_gradients = self._scratch.take("query gradients", num, self.model.dim, self._dtype)
+        query_gradients[trained:] = 0
         missing[trained:] = own_shares[trained:] = 0
         loss = 0.0
         for block in blocks:
             # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
             queries[block.run.stop : block.room.stop] = 0
-            arrays = (queries[block.room], of_queries[block.room])
+            arrays = (queries[block.room], query_gradients[block.room])
             loss += self._against(block, groups, *arrays, numbers[:, block.run], batch_rows, measures)
-        penalty = of_chunk.differentiate(of_queries, missing, own_shares, np.concatenate(of_edges))
+        each_factor = np.concatenate(group_factors)
+        penalty = chunk_queries.differentiate(query_gradients, missing, own_shares, each_factor)
         measures.add_penalty(penalty * divisor)
         return loss + penalty
 
     def _ignore_own(
-        self, groups: Sequence[Group], runs: Sequence[dict[Side, slice]], own: np.ndarray
+        self, groups: Sequence[Group], runs: Sequence[dict[Side, slice]], own_scores: np.ndarray
     ) -> None:
         """Overwrite the own entity's scores (Q,) where it does not count."""
         # The own entity is no negative where it is the true answer (h == t) or has another type than the
         # answers.
-        for group, of_group in zip(groups, runs):
+        for group, group_runs in zip(groups, runs):
             counts = self.own_entity and group.lhs == group.rhs
-            for side, run in of_group.items():
+            for side, run in group_runs.items():
                 if not counts:
-                    own[run] = IGNORED_SCORE
+                    own_scores[run] = IGNORED_SCORE
                     continue
-                own[run][group.head_ids == group.tail_ids] = IGNORED_SCORE
+                own_scores[run][group.head_ids == group.tail_ids] = IGNORED_SCORE
                 if side in group.known:
-                    own[run][group.known[side].own] = IGNORED_SCORE
+                    own_scores[run][group.known[side].is_own_known] = IGNORED_SCORE
 
     def _against(
         self,
         block: Block,
         groups: Sequence[Group],
         queries: torch.Tensor,
-        of_queries: torch.Tensor,
+        query_gradients: torch.Tensor,
         numbers: np.ndarray,
         rows: Rows,
         measures: BatchMeasures,
@@ -160,49 +156,50 @@ class DotSoftmax(SampledLoss):
         """Score the queries of a block against its negatives and write their gradients; returns the loss.
 
         ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each. Queries beyond the n only
-        fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+        fill the shape of the products: what they and ``query_gradients`` hold there has no effect.
         """
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
-        found, gradients = rows.found(negatives.rows), rows.gradients(negatives.rows)
+        located, gradients = rows.in_place(negatives.rows), rows.gradients(negatives.rows)
         num, num_queries = len(negatives.ids), numbers.shape[1]
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
-        of_candidates = words(candidates)
+        candidate_words = words(candidates)
         threads.split(
-            num, self.model.dim, lambda part: dot.gather(found.addresses[part], of_candidates[part])
+            num, self.model.dim, lambda part: dot.gather(located.addresses[part], candidate_words[part])
         )
         clock.enter("score")
         scores = scratch.take("scores", len(queries), num, self._dtype)
         threads.matmul(queries, candidates.T, scores)
         clock.enter("loss")
-        of_scores = words(scores)
+        score_words = words(scores)
         for piece in block.pieces:
             ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
             if ranges is not None:
-                of_run = (of_scores[run], numbers[0][run], numbers[1][run])
-                loops.lower_same_range(tuple(vars(ranges).values()), np.float32(self.range_offset), *of_run)
+                run_scores = (score_words[run], numbers[0][run], numbers[1][run])
+                is_first, offset = tuple(vars(ranges).values()), np.float32(self.range_offset)
+                loops.lower_same_range(is_first, offset, *run_scores)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         # Each query has one answer, the true one.
         one_each = np.arange(num_queries), np.ones(num_queries, np.int64), block.true_ids(groups)
-        loops.ignore_known(one_each, negatives.ids, self._ignored, slots, of_scores)
+        loops.ignore_known(one_each, negatives.ids, self._ignored, slots, score_words)
         for piece in block.pieces:
             known, run = groups[piece.group].known.get(piece.side), block.part(piece)
             if known is not None:
-                known.overwrite(of_scores[run], self._ignored, slots)
+                known.overwrite(score_words[run], self._ignored, slots)
             if measures.are_counted:
-                above = loops.count_above(of_scores[run], numbers[0][run], numbers[1][run])
+                above = loops.count_above(score_words[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
-        counted = of_scores[:num_queries]
+        counted = score_words[:num_queries]
         losses = threads.split(
             num_queries, num, lambda part: self._loop(counted[part], tuple(numbers[:, part]))
         )
         scores[num_queries:] = 0
         clock.enter("backward")
-        threads.matmul(scores, candidates, of_queries)
+        threads.matmul(scores, candidates, query_gradients)
         if self._dtype == torch.float32:
             threads.matmul(scores.T, queries, gradients)
         else:
-            narrow = scratch.take("of_candidates", num, self.model.dim, self._dtype)
+            narrow = scratch.take("negative gradients", num, self.model.dim, self._dtype)
             threads.matmul(scores.T, queries, narrow)
             gradients.copy_(narrow)
         return float(sum(losses))
@@ -248,14 +245,14 @@ def blocks_of(groups: Sequence[Group]) -> list[Block]:
                 members.setdefault(id(group.negatives[side]), []).append((number, side))
     blocks, start = [], 0
     for pieces in members.values():
-        found, end = [], start
+        block_pieces, end = [], start
         for number, side in pieces:
-            found.append(Piece(number, side, slice(end, end + len(groups[number]))))
+            block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
             end += len(groups[number])
         room = slice(start, start + rounded(end - start))
-        first = found[0]
+        first = block_pieces[0]
         negatives = groups[first.group].negatives[first.side]
-        blocks.append(Block(negatives, found, slice(start, end), room))
+        blocks.append(Block(negatives, block_pieces, slice(start, end), room))
         start = room.stop
     return blocks
 

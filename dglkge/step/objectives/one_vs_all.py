@@ -111,7 +111,7 @@ class RelationQueries(QueryMaker):
 
     def _leaf(self, places: Places, rows: Rows) -> Tensor:
         """Return rows as a leaf; on a device its gradient is added to those of the rows."""
-        return rows.leaf(places) if self._is_staged else rows.found(places).copied().requires_grad_()
+        return rows.leaf(places) if self._is_staged else rows.in_place(places).copied().requires_grad_()
 
 
 @dataclass
@@ -139,8 +139,9 @@ class WithRelations(Objective):
         waiting = self.objective.gradients(plan, rows), self.relations.gradients(plan, rows)
 
         def finish() -> Gradients:
-            own, others = (wait() for wait in waiting)
-            return Gradients(own.loss + others.loss, [*own.candidates, *others.candidates], own.measures)
+            entity, relation = (wait() for wait in waiting)
+            candidates = [*entity.candidates, *relation.candidates]
+            return Gradients(entity.loss + relation.loss, candidates, entity.measures)
 
         return finish
 
@@ -245,8 +246,8 @@ class LoopQueries(QueryMaker):
         def take_back(gradients: Sequence[Tensor]) -> float:
             # The answers' own shares are gradients of candidates, which are with the shards.
             none = np.zeros(start, np.float32)
-            of_queries = torch.cat(list(gradients[: len(pieces)]))
-            penalty = queries.differentiate(of_queries, none, none, np.concatenate(each_factors))
+            query_gradients = torch.cat(list(gradients[: len(pieces)]))
+            penalty = queries.differentiate(query_gradients, none, none, np.concatenate(each_factors))
             return penalty + relations_back(gradients[len(pieces) :])
 
         return pieces + relation_queries, take_back
@@ -279,7 +280,7 @@ class AnsweredQueries(ModelQueries):
 
 
 def all_answers(
-    index: AnswerIndex, of_shard: ShardAnswers, splits_labels: bool, penalizes: bool
+    index: AnswerIndex, shard_answers: ShardAnswers, splits_labels: bool, penalizes: bool
 ) -> Callable[[Ids], Answers]:
     """Return the answers of queries, by number, among the rows of a shard.
 
@@ -290,7 +291,7 @@ def all_answers(
     parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
 
     def answers_of(query_ids: Ids) -> Answers:
-        starts, places = of_shard.of(query_ids)
+        starts, places = shard_answers.of(query_ids)
         equal_parts = np.repeat(parts[query_ids], np.diff(starts))
         shares = equal_parts if splits_labels else np.ones(len(places), np.float32)
         return Answers(starts, places, shares, equal_parts if penalizes else None)

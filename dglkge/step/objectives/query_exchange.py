@@ -72,7 +72,7 @@ class QueryExchange:
         arrays = [
             array for block in blocks for array in (block.keys, block.factors, block.queries.cpu().numpy())
         ]
-        message = np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays])
+        message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
         # Of a query: key 8 bytes, factor 4, and 4 for each number.
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
         in_bytes = (self._counts * row_bytes).sum(1).tolist()
@@ -85,9 +85,7 @@ class QueryExchange:
         totals = self._ends[-1].tolist()
         gathered = [
             QueryBlock(
-                self._scratch.take(block, total, dim),
-                np.empty(total, np.int64),
-                np.empty(total, np.float32),
+                self._scratch.take(block, total, dim), np.empty(total, np.int64), np.empty(total, np.float32)
             )
             for block, (total, dim) in enumerate(zip(totals, self._dims))
         ]
@@ -124,25 +122,25 @@ class QueryExchange:
             is_answer = shared[:, 0] >= 0
             query_of, scores = (shared[:, place][is_answer] for place in (0, 1))
             start = int(is_answer[: self._group.rank].sum())
-            own = slice(start, start + own_count)
-            gathered.append(AnswerScores(query_of.astype(np.int64), scores.astype(np.float32), own))
+            own_run = slice(start, start + own_count)
+            gathered.append(AnswerScores(query_of.astype(np.int64), scores.astype(np.float32), own_run))
         return gathered
 
     def share(self, numbers: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Return the numbers (S, ...) of all shards for each block, from this shard's (...)."""
         size = self._group.size
         if size == 1:
-            return [one[None] for one in numbers]
-        message = np.concatenate([one.reshape(-1).view(np.uint8) for one in numbers])
+            return [array[None] for array in numbers]
+        message = np.concatenate([array.reshape(-1).view(np.uint8) for array in numbers])
         received = np.empty((size, len(message)), np.uint8)
         sizes = [len(message)] * size
         self._send(message, sizes, received.reshape(-1), sizes)
         shared, start = [], 0
-        for one in numbers:
-            piece = received[:, start : start + one.nbytes]
+        for array in numbers:
+            piece = received[:, start : start + array.nbytes]
             # A copy, as a slice of columns is not contiguous and cannot be viewed as numbers.
-            shared.append(piece.copy().view(one.dtype).reshape(size, *one.shape))
-            start += one.nbytes
+            shared.append(piece.copy().view(array.dtype).reshape(size, *array.shape))
+            start += array.nbytes
         return shared
 
     def return_gradients(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

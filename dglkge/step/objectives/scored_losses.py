@@ -152,7 +152,7 @@ class GroupInputs:
 
         def mapped(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {side: mapped(one) for side, one in value.items()}
+                return {side: mapped(item) for side, item in value.items()}
             if isinstance(value, tuple):
                 return tuple(map(function, value))
             return None if value is None else function(value)
@@ -188,7 +188,7 @@ class HostInputs:
         """Return the arrays."""
         group = self.group
         ignored = {side: self._ignored(side) for side in group.negatives}
-        ranges = {side: tuple(vars(of_side).values()) for side, of_side in group.ranges.items()}
+        ranges = {side: tuple(vars(side_ranges).values()) for side, side_ranges in group.ranges.items()}
         places = group.relation_places
         return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, ranges)
 
@@ -206,7 +206,7 @@ class HostInputs:
         # With two entity types the anchor is no candidate of the answer's type.
         if self.own_entity and group.lhs == group.rhs:
             is_truth = anchor_ids == true_ids
-            is_known = is_truth if known is None else is_truth | known.own
+            is_known = is_truth if known is None else is_truth | known.is_own_known
             ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
         return ignored
 
@@ -264,7 +264,7 @@ class ScoredLosses:
         self,
         query: Tensor,
         candidates: Tensor,
-        own: Tensor | None,
+        own_rows: Tensor | None,
         truths: Tensor,
         ignored: Tensor,
         labels: Tensor | None = None,
@@ -277,11 +277,11 @@ class ScoredLosses:
         query : (B, query_dim) tensor
         candidates : (N, D) tensor
             Rows of the negatives.
-        own : (B, D) tensor, optional
+        own_rows : (B, D) tensor, optional
             Row of one negative more for each query.
         truths : (B, D) tensor
         ignored : (B, N) or (B, N + 1) bool tensor
-            Which scores are of no negative; the last column is that of ``own``.
+            Which scores are of no negative; the last column is that of ``own_rows``.
         labels : (B,) tensor, optional
             Confidences, where the loss takes them.
         ranges : three bool tensors, optional
@@ -295,7 +295,7 @@ class ScoredLosses:
         """
         is_small = min(len(query), len(candidates)) < LEAST_COMPILED
         run = self._compute if is_small else self._run
-        return run(query, candidates, own, truths, ignored, labels, ranges)
+        return run(query, candidates, own_rows, truths, ignored, labels, ranges)
 
     def try_out(self, dim: int, own_entity: bool) -> None:
         """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
@@ -303,7 +303,7 @@ class ScoredLosses:
         """
         query_dim, device = self._model.query_dim, self._device.device
         # Sizes that are equal in the first call would be taken to be always equal.
-        sizes = [one for one in (37, 41, 43, 47) if one not in (dim, query_dim)]
+        sizes = [size for size in (37, 41, 43, 47) if size not in (dim, query_dim)]
         num_queries, num_negatives = sizes[:2]
 
         def rows(number: int, width: int) -> Tensor:
@@ -312,24 +312,24 @@ class ScoredLosses:
 
         leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
         query, candidates, truths = leaves
-        own = rows(num_queries, dim) if own_entity else None
+        own_rows = rows(num_queries, dim) if own_entity else None
         num_scores = num_negatives + own_entity
         ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
         # As queries are in training: results of a function of the rows.
         ranges: RangeTensors | None = None
         if self._range_offset:
-            of_queries, of_negatives = (
+            query_ranges, negative_ranges = (
                 torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
             )
-            ranges = of_queries, of_queries.flip(0), of_negatives
-        losses, _ = self(query * 1, candidates, own, truths, ignored, None, ranges)
-        torch.autograd.grad(losses.sum(), leaves if own is None else [*leaves, own])
+            ranges = query_ranges, query_ranges.flip(0), negative_ranges
+        losses, _ = self(query * 1, candidates, own_rows, truths, ignored, None, ranges)
+        torch.autograd.grad(losses.sum(), leaves if own_rows is None else [*leaves, own_rows])
 
     def _compute(
         self,
         query: Tensor,
         candidates: Tensor,
-        own: Tensor | None,
+        own_rows: Tensor | None,
         truths: Tensor,
         ignored: Tensor,
         labels: Tensor | None,
@@ -338,14 +338,14 @@ class ScoredLosses:
         with self._device.autocast(self._matmul_dtype):
             scores = self._compare(query, candidates).to(query.dtype)
         positive = self._model.compare_pairs(query, truths)
-        own_scores = None if own is None else self._model.compare_pairs(query, own)
+        own_scores = None if own_rows is None else self._model.compare_pairs(query, own_rows)
         if ranges is not None:
-            anchors, of_truths, of_negatives = ranges
+            anchors, true_ranges, negative_ranges = ranges
             # 1 where both are in the same of two ranges: the product goes through the scores once, where a
             # mask of their size takes three passes.
-            same = _columns(anchors, scores.dtype), _columns(of_negatives, scores.dtype).T
+            same = _columns(anchors, scores.dtype), _columns(negative_ranges, scores.dtype).T
             scores = torch.addmm(scores, *same, alpha=-self._range_offset)
-            positive = positive - self._range_offset * (anchors == of_truths)
+            positive = positive - self._range_offset * (anchors == true_ranges)
             own_scores = None if own_scores is None else own_scores - self._range_offset
         if own_scores is not None:
             scores = torch.cat([scores, own_scores[:, None]], dim=1)
@@ -436,9 +436,9 @@ class AutogradLoss(SampledLoss):
         places = inputs.relation_places
         query = self.model.query(anchors, relations, side, inputs.relation_ids, places)
         # With two entity types the anchor is no candidate of the answer's type.
-        own = anchors if self.own_entity and group.lhs == group.rhs else None
+        own_rows = anchors if self.own_entity and group.lhs == group.rhs else None
         losses, above = self.scored(
-            query, candidates, own, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
+            query, candidates, own_rows, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
         )
         if above is not None:
             measures.add_violators(side, int(above))

@@ -116,7 +116,9 @@ class ShardObjective(Protocol):
     ) -> ShardNumbers:
         """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
 
-    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
+    def differentiate(
+        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
+    ) -> None:
         """Write the shard's part of the gradients of the queries (Q, D), and those of the rows (R, D), of the
         last call of :meth:`score`. Totals are of all shards.
         """
@@ -179,7 +181,7 @@ class ProductShard(ShardObjective):
         self._panels = self._plan_panels(len(rows))
         self._greatest = self._scratch.take("greatest", len(self._panels), padded).numpy()
         # The queries' gradients but for a factor; relative to `top`, the greatest score of the panels so far.
-        self._gradients = self._scratch.take("of_queries", padded, dim).numpy()
+        self._gradients = self._scratch.take("query gradients", padded, dim).numpy()
         if not self._panels:
             self._gradients[:] = 0
         top = np.full(padded, IGNORED_SCORE, np.float32)
@@ -191,12 +193,12 @@ class ProductShard(ShardObjective):
 
     def _plan_panels(self, num_rows: int) -> list[_Panel]:
         """Cut the rows into panels, and decide which are kept."""
-        width, left, panels = self.rows_a_panel, self.kept_bytes, []
+        width, spare_bytes, panels = self.rows_a_panel, self.kept_bytes, []
         for start in range(0, num_rows, width):
             stop = min(start + width, num_rows)
-            left -= self._padded * (stop - start) * self._dtype.itemsize
+            spare_bytes -= self._padded * (stop - start) * self._dtype.itemsize
             # A single panel is always kept: its memory is needed for the first half in any case.
-            panels.append(_Panel(start, stop, is_kept=left >= 0 or num_rows <= width))
+            panels.append(_Panel(start, stop, is_kept=spare_bytes >= 0 or num_rows <= width))
         return panels
 
     def _powers(self, panel: _Panel) -> Tensor:
@@ -220,11 +222,11 @@ class ProductShard(ShardObjective):
         """Score all queries against a panel and merge its numbers with those of the panels before."""
         dim = self._operand.shape[1]
         greatest = self._greatest[number]
-        of_panel = np.empty(self._padded, np.float32)
+        panel_totals = np.empty(self._padded, np.float32)
         merged, merged_totals = np.empty_like(top), np.empty_like(totals)
         candidates = self._candidates[panel.start : panel.stop]
         for block in _runs(self._padded, QUERIES_A_BLOCK):
-            powers = self._score_block(panel, block, greatest[block], of_panel[block])
+            powers = self._score_block(panel, block, greatest[block], panel_totals[block])
             products = self._scratch.take("products", len(powers), dim, self._dtype)
             torch.mm(powers, candidates, out=products)
             new = np.maximum(top[block], greatest[block])
@@ -234,7 +236,7 @@ class ProductShard(ShardObjective):
                 # The first panel: `_gradients` is still undefined memory, which may hold NaN.
                 keeps[:] = 0
             merged[block] = new
-            merged_totals[block] = keeps * totals[block] + scales * of_panel[block]
+            merged_totals[block] = keeps * totals[block] + scales * panel_totals[block]
             kernels.add_products(words(products), keeps, scales, self._gradients[block])
         return merged, merged_totals
 
@@ -263,12 +265,14 @@ class ProductShard(ShardObjective):
         return numbers
 
     @quietly
-    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
+    def differentiate(
+        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
+    ) -> None:
         num, dim = self._queries.shape
         normalizer = totals.normalizers
         scales = self._scales(self._top[:num], normalizer, factors)
         keeps = np.zeros(num, np.float32)
-        kernels.add_products(self._gradients[:num], keeps, scales, of_queries.numpy())
+        kernels.add_products(self._gradients[:num], keeps, scales, query_gradients.numpy())
         scaled = self._scratch.take("scaled", self._padded, dim, self._dtype)
         scaled[num:] = 0
         for number, panel in enumerate(self._panels):
@@ -280,20 +284,20 @@ class ProductShard(ShardObjective):
                     self._score_block(panel, block, self._greatest[number][block], unused[block])
             scales = self._scales(self._greatest[number, :num], normalizer, factors)
             kernels.narrow_rows(self._queries.numpy(), scales, words(scaled))
-            self._differentiate_rows(scaled, self._powers(panel), of_rows[panel.start : panel.stop])
-        self._differentiate_answers(normalizer, factors, of_queries, of_rows)
+            self._differentiate_rows(scaled, self._powers(panel), row_gradients[panel.start : panel.stop])
+        self._differentiate_answers(normalizer, factors, query_gradients, row_gradients)
 
-    def _differentiate_rows(self, scaled: Tensor, powers: Tensor, of_rows: Tensor) -> None:
+    def _differentiate_rows(self, scaled: Tensor, powers: Tensor, row_gradients: Tensor) -> None:
         """Write the gradients of a panel's rows (W, D) but for the answers'."""
         if self._dtype == torch.float32:
-            torch.mm(powers.T, scaled, out=of_rows)
+            torch.mm(powers.T, scaled, out=row_gradients)
             return
         # oneDNN is slow where the first operand of a bfloat16 product is transposed. So the smaller operand
         # is transposed here, and the result, which is copied in any case.
         num, dim = scaled.shape
         turned = self._scratch.take("turned", dim, num, self._dtype).copy_(scaled.T)
-        gradients = self._scratch.take("of_rows", dim, len(of_rows), self._dtype)
-        of_rows.copy_(torch.mm(turned, powers, out=gradients).T)
+        gradients = self._scratch.take("row gradients", dim, len(row_gradients), self._dtype)
+        row_gradients.copy_(torch.mm(turned, powers, out=gradients).T)
 
     def _scales(self, greatest: Floats, normalizer: npt.NDArray[np.float64], factors: Floats) -> Floats:
         """Return the factors (Q,) that turn powers relative to a greatest score into gradients of scores."""
@@ -303,7 +307,11 @@ class ProductShard(ShardObjective):
         return scales
 
     def _differentiate_answers(
-        self, normalizer: npt.NDArray[np.float64], factors: Floats, of_queries: Tensor, of_rows: Tensor
+        self,
+        normalizer: npt.NDArray[np.float64],
+        factors: Floats,
+        query_gradients: Tensor,
+        row_gradients: Tensor,
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
@@ -313,12 +321,14 @@ class ProductShard(ShardObjective):
         else:
             predicted = np.exp(scores - normalizer[query_of])
         labels = (1 - objective.label_smoothing) * answers.shares
-        of_scores = (factors[query_of] * (predicted - labels)).astype(np.float32)
+        score_gradients = (factors[query_of] * (predicted - labels)).astype(np.float32)
         rows, places = (self._queries.numpy(), self._rows.numpy()), (answers.starts, answers.places)
-        kernels.add_answer_gradients(*rows, places, of_scores, of_queries.numpy(), of_rows.numpy())
+        kernels.add_answer_gradients(
+            *rows, places, score_gradients, query_gradients.numpy(), row_gradients.numpy()
+        )
         if objective.background:
-            of_queries.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
-            of_rows.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
+            query_gradients.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
+            row_gradients.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
 
 
 @dataclass(frozen=True)
@@ -404,13 +414,15 @@ class AutogradShard(ShardObjective):
             loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
-    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
+    def differentiate(
+        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
+    ) -> None:
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory, if that is where the queries are.
-        is_here = of_queries.device == queries.device
-        queries.grad = of_queries.zero_() if is_here else torch.zeros_like(queries)
+        is_here = query_gradients.device == queries.device
+        queries.grad = query_gradients.zero_() if is_here else torch.zeros_like(queries)
         normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
-        shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
+        shift, weights = (self._there(torch.from_numpy(array))[:, None] for array in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
         returning: list[tuple[slice, Tensor, Any]] = []
         for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
@@ -423,15 +435,16 @@ class AutogradShard(ShardObjective):
             if rows.grad is None:
                 continue
             if not self.device.is_staged or self.is_resident:
-                of_rows[run] = rows.grad
+                row_gradients[run] = rows.grad
                 continue
             # The block before has come back into the other half of the page-locked memory by now, or is
             # waited for here, while this block still computes.
-            _place(returning, of_rows)
-            returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
-        _place(returning, of_rows)
+            _place(returning, row_gradients)
+            room = self._pinned[number % 2].take("gradients", *rows.grad.shape)
+            returning.append((run, room.copy_(rows.grad, non_blocking=True), self._recorded()))
+        _place(returning, row_gradients)
         if not is_here:
-            of_queries.copy_(queries.grad)
+            query_gradients.copy_(queries.grad)
         self._kept = {}
 
     def _score_block(self, run: slice, queries: Tensor, rows: Tensor) -> ScoreBlock:
@@ -470,11 +483,6 @@ class AutogradShard(ShardObjective):
         there = room.to(self.device.device, non_blocking=True, copy=True)
         self._sent.append(self._recorded())
         return there
-
-    def _started_back(self, half: int, gradients: Tensor) -> Tensor:
-        """Begin to copy gradients back into page-locked memory; returns that."""
-        room = self._pinned[half].take("gradients", *gradients.shape)
-        return room.copy_(gradients, non_blocking=True)
 
     def _recorded(self) -> Any:
         """Return an event behind what is queued on the device so far."""
@@ -518,9 +526,9 @@ class _AnswersThere:
         return ScoreBlock(scores, labels, answers, self._numbers[first:stop], self._pairs)
 
 
-def _place(returning: list[tuple[slice, Tensor, Any]], of_rows: Tensor) -> None:
+def _place(returning: list[tuple[slice, Tensor, Any]], row_gradients: Tensor) -> None:
     """Put the gradients of blocks that are on their way back where they belong."""
     for block, gradients, event in returning:
         event.synchronize()
-        of_rows[block] = gradients
+        row_gradients[block] = gradients
     returning.clear()

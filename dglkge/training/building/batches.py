@@ -72,7 +72,8 @@ def edge_options(
     by_node = job.layout.original_edge_ids(RELATION)
     number = {pair: index for index, pair in enumerate(job.pairs)}
     # The number of each relation's edge type; -1 where no training triple has it.
-    pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
+    relations = dataset.relations.relations
+    pair_of_relation = [number.get((relation.lhs, relation.rhs), -1) for relation in relations]
     weights = relation_weights(config, dataset)
     return EdgeOptions(
         np.array(pair_of_relation, np.int64)[by_node],
@@ -155,11 +156,11 @@ def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> Ed
     triple_ids = np.asarray(edges.triple_ids)
     rows = rows_of_sets(order, triple_ids)
     checksum = partition_mark(triple_ids, rows) if world.is_machine_leader else 0
-    counts, mark = _of_all_parts(job, [len(one) for one in rows], checksum)
+    counts, mark = _gather_counts(job, list(map(len, rows)), checksum)
     return MachineBatches(edges, rows, counts, world.machine, mark, options)
 
 
-def _of_all_parts(job: Job, counts: Sequence[int], checksum: int, *more: int) -> tuple[np.ndarray, int]:
+def _gather_counts(job: Job, counts: Sequence[int], checksum: int, *more: int) -> tuple[np.ndarray, int]:
     """Return the trained triples of each set by part, and the mark of an order; a collective.
 
     One trainer of each machine adds its own.
@@ -199,7 +200,7 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     buckets = files.open()
     is_mixed = config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
-    counts, mark = _of_all_parts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
+    counts, mark = _gather_counts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
     shares, order_name = MachineShares(counts, options.batch_size), config.sampling.bucket_order
     walk = BucketOrder(buckets.counts, part, shares, order_name, options.seed, pairs, is_mixed)
     return BucketBatches(buckets, walk, mark, options)
@@ -217,15 +218,15 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     rows_of: dict[str, list[Tensor]] = {}
     for name in tables.entity_types:
         state = job.optimizer_state(name).values()
-        rows_of[name] = [tables[name].local_rows, *(one.local_partition for one in state)]
+        rows_of[name] = [tables[name].local_rows, *(tensor.local_partition for tensor in state)]
     # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
-    num_bytes = sum(rows.numel() * rows.element_size() for found in rows_of.values() for rows in found)
+    num_bytes = sum(rows.numel() * rows.element_size() for tensors in rows_of.values() for rows in tensors)
     # All trainers of a machine must agree: a page that one of them keeps mapped stays in memory.
     drops = bool(cluster.sum(np.array([num_bytes > available_memory()], dtype=np.int64))[0])
     mapped: dict[str, list[MappedRows]] = {}
-    for name, found in rows_of.items():
-        pages = [MappedRows.of_tensor(rows, num_ranges, drops, is_leader) for rows in found]
-        mapped[name] = [one for one in pages if one is not None]
+    for name, tensors in rows_of.items():
+        pages = [MappedRows.from_tensor(rows, num_ranges, drops, is_leader) for rows in tensors]
+        mapped[name] = [rows for rows in pages if rows is not None]
     if not any(mapped.values()):
         return
     # The first rows were made, or read from a checkpoint, range after range by this process.
@@ -234,8 +235,8 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     batches.when_batch(prefetcher.advance)
     if drops:
         # All trainers: a page goes with the last one that has it mapped.
-        files = [MappedRows.of_array(table, drops) for table in batches.triple_tables]
-        reader = TripleReader(batches, [one for one in files if one is not None])
+        files = [MappedRows.from_array(table, drops) for table in batches.triple_tables]
+        reader = TripleReader(batches, [file for file in files if file is not None])
         batches.when_batch(reader.advance)
     cluster.on_exit(prefetcher.close)
 
@@ -257,8 +258,8 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     held_out = None if config.evaluation.held_out is None else HeldOutEvaluator(job, order, gather)
     if not isinstance(batches, BucketBatches):
         return Passes(passes, held_out)
-    of_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)
-    return Passes(passes, buckets=BucketStatistics(job, batches, of_buckets))
+    held_out_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)
+    return Passes(passes, buckets=BucketStatistics(job, batches, held_out_buckets))
 
 
 def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | None:
@@ -275,9 +276,9 @@ def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | 
     first_head = np.array([starts[relation.lhs] for relation in relations])
     first_tail = np.array([starts[relation.rhs] for relation in relations])
     marks = np.zeros(sum(map(layout.num_nodes, layout.ntypes)), bool)
-    for one in batches.order.sets:
-        for start in range(0, len(one.triple_ids), TRIPLES_A_BLOCK):
-            ids = one.triple_ids[start : start + TRIPLES_A_BLOCK]
+    for edge_set in batches.order.sets:
+        for start in range(0, len(edge_set.triple_ids), TRIPLES_A_BLOCK):
+            ids = edge_set.triple_ids[start : start + TRIPLES_A_BLOCK]
             triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
             heads, numbers, tails = triples.T
             marks[first_head[numbers] + heads] = True

@@ -174,20 +174,20 @@ def autocast_problems(name: str, device_type: str) -> Iterator[str]:
     """Yield why a device has no autocast of a type that is configured."""
     problem = autocast_problem(device_type, NARROW_TYPES[name]) if name in NARROW_TYPES else None
     if problem:
-        others = [
+        allowed = [
             other
             for other, dtype in NARROW_TYPES.items()
             if other != name and autocast_problem(device_type, dtype) is None
         ]
-        yield f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(['none', *others])}"
+        yield f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(['none', *allowed])}"
 
 
 def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
     """Yield splits that are to be ranked and have no triples."""
-    split, every = config.evaluation.split, config.evaluation.valid_every_epochs
+    split, interval = config.evaluation.split, config.evaluation.valid_every_epochs
     ranked: list[tuple[str, str, str, str]]
     ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
-    ranked += [("evaluation.valid_every_epochs", str(every), VALID, "0")] if every else []
+    ranked += [("evaluation.valid_every_epochs", str(interval), VALID, "0")] if interval else []
     for setting, value, name, allowed in ranked:
         if not len(dataset.split(name)):
             yield (

@@ -30,27 +30,27 @@ REFERENCE = "reference"
 
 def configured_model(config: Config) -> KgeModel:
     """Make the model."""
-    chosen = config.model
-    made = SCORE_FUNCTIONS.get(chosen.score_function.name)(chosen.score_function)
-    return KgeModel(made, chosen.dimension, chosen.reciprocal_relations, config.seed)
+    settings = config.model
+    made = SCORE_FUNCTIONS.get(settings.score_function.name)(settings.score_function)
+    return KgeModel(made, settings.dimension, settings.reciprocal_relations, config.seed)
 
 
 def with_num_times(config: Config, dataset: Dataset) -> Config:
     """Return the configuration with the number of times of the data set, if the score function has times."""
-    chosen: Any = config.model.score_function
-    if not SCORE_FUNCTIONS.get(chosen.name).has_times:
+    settings: Any = config.model.score_function
+    if not SCORE_FUNCTIONS.get(settings.name).has_times:
         return config
     if not dataset.relations.times:
         raise InputError(
-            f"model.score_function is {chosen.name}, and the triples of {dataset.path} have no times; "
+            f"model.score_function is {settings.name}, and the triples of {dataset.path} have no times; "
             "allowed: another score function, or a data set built with --columns head,relation,tail,time"
         )
-    if chosen.num_times not in (0, dataset.num_times):
+    if settings.num_times not in (0, dataset.num_times):
         raise InputError(
-            f"model.score_function.num_times is {chosen.num_times}, and {dataset.path} has "
+            f"model.score_function.num_times is {settings.num_times}, and {dataset.path} has "
             f"{dataset.num_times} times; allowed: 0"
         )
-    made = chosen.changed(num_times=dataset.num_times)
+    made = settings.changed(num_times=dataset.num_times)
     return config.changed(model=config.model.changed(score_function=made))
 
 
@@ -62,16 +62,16 @@ def configured_loss(config: Config) -> Loss:
 def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:
     """Make the regularizer; None where its weight is 0."""
     score_function = config.model.score_function.name
-    chosen = chosen_regularizer(config.regularizer, score_function)
-    member = REGULARIZERS.get(chosen.name)
+    settings = chosen_regularizer(config.regularizer, score_function)
+    member = REGULARIZERS.get(settings.name)
     if not member.fits(SCORE_FUNCTIONS.get(score_function)):
         fitting = [name for name in SCORE_FUNCTIONS if member.fits(SCORE_FUNCTIONS.get(name))]
         raise InputError(
-            f"regularizer.name {chosen.name} takes model.score_function {' or '.join(fitting)}: it is "
+            f"regularizer.name {settings.name} takes model.score_function {' or '.join(fitting)}: it is "
             "defined for products of entity and relation compared by an inner product; got "
             f"{score_function}"
         )
-    made = member(chosen, model.score_function.complex_valued)
+    made = member(settings, model.score_function.complex_valued)
     return made if made.weight else None
 
 
@@ -118,28 +118,28 @@ def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, 
 
 
 def named_class(
-    field: str, chosen: FreeSettings, known: Mapping[str, Any], own: Collection[str]
+    field: str, settings: FreeSettings, known: Mapping[str, Any], reserved: Collection[str]
 ) -> tuple[Any, list[str]]:
-    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none."""
-    if chosen.name not in known:
-        raise unknown_name(field, chosen.name, list(known))
-    kind = known[chosen.name]
-    allowed = [name for name in inspect.signature(kind).parameters if name not in own]
-    for name in chosen.options:
+    """Return the class of torch that settings name, and its options: parameters that are not ``reserved``."""
+    if settings.name not in known:
+        raise unknown_name(field, settings.name, list(known))
+    kind = known[settings.name]
+    allowed = [name for name in inspect.signature(kind).parameters if name not in reserved]
+    for name in settings.options:
         if name not in allowed:
-            raise unknown_name(f"option of {field} {chosen.name}", name, allowed)
+            raise unknown_name(f"option of {field} {settings.name}", name, allowed)
     return kind, allowed
 
 
 @contextlib.contextmanager
-def tried_on_torch(field: str, chosen: FreeSettings) -> Iterator[None]:
+def tried_on_torch(field: str, settings: FreeSettings) -> Iterator[None]:
     """Raise an InputError for a class of torch that does not take its options."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}") from None
+        raise InputError(f"{field} {settings}: torch refuses it: {one_line(error)}") from None
 
 
 def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -148,47 +148,47 @@ def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     return torch_classes(torch.optim, torch.optim.Optimizer, ("Optimizer", "LBFGS", "SparseAdam"))
 
 
-def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def dense_optimizer(settings: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Make the optimizer of some parameters."""
-    field, own = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
-    kind, _ = named_class(field, chosen.optimizer, known_optimizers(), own)
+    field, reserved = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
+    kind, _ = named_class(field, settings.optimizer, known_optimizers(), reserved)
     options = {
         name: tuple(value) if isinstance(value, list) else value  # betas: [0.9, 0.98]
-        for name, value in chosen.optimizer.options.items()
+        for name, value in settings.optimizer.options.items()
     }
-    with tried_on_torch(field, chosen.optimizer):
-        made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
+    with tried_on_torch(field, settings.optimizer):
+        made: torch.optim.Optimizer = kind(list(parameters), lr=settings.lr, **options)
     return made
 
 
 def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
     """Yield settings of dense parameters that have no effect, or that torch refuses."""
-    chosen = config.dense
-    if chosen.compile and model.module is not None and type(model.module).forward is torch.nn.Module.forward:
+    settings, module = config.dense, model.module
+    if settings.compile and module is not None and type(module).forward is torch.nn.Module.forward:
         yield (
             f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
             "no forward to compile, as it is matrix products alone; allowed: false"
         )
-    if chosen == type(chosen)():
+    if settings == type(settings)():
         return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
     try:
-        with tried_on_torch("dense.optimizer", chosen.optimizer):
-            optimizer = dense_optimizer(chosen, [tried])
+        with tried_on_torch("dense.optimizer", settings.optimizer):
+            optimizer = dense_optimizer(settings, [tried])
             tried.grad = torch.ones(2, 2)
             optimizer.step()
     except InputError as error:
         yield str(error)
         return
     # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
-    if chosen.sharding == "fsdp" and not has_slices_on_processors():
+    if settings.sharding == "fsdp" and not has_slices_on_processors():
         yield (
             f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
             "replicated, or a newer torch (2.13 is tested)"
         )
-    elif chosen.sharding == "fsdp" and not works_by_number(chosen):
+    elif settings.sharding == "fsdp" and not works_by_number(settings):
         yield (
-            f"dense.optimizer is {chosen.optimizer.name} and dense.sharding is fsdp, which gives each "
+            f"dense.optimizer is {settings.optimizer.name} and dense.sharding is fsdp, which gives each "
             "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
             "that work number by number, e.g. Adam, or dense.sharding replicated"
         )
@@ -199,20 +199,20 @@ def has_slices_on_processors() -> bool:
     return hasattr(torch.cpu.Stream, "record_event")
 
 
-def works_by_number(chosen: DenseConfig) -> bool:
+def works_by_number(settings: DenseConfig) -> bool:
     """Return whether an optimizer updates two halves of a parameter as it updates the whole, by trying it."""
     # Not a list of names: torch adds optimizers, and options may change the answer.
     numbers = torch.linspace(-1, 1, 24).view(6, 4)
     whole = torch.nn.Parameter(numbers.clone())
-    halves = [torch.nn.Parameter(one.clone()) for one in numbers.split(3)]
-    of_whole, of_halves = dense_optimizer(chosen, [whole]), dense_optimizer(chosen, halves)
+    halves = [torch.nn.Parameter(part.clone()) for part in numbers.split(3)]
+    whole_optimizer, halves_optimizer = dense_optimizer(settings, [whole]), dense_optimizer(settings, halves)
     for step in range(1, 4):
         whole.grad = (step * 7 * numbers).sin()
         for half, gradient in zip(halves, whole.grad.split(3)):
             half.grad = gradient.clone()
-        of_whole.step()
-        of_halves.step()
-    state = [one for one in of_whole.state[whole].values() if isinstance(one, torch.Tensor)]
+        whole_optimizer.step()
+        halves_optimizer.step()
+    state = [value for value in whole_optimizer.state[whole].values() if isinstance(value, torch.Tensor)]
     # Files have the state of the whole: it is a number, or has one for each number of the parameter.
-    has_state_by_number = all(one.ndim == 0 or one.shape == whole.shape for one in state)
+    has_state_by_number = all(value.ndim == 0 or value.shape == whole.shape for value in state)
     return has_state_by_number and torch.allclose(whole, torch.cat(list(halves)), rtol=1e-5, atol=1e-7)

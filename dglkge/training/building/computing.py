@@ -73,8 +73,8 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
     may_be_narrow = cluster.world.rank == 0 and config.training.kernels != REFERENCE
     is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == BFLOAT16
     # Machines may differ: all trainers take rank 0's choice.
-    chosen = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
-    return config.changed(training=config.training.changed(matmul_dtype=chosen))
+    matmul_dtype = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
+    return config.changed(training=config.training.changed(matmul_dtype=matmul_dtype))
 
 
 def _recorded(config: Config) -> str | None:
@@ -87,8 +87,8 @@ def _recorded(config: Config) -> str | None:
     with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
         if not recorded:
             recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
-        found = recorded["training"]["matmul_dtype"]
-        return found if found in (FLOAT32, BFLOAT16) else None
+        dtype = recorded["training"]["matmul_dtype"]
+        return dtype if dtype in (FLOAT32, BFLOAT16) else None
     return None
 
 
@@ -126,32 +126,32 @@ def build_precision(
     device : ComputeDevice
         Its device.
     """
-    chosen = config.dense
-    if model.module is None or (chosen.autocast == "none" and not chosen.compile):
+    settings = config.dense
+    if model.module is None or (settings.autocast == "none" and not settings.compile):
         return None
     device_type = device.device.type
-    for problem in autocast_problems(chosen.autocast, device_type):
+    for problem in autocast_problems(settings.autocast, device_type):
         raise InputError(problem)
-    dtype = NARROW_TYPES.get(chosen.autocast, torch.float32)
-    made = ModulePrecision(device_type, dtype, chosen.compile)
+    dtype = NARROW_TYPES.get(settings.autocast, torch.float32)
+    made = ModulePrecision(device_type, dtype, settings.compile)
     # Tried now, so that what fails does so with one message and before anything is trained: a compiler, or an
     # operation that torch does not have in 16 bits.
-    cluster.agree(lambda: _try_out(chosen, model.in_precision(made), device.device))
+    cluster.agree(lambda: _try_out(settings, model.in_precision(made), device.device))
     if made.loss_scale is not None:
         _require_scaled(config, model, device.device)
     return made
 
 
-def _try_out(chosen: DenseConfig, model: KgeModel, device: torch.device) -> None:
+def _try_out(settings: DenseConfig, model: KgeModel, device: torch.device) -> None:
     """Compute queries and their gradients for both sides; raise InputError if torch fails to."""
     try:
         _gradients(model, device)
     except Exception as error:  # torch's own, and those of the compiler, have no common class
-        what, allowed = f"dense.autocast is {chosen.autocast}", "none"
-        if chosen.compile:
-            what, allowed = f"{what}, dense.compile is true", "dense.compile false"
+        cause, allowed = f"dense.autocast is {settings.autocast}", "none"
+        if settings.compile:
+            cause, allowed = f"{cause}, dense.compile is true", "dense.compile false"
         raise InputError(
-            f"{what}, and torch fails to compute the module so: {one_line(error)}; allowed here: {allowed}"
+            f"{cause}, and torch fails to compute the module so: {one_line(error)}; allowed here: {allowed}"
         ) from None
 
 
@@ -164,27 +164,28 @@ def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
 
     entities = numbers(TRIED_ROWS, model.dim).requires_grad_()
     relations = numbers(TRIED_ROWS, model.relation_width).flip(0).requires_grad_()
-    parameters = [one for one in model.score_function.module.parameters() if one.requires_grad]
+    parameters = [values for values in model.score_function.module.parameters() if values.requires_grad]
     total: Any = 0
     for side in Side:
         query = model.query(entities, relations, side)
         total = total + (query * numbers(*query.shape)).sum()
     # Kept nowhere: the gradients of the first batch are added to none.
-    found = torch.autograd.grad(total, [entities, relations, *parameters], allow_unused=True)
-    return [[one for one in part if one is not None] for part in (found[:2], found[2:])]
+    gradients = torch.autograd.grad(total, [entities, relations, *parameters], allow_unused=True)
+    rows, dense = gradients[:2], gradients[2:]
+    return [[gradient for gradient in part if gradient is not None] for part in (rows, dense)]
 
 
 def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> None:
     """Refuse a score function with parameters beside ``run_precisely``: their gradients are not scaled."""
-    found = []
+    gradients = []
     for scale in (1.0, TRIED_SCALE):
         precision = ModulePrecision(device.type)
         precision.loss_scale = LossScale(scale)
-        found.append(_gradients(model.in_precision(precision), device))
-    for factor, once, scaled in zip((1.0, TRIED_SCALE), *found):
-        for one, other in zip(once, scaled):
-            limit = 1e-3 * float(one.abs().max()) * factor
-            if float((other - factor * one).abs().max()) > limit:
+        gradients.append(_gradients(model.in_precision(precision), device))
+    for factor, once, scaled in zip((1.0, TRIED_SCALE), *gradients):
+        for gradient, scaled_gradient in zip(once, scaled):
+            limit = 1e-3 * float(gradient.abs().max()) * factor
+            if float((scaled_gradient - factor * gradient).abs().max()) > limit:
                 raise InputError(
                     f"dense.autocast is float16 and model.score_function {config.model.score_function} uses "
                     "parameters of its module beside run_module and run_precisely, where gradients are not "

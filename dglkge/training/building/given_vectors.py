@@ -94,7 +94,7 @@ class Matches:
             self._numbers[place] = number
             place = int(self._before[place])
 
-    def found(self) -> tuple[Ids, Ids]:
+    def matched(self) -> tuple[Ids, Ids]:
         """Return the numbers of the vectors, ascending, and the place in the shard of each."""
         places = np.flatnonzero(self._numbers >= 0)
         order = np.argsort(self._numbers[places], kind="stable")
@@ -109,14 +109,14 @@ def match_names(
     Returns the number of vectors and, by type, the numbers of those that entities have, ascending, and the
     place of each among the ids.
     """
-    matches = {name: Matches([file.key(one) for one in dataset.names_of(name, ids[name])]) for name in ids}
+    matches = {name: Matches(list(map(file.key, dataset.names_of(name, ids[name])))) for name in ids}
     count = 0
     names = tqdm(file.names(), desc=f"names of {file.path.name}", unit="row", disable=not has_bar)
     for count, name in enumerate(names, 1):
         key = file.key(name)
-        for of_type in matches.values():
-            of_type.add(count - 1, key, file)
-    return count, {name: of_type.found() for name, of_type in matches.items()}
+        for shard_matches in matches.values():
+            shard_matches.add(count - 1, key, file)
+    return count, {name: shard_matches.matched() for name, shard_matches in matches.items()}
 
 
 def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[str]) -> InputError:
@@ -136,36 +136,36 @@ def fill_from_vectors(
 
     Rows without a vector stay as they are. ``record`` is called on rank 0 with what was done, as JSON has it.
     """
-    chosen, world = config.model.init_from, cluster.world
-    if chosen is None:
+    settings, world = config.model.init_from, cluster.world
+    if settings is None:
         return
-    path, has_bar = Path(chosen.path), world.wants_bar(config.training.progress)
+    path, has_bar = Path(settings.path), world.wants_bar(config.training.progress)
     turn = world.local_rank, world.trainers_per_machine
     shards = {name: tables[name].shard(*turn) for name in tables.entity_types}
     ids = {name: shard.original_ids.numpy() for name, shard in shards.items()}
 
     def match() -> tuple[VectorFile, int, dict[str, tuple[Ids, Ids]]]:
-        file = open_vectors(path, chosen.names, chosen.entity_column, chosen.vector_column)
+        file = open_vectors(path, settings.names, settings.entity_column, settings.vector_column)
         return file, *match_names(file, dataset, ids, has_bar)
 
     file, num_vectors, matches = together(cluster, path, match)
     sizes = set(cluster.gather_texts(json.dumps([num_vectors, file.width])))
     if len(sizes) > 1:
         raise InputError(f"{path} has {' or '.join(sorted(sizes))} rows and columns, by the machine")
-    found = list(matches.values())
-    num_matched = cluster.sum(np.array([len(places) for _, places in found], dtype=np.int64))
+    shard_matches = list(matches.values())
+    num_matched = cluster.sum(np.array([len(places) for _, places in shard_matches], dtype=np.int64))
     if not num_matched.any():
         raise nothing_matches(file, dataset, tables.entity_types)
     used = np.zeros(num_vectors, dtype=np.int32)
-    for numbers, _ in found:
+    for numbers, _ in shard_matches:
         used[numbers] = 1
-    wanted = np.flatnonzero(used)
+    used_here = np.flatnonzero(used)
     change = _shared_change(config, cluster, file, np.flatnonzero(cluster.sum(used)), has_bar)
 
     def fill() -> None:
-        for some, rows in file.rows(wanted):
+        for some, rows in file.rows(used_here):
             changed = change(rows).astype(np.float32)
-            for (numbers, places), shard in zip(found, shards.values()):
+            for (numbers, places), shard in zip(shard_matches, shards.values()):
                 first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
                 mine = torch.from_numpy(places[first:end])
                 # A copy: rows of 16 bits are rounded once, after both changes.
@@ -188,14 +188,14 @@ def _report(
     config: Config, file: VectorFile, counts: Mapping[str, tuple[int, int]], change: Change
 ) -> dict[str, Any]:
     """Log and return how many entities of each type have a vector or none, and the change of vectors."""
-    chosen: Any = config.model.init_from
+    settings: Any = config.model.init_from
     for name, (matched, missing) in counts.items():
         logger.info("vectors of %s: %s: %d entities matched, %d missing", file.path, name, matched, missing)
-        if missing and chosen.frozen:
+        if missing and settings.frozen:
             logger.warning(
                 "%s: %d rows without a vector stay random: model.init_from.frozen is true", name, missing
             )
-    projection = "none" if change.matrix is None else chosen.projection
+    projection = "none" if change.matrix is None else settings.projection
     kept = "" if change.explained is None else f"; {change.explained:.1%} of the variance kept"
     logger.info(
         "vectors of %s: %d numbers each, %d in the model; projection %s, factor %.4g%s",
@@ -208,7 +208,7 @@ def _report(
         "projection": projection,
         "variance_kept": change.explained,
         "factor": change.factor,
-        "frozen": chosen.frozen,
+        "frozen": settings.frozen,
         "entity_types": {name: dict(zip(("matched", "missing"), pair)) for name, pair in counts.items()},
     }
 
@@ -242,12 +242,12 @@ def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids
 
 def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
     """Compute the change of vectors from all that are used."""
-    chosen: Any = config.model.init_from
+    settings: Any = config.model.init_from
     blocks, dim = _checked_rows(file, used, has_bar), config.model.dimension
     mean: Floats | None = None
     explained: float | None = None
     matrix: Floats | None
-    if file.width != dim and chosen.projection == PCA:
+    if file.width != dim and settings.projection == PCA:
         mean, matrix, variances, explained = principal_axes(blocks, dim)
         size = math.sqrt(variances.mean()) if len(variances) else 0.0
     else:
@@ -259,7 +259,7 @@ def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Chang
         raise InputError(
             f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
         )
-    std = chosen.std or config.model.init_scale
+    std = settings.std or config.model.init_scale
     return Change(1.0 if std == AS_GIVEN else std / size, mean, matrix, explained)
 
 

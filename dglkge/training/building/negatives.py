@@ -41,30 +41,30 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     for its range.
     """
     config, dataset, layout, tables, pairs = job.config, job.dataset, job.layout, job.tables, job.pairs
-    chosen = config.negatives
+    settings = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
-    counts = {side: count for side, count in chosen.per_side.items() if count}
+    counts = {side: count for side, count in settings.per_side.items() if count}
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
-    shares = chosen.shares
+    shares = settings.shares
     weights: dict[str, np.ndarray] | None = None
-    if chosen.power:
+    if settings.power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
         degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
-        weights = {name: degree_weights(found, chosen.power) for name, found in degrees.items()}
+        weights = {name: degree_weights(numbers, settings.power) for name, numbers in degrees.items()}
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
         ranges = _node_ranges(job, is_mixed)
         if weights is not None:
-            weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
+            weights = {name: values[layout.original_ids(name)] for name, values in weights.items()}
         more = (shares, ranges, tables[RELATION].part, pairs, config.seed, weights)
-        of_sides: dict[Side, NegativeSampler]
-        of_sides = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
+        samplers: dict[Side, NegativeSampler]
+        samplers = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
         if is_mixed and len(set(counts.values())) == 1:
-            return dict.fromkeys(counts, next(iter(of_sides.values())))
-        return of_sides
-    make = partial(NEGATIVE_SAMPLERS.get(chosen.name).load(), **chosen.options(MixedSettings))
+            return dict.fromkeys(counts, next(iter(samplers.values())))
+        return samplers
+    make = partial(NEGATIVE_SAMPLERS.get(settings.name).load(), **settings.options(MixedSettings))
     if weights is not None:
         make = partial(make, weights=weights)
     by_count: dict[int, NegativeSampler] = {}
@@ -106,7 +106,7 @@ def build_known(job: Job) -> KnownAnswers | None:
 def draws_on_device(job: Job) -> bool:
     """Return whether the batches of a job are drawn and computed by :class:`DeviceSoftmax`."""
     config, function = job.config, job.computing.score_function
-    chosen, model, objective = config.negatives, config.model, config.training.objective
+    negatives, model, objective = config.negatives, config.model, config.training.objective
     return (
         job.device_tables is not None
         and job.world.world_size == 1
@@ -120,7 +120,7 @@ def draws_on_device(job: Job) -> bool:
         and not (function.has_module or function.shares_relations)
         and type(configured_loss(config)) is Softmax
         and not config.loss.has_adversarial_weights
-        and not (chosen.mask_known or model.entity_dropout or model.relation_dropout)
+        and not (negatives.mask_known or model.entity_dropout or model.relation_dropout)
         and model.row_transform.name == NO_TRANSFORM
         and all(_uniform(job).values())
     )
@@ -146,8 +146,9 @@ def build_device_softmax(job: Job) -> DeviceSoftmax:
     device = job.computation.device.device
     uniform = _uniform(job)
     # Sides with one sampler share their negatives.
-    there = {id(one): ChunkNegatives(one, entity_type, device) for one in uniform.values() if one is not None}
-    samplers = {side: there[id(one)] for side, one in uniform.items()}
+    distinct = {id(sampler): sampler for sampler in uniform.values() if sampler is not None}
+    there = {key: ChunkNegatives(sampler, entity_type, device) for key, sampler in distinct.items()}
+    samplers = {side: there[id(sampler)] for side, sampler in uniform.items()}
     return DeviceSoftmax(
         entity_type,
         samplers,

@@ -23,7 +23,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.scratch import sharing
 from dglkge.sampling.device_batches import DeviceBatches
-from dglkge.sampling.query_batches import QueryBatches, ShardAnswers, TrainingBatches
+from dglkge.sampling.query_batches import AnswerIndex, QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.all_candidates import (
@@ -66,7 +66,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     optimizer.when_phase(clock.enter)
     touched = touched_rows(job, batches)
     updates = RowUpdates(tables, optimizer, job.untrained_types, touched or {})
-    parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
+    parameters = [item for item in (job.dense, job.global_vectors) if item is not None]
     ahead = LookAhead(batches, objective, store, clock)
     return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
 
@@ -111,10 +111,13 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
         planner, model, loss, regularizer, own_entity, computation, config.training.batch_statistics, offset
     )
     if isinstance(objective, AutogradLoss) and computation.is_compiled:
-        own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
-        _compile(job, functools.partial(objective.scored.try_out, config.model.dimension, own))
+        scores_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
+        _compile(job, functools.partial(objective.scored.try_out, config.model.dimension, scores_own))
     if config.training.relation_prediction:
-        objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
+        # Softmax with every loss of sampled negatives: all relations are candidates, none is sampled.
+        maker = RelationQueries(model, config.training.relation_prediction, computation.device.is_staged)
+        parts = (planner, maker, _relation_comparisons(job), FullSoftmax())
+        objective = WithRelations(objective, _sharded(job, batches, transforms, *parts))
     return objective
 
 
@@ -129,19 +132,22 @@ def build_transforms(job: Job) -> Transforms:
     if features is not None:
         for name in features.entity_types:
             chains[name].append(AddedFeatures(features, original_ids))
-    chosen = config.model
-    rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
+    settings = config.model
+    rates = {
+        **dict.fromkeys(tables.entity_types, settings.entity_dropout),
+        RELATION: settings.relation_dropout,
+    }
     dropout: TableTransform = RowDropout(rates, original_ids, config.seed, config.training.kernels)
     more: list[TableTransform] = [dropout]
-    if chosen.row_transform.name != NO_TRANSFORM:
-        transform = ROW_TRANSFORMS.get(chosen.row_transform.name).load()
-        more.append(transform(chosen.row_transform, original_ids, config.seed))
+    if settings.row_transform.name != NO_TRANSFORM:
+        kind = ROW_TRANSFORMS.get(settings.row_transform.name).load()
+        more.append(kind(settings.row_transform, original_ids, config.seed))
     if job.model.score_function.has_times:
         # Last: no other transform may change the number of a time.
         more.append(Times(job.model, job.layout.num_times))
-    for one in more:
-        for name in one.tables:
-            chains[name].append(one)
+    for transform in more:
+        for name in transform.tables:
+            chains[name].append(transform)
     return Transforms(chains)
 
 
@@ -219,41 +225,40 @@ def _relation_comparisons(job: Job) -> dict[str, _Comparison]:
 
 
 def _candidates(
-    job: Job, batches: TrainingBatches, name: str, one: _Comparison, loss: FullLoss, penalizes: bool
+    job: Job, batches: TrainingBatches, name: str, comparison: _Comparison, loss: FullLoss, penalizes: bool
 ) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
-    world, computation = job.world, job.computation
+    world, computation, table = job.world, job.computation, comparison.table
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
-    owned = one.table.shard(world.local_rank, world.trainers_per_machine)
+    owned = table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-    objective = FullObjective(loss, len(one.table), job.config.training.objective.smoothing)
+    objective = FullObjective(loss, len(table), job.config.training.objective.smoothing)
     device, matmul_dtype = computation.device, computation.matmul_dtype
     is_resident = job.device_tables is not None
     shard: ShardObjective
     # Only inner products have loops, with some losses.
-    if one.is_product and loss.kernel and not computation.is_reference and not device.is_staged:
+    if comparison.is_product and loss.kernel and not computation.is_reference and not device.is_staged:
         shard = ProductShard(objective, matmul_dtype)
     else:
-        is_softmax = is_resident and one.is_product and type(loss) is FullSoftmax
+        is_softmax = is_resident and comparison.is_product and type(loss) is FullSoftmax
         kind = DeviceSoftmaxShard if is_softmax and not computation.is_reference else AutogradShard
-        shard = kind(
-            objective, one.compare, one.numbers_a_score, device, matmul_dtype, is_resident=is_resident
-        )
-    num_times = job.layout.num_times if one.table.name == RELATION else 1
+        scores = (comparison.compare, comparison.numbers_a_score)
+        shard = kind(objective, *scores, device, matmul_dtype, is_resident=is_resident)
+    num_times = job.layout.num_times if table.name == RELATION else 1
     answers_of = only_answers(first, stop, num_times)
     if isinstance(batches, QueryBatches):
-        node_ids = np.asarray(one.table.node_ids)
-        if batches.pairs is not None and one.table.name == RELATION:
-            is_asked = np.ones(len(batches.pairs), bool)
-            of_pairs = ShardAnswers(batches.pairs, is_asked, node_ids, first, stop)
-            answers_of = all_answers(batches.pairs, of_pairs, loss.splits_labels, penalizes=False)
+        index: AnswerIndex
+        node_ids = np.asarray(table.node_ids)
+        if batches.pairs is not None and table.name == RELATION:
+            index, is_asked, penalizes = batches.pairs, np.ones(len(batches.pairs), bool), False
         else:
-            of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
-            answers_of = all_answers(batches.index, of_shard, loss.splits_labels, penalizes)
+            index, is_asked = batches.index, batches.asks_for(name)
+        shard_answers = ShardAnswers(index, is_asked, node_ids, first, stop)
+        answers_of = all_answers(index, shard_answers, loss.splits_labels, penalizes)
     resident = None
     if job.device_tables is not None:
-        resident = functools.partial(job.device_tables.owned_rows, one.table.name)
-    return Candidates(one.table, first, stop, one.columns, shard, answers_of, resident, num_times)
+        resident = functools.partial(job.device_tables.owned_rows, table.name)
+    return Candidates(table, first, stop, comparison.columns, shard, answers_of, resident, num_times)
 
 
 def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transforms) -> CandidateLoss:
@@ -275,16 +280,6 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     return _sharded(job, batches, transforms, planner, maker, comparisons, loss, regularizer)
 
 
-def build_relation_loss(
-    job: Job, batches: TrainingBatches, transforms: Transforms, planner: EdgePlanner
-) -> CandidateLoss:
-    """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
-    weight = job.config.training.relation_prediction
-    maker = RelationQueries(job.computing, weight, job.computation.device.is_staged)
-    # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    return _sharded(job, batches, transforms, planner, maker, _relation_comparisons(job), FullSoftmax())
-
-
 def _sharded(
     job: Job,
     batches: TrainingBatches,
@@ -297,10 +292,10 @@ def _sharded(
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
     candidates = [
-        _candidates(job, batches, name, one, loss, regularizer is not None)
-        for name, one in comparisons.items()
+        _candidates(job, batches, name, comparison, loss, regularizer is not None)
+        for name, comparison in comparisons.items()
     ]
-    blocks = {name: one.query_dim for name, one in comparisons.items()}
+    blocks = {name: comparison.query_dim for name, comparison in comparisons.items()}
     group = Alltoall(
         request_timeout_seconds(),
         purpose="exchange of queries",

@@ -44,12 +44,7 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.training.building.components import relation_operators
-from dglkge.training.building.given_vectors import (
-    match_names,
-    nothing_matches,
-    require_finite,
-    together,
-)
+from dglkge.training.building.given_vectors import match_names, nothing_matches, require_finite, together
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
 logger = logging.getLogger(__name__)
@@ -98,22 +93,22 @@ class RunFeatures(ProjectedFeatures):
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
     """Return the features of a run and their untrained projections; None without features. A collective."""
-    chosen, world = config.features, cluster.world
-    if chosen is None:
+    settings, world = config.features, cluster.world
+    if settings is None:
         return None
     folder = Path(config.output) / layout.FEATURES_FOLDER
     note = folder / layout.FEATURES_NOTE_FILE
-    files = feature_files(chosen.files, dataset.entity_types, "features.files")
+    files = feature_files(settings.files, dataset.entity_types, "features.files")
     # The barrier's limit allows for reading the largest of the files.
-    largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
+    largest = max((file.path for file in files), key=lambda path: path.stat().st_size if path.exists() else 0)
 
     def copy() -> None:
-        if not world.is_disk_leader or _is_kept(config.output, chosen, files, note):
+        if not world.is_disk_leader or _is_kept(config.output, settings, files, note):
             return
         written = LeasedFolder(folder)
         written.make()
         with written.writing():
-            _write(chosen, dataset, files, written, world.rank == 0)
+            _write(settings, dataset, files, written, world.rank == 0)
 
     together(cluster, largest, copy)
     records, vectors = together(cluster, largest, lambda: _open(folder, note))
@@ -121,13 +116,13 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
         raise InputError(f"{largest}: features.files are different files on the machines of the job")
     widths = {name: int(record[1]) for name, record in records.items()}
-    dim, mlp = config.model.dimension, chosen.mlp
+    dim, mlp = config.model.dimension, settings.mlp
     layers = ((), "relu") if mlp is None else (mlp.hidden or (dim,), mlp.activation)
     made = FeatureProjections(widths, dim, *layers, config.seed)
-    return RunFeatures(made, vectors, records, chosen.use == "alone")
+    return RunFeatures(made, vectors, records, settings.use == "alone")
 
 
-def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note: Path) -> bool:
+def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], note: Path) -> bool:
     """Return whether the copy in the run's folder is taken as it is.
 
     That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
@@ -138,8 +133,8 @@ def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note
     if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(chosen.files)
-        return is_same and not all(one.path.is_file() for one in files)
+        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(settings.files)
+        return is_same and not all(file.path.is_file() for file in files)
     return False
 
 
@@ -154,23 +149,23 @@ def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.nda
 
 
 def _write(
-    chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: LeasedFolder, reports: bool
+    settings: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: LeasedFolder, reports: bool
 ) -> None:
     """Copy the vectors of all entities to the run's folder; the note comes last."""
     types: dict[str, Any] = {}
-    for one in files:
-        file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
-        ids = {name: np.arange(dataset.num_entities(name)) for name in one.entity_types}
+    for source in files:
+        file = open_vectors(source.path, settings.names, settings.entity_column, settings.vector_column)
+        ids = {name: np.arange(dataset.num_entities(name)) for name in source.entity_types}
         _, matches = match_names(file, dataset, ids)
         if not any(len(numbers) for numbers, _ in matches.values()):
-            raise nothing_matches(file, dataset, one.entity_types)
+            raise nothing_matches(file, dataset, source.entity_types)
         for name, (numbers, places) in matches.items():
             if not len(numbers):
                 continue
             num_rows = dataset.num_entities(name)
-            crc32 = _write_type(file, numbers, places, num_rows, chosen.dtype, folder.path, name)
+            crc32 = _write_type(file, numbers, places, num_rows, settings.dtype, folder.path, name)
             types[name] = {
-                "path": str(one.path),
+                "path": str(source.path),
                 "shape": [num_rows, file.width],
                 "with_vector": len(places),
                 "without": num_rows - len(places),
@@ -180,9 +175,9 @@ def _write(
                 logger.info(
                     "features of %s from %s: %d numbers each; %d entities with a vector, %d without "
                     "(theirs is 0)",
-                    *(name, one.path, file.width, len(places), num_rows - len(places)),
+                    *(name, source.path, file.width, len(places), num_rows - len(places)),
                 )
-    described = {"files": list(chosen.files), "dtype": chosen.dtype, "types": types}
+    described = {"files": list(settings.files), "dtype": settings.dtype, "types": types}
     folder.write_json(layout.FEATURES_NOTE_FILE, described)
 
 
@@ -220,9 +215,9 @@ def open_tables(
     config: Config, cluster: Cluster, dataset: Dataset, layout: PartitionLayout, model: KgeModel
 ) -> TableSet:
     """Create the tables on the servers, as zeros; a collective."""
-    chosen = config.tables
+    settings = config.tables
     storage = RowStorage(
-        getattr(torch, chosen.dtype), chosen.rounding, config.seed, kernels=config.training.kernels
+        getattr(torch, settings.dtype), settings.rounding, config.seed, kernels=config.training.kernels
     )
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
@@ -272,39 +267,39 @@ def open_optimizer(config: Config, tables: TableSet, num_machines: int) -> Spars
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
     """Build the optimizer of all tables, of which the relations are the last."""
-    chosen = config.optimizer
+    settings = config.optimizer
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
-    relations = relation_group(chosen)
+    relations = relation_group(settings)
     params: Any = embeddings
     if relations:
         params = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **relations}]
     optimizer = SparseOptimizer(
         params,
-        configured_rule(chosen),
-        chosen.lr,
-        weight_decay=chosen.weight_decay,
-        decoupled_weight_decay=chosen.decoupled_weight_decay,
+        configured_rule(settings),
+        settings.lr,
+        weight_decay=settings.weight_decay,
+        decoupled_weight_decay=settings.decoupled_weight_decay,
         synchronous=config.training.synchronous,
         max_lag=config.training.max_lag,
         wire_dtype=wire_dtype,
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
     )
-    limits = {"norm": chosen.clip_norm, "value": chosen.clip_value}
+    limits = {"norm": settings.clip_norm, "value": settings.clip_value}
     limits = {name: limit for name, limit in limits.items() if limit}
     if limits:
         optimizer.clip_gradients(**limits)
     return optimizer
 
 
-def describe_optimizer(chosen: OptimizerConfig) -> dict[str, Any]:
+def describe_optimizer(settings: OptimizerConfig) -> dict[str, Any]:
     """Return name and learning rate for a checkpoint, and those of the relations where they differ."""
-    described: dict[str, Any] = {"name": chosen.name, "lr": chosen.lr}
-    if chosen.relations.name not in ("", chosen.name):
-        described["relation_name"] = chosen.relations.name
-    if chosen.relations.lr not in (0, chosen.lr):
-        described["relation_lr"] = chosen.relations.lr
+    described: dict[str, Any] = {"name": settings.name, "lr": settings.lr}
+    if settings.relations.name not in ("", settings.name):
+        described["relation_name"] = settings.relations.name
+    if settings.relations.lr not in (0, settings.lr):
+        described["relation_lr"] = settings.relations.lr
     return described
 
 
@@ -314,24 +309,24 @@ def configured_rule(settings: OptimizerConfig | RelationSettings) -> UpdateRule:
     return rule.of({name: getattr(settings, name) for name in rule.hyper})
 
 
-def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
+def relation_group(settings: OptimizerConfig) -> dict[str, Any]:
     """Return what differs in the parameter group of the relations; empty if nothing does."""
-    lr = chosen.relations.lr or chosen.lr
-    group: dict[str, Any] = {} if lr == chosen.lr else {"lr": lr}
-    rule = configured_rule(chosen.relations) if chosen.relations.name else configured_rule(chosen)
-    return group if rule == configured_rule(chosen) else {**group, "rule": rule}
+    lr = settings.relations.lr or settings.lr
+    group: dict[str, Any] = {} if lr == settings.lr else {"lr": lr}
+    rule = configured_rule(settings.relations) if settings.relations.name else configured_rule(settings)
+    return group if rule == configured_rule(settings) else {**group, "rule": rule}
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     """Select how remote rows are fetched, as configured; a collective."""
-    chosen = config.training
+    settings = config.training
     # On one machine every row is in shared memory.
     if num_machines == 1:
         return
-    if not chosen.synchronous:
+    if not settings.synchronous:
         # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
-        tables.use_requests(min(REQUESTS_AHEAD, chosen.max_lag))
-    elif chosen.lookup == "exchange":
+        tables.use_requests(min(REQUESTS_AHEAD, settings.max_lag))
+    elif settings.lookup == "exchange":
         group = Alltoall(
             request_timeout_seconds(),
             # The exchange runs in a background thread; in a shared group its collectives would mix with the
@@ -340,7 +335,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
             purpose="lookup of rows",
             duty="train every batch, also with no triples of its own",
         )
-        tables.use_exchange(group, getattr(torch, chosen.wire), chosen.staleness)
+        tables.use_exchange(group, getattr(torch, settings.wire), settings.staleness)
 
 
 def build_device_tables(

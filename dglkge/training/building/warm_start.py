@@ -63,17 +63,20 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     check_files(checkpoint.folder, checkpoint.manifest.all_texts.values())
     # The data set may be another one: rows are matched by name.
-    if differs := _at_times_of(checkpoint.meta, meta).difference(meta, MODEL_FIELDS):
+    # So are the rows of times, of which a run may have others.
+    num_times = {name: value for name, value in meta.score_options.items() if name == "num_times"}
+    options = {**checkpoint.meta.score_options, **num_times}
+    if differs := replace(checkpoint.meta, score_options=options).difference(meta, MODEL_FIELDS):
         raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     keeps = _keeps_projections(config, checkpoint)
     times = conversion.saved_times(checkpoint, meta)
     if dense is not None:
         with dense.whole():
-            own = {} if job.features is None else dict(job.features.projections.named_parameters())
-            projections = checkpoint.feature_parameters() if keeps else own
+            untrained = {} if job.features is None else dict(job.features.projections.named_parameters())
+            projections = checkpoint.feature_parameters() if keeps else untrained
             values, live = checkpoint.dense_parameters(), dict(dense.module.named_parameters())
             if times is not None:
-                values = {name: conversion.at_times(times, one, live[name]) for name, one in values.items()}
+                values = {name: conversion.at_times(times, values[name], live[name]) for name in values}
             dense.take({**projections, **values}, str(checkpoint.path))
         _take_dense_state(job, dense, checkpoint, times)
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
@@ -87,7 +90,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     if job.global_vectors is not None:
         with checkpoint.open_model() as file:
             job.global_vectors.take_sums(file, types)
-    found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
+    num_taken = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(job.own_parts()):
@@ -96,22 +99,16 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
             else:
                 saved = types[part.table]
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
-            found[place] = conversion.take_over(checkpoint, part, saved_ids, saved, keeps)
+            num_taken[place] = conversion.take_over(checkpoint, part, saved_ids, saved, keeps)
             if config.model.max_norm and part.table != RELATION:
                 limit_rows(part.rows, config.model.max_norm)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
     # The sum is also a barrier: no trainer starts before all rows are there.
-    found = cluster.sum(found)
+    num_taken = cluster.sum(num_taken)
     if cluster.world.rank == 0:
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
-        for (table, count), old in zip(counts.items(), found.tolist()):
+        for (table, count), old in zip(counts.items(), num_taken.tolist()):
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
-
-
-def _at_times_of(saved: CheckpointMeta, wanted: CheckpointMeta) -> CheckpointMeta:
-    """Return a checkpoint's facts with the number of times of a run, which may have others."""
-    number = {name: value for name, value in wanted.score_options.items() if name == "num_times"}
-    return replace(saved, score_options={**saved.score_options, **number})
 
 
 def _take_dense_state(
@@ -137,17 +134,17 @@ def _take_dense_state(
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
     """Return whether a run goes on with the projections of features of a checkpoint."""
-    chosen, has_any = config.features, bool(checkpoint.feature_parameters())
-    if chosen is None:
+    settings, has_any = config.features, bool(checkpoint.feature_parameters())
+    if settings is None:
         return False  # the new run starts with the rows as they were scored
     if not has_any:
-        if chosen.use == "alone":
+        if settings.use == "alone":
             raise InputError(
                 f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}, which has "
                 "trained rows and no features; allowed: added"
             )
         return False
-    saved, now = checkpoint.config.get("features") or {}, chosen.model_dump(mode="json")
+    saved, now = checkpoint.config.get("features") or {}, settings.model_dump(mode="json")
     for name in ("use", "mlp"):
         if name in saved and saved[name] != now[name]:
             raise InputError(

@@ -100,8 +100,8 @@ class HeldOutEvaluator:
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
         size, batches = self._settings.batch_negatives, []
         for number in range(len(self._pairs)):
-            of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
-            batches += [(number, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
+            rows = triples[self._pair_of_relation[triples[:, 1]] == number]
+            batches += [(number, rows[start : start + size]) for start in range(0, len(rows), size)]
         # Rows are in the host's memory, and a module perhaps on a device.
         model = self.job.model.on_device(torch.device("cpu"))
         sums = np.zeros(1 + len(SUMMED))
@@ -123,14 +123,14 @@ class HeldOutEvaluator:
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {Side.HEAD: self.gather(pair[0], heads), Side.TAIL: self.gather(pair[1], tails)}
         relation_rows = self.gather(RELATION, relations)
-        found = dict.fromkeys(SUMMED, 0.0)
+        sums = dict.fromkeys(SUMMED, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
             entity_type = pair[side is Side.TAIL]
             drawn = uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self.gather(entity_type, drawn)])
             query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
-            scores = torch.cat([model.compare_plainly(one, candidates) for one in query.split(block)])
+            scores = torch.cat([model.compare_plainly(part, candidates) for part in query.split(block)])
             positive = model.compare_pairs(query, rows[side])
             # A candidate that is the true answer is none of its negatives.
             ignored = answers[:, None] == torch.cat([answers, drawn])[None, :]
@@ -150,8 +150,8 @@ class HeldOutEvaluator:
                 VIOLATORS[side]: above.double(),
             }
             for name, value in values.items():
-                found[name] += float(value.sum())
-        return np.array([found[name] for name in SUMMED])
+                sums[name] += float(value.sum())
+        return np.array([sums[name] for name in SUMMED])
 
     def uniform(self, entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
         """Draw original ids of a type, uniformly with replacement."""
@@ -195,9 +195,9 @@ class HeldOutBuckets:
             is_here, buckets = self._places(triples)
             kept.append(triples[is_here])
             cells.append(number * num_ranges**2 + buckets[is_here])
-        triples, of_cells = np.concatenate(kept), np.concatenate(cells)
-        self._triples = triples[np.argsort(of_cells, kind="stable")]
-        counts = np.bincount(of_cells, minlength=len(sets) * num_ranges**2)
+        triples, triple_cells = np.concatenate(kept), np.concatenate(cells)
+        self._triples = triples[np.argsort(triple_cells, kind="stable")]
+        counts = np.bincount(triple_cells, minlength=len(sets) * num_ranges**2)
         self._starts = np.append(0, np.cumsum(counts))
         self._order = replace(walk, counts=counts.reshape(len(sets), 1, num_ranges, num_ranges))
 
@@ -206,7 +206,7 @@ class HeldOutBuckets:
         is_here, buckets = np.zeros(len(triples), bool), np.zeros(len(triples), np.int64)
         num_ranges, relations = self._walk.num_ranges, self._evaluator.job.dataset.relations.relations
         for side, column, weight in ((Side.HEAD, 0, num_ranges), (Side.TAIL, 2, 1)):
-            types = np.array([one.candidate_type(side) for one in relations])[triples[:, 1]]
+            types = np.array([relation.candidate_type(side) for relation in relations])[triples[:, 1]]
             for name in np.unique(types).tolist():
                 here = np.flatnonzero(types == name)
                 nodes = np.asarray(self._layout.node_ids(name))[triples[here, column]]
@@ -219,7 +219,7 @@ class HeldOutBuckets:
         """Return the held-out triples (n, 3) of a bucket by its turn."""
         edge_set, ranges = self._walk.bucket(epoch, turn)
         segments = self._order.segments(epoch, Piece(turn, edge_set, ranges, 0, 0))
-        runs = [self._starts[one.cell] + np.arange(one.first, one.end) for one in segments]
+        runs = [self._starts[segment.cell] + np.arange(segment.first, segment.end) for segment in segments]
         return self._triples[np.concatenate(runs)]
 
     def sums(self, epoch: int, turn: int) -> np.ndarray:
@@ -227,8 +227,8 @@ class HeldOutBuckets:
         edge_set, ranges = self._walk.bucket(epoch, turn)
 
         def uniform(entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
-            of_side = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
-            return self._uniform(of_side, entity_type, side, key)
+            side_ranges = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
+            return self._uniform(side_ranges, entity_type, side, key)
 
         return self._evaluator.sums(
             self.triples(epoch, turn),
@@ -239,8 +239,9 @@ class HeldOutBuckets:
 
     def _uniform(self, ranges: Sequence[int], entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
         """Draw original ids from ranges of this machine; of the whole type where these are empty."""
-        bounds, first = self._bounds[entity_type], self._world.machine * self._walk.num_ranges
-        firsts, ends = bounds[[first + one for one in ranges]], bounds[[first + one + 1 for one in ranges]]
+        bounds = self._bounds[entity_type]
+        numbers = self._world.machine * self._walk.num_ranges + np.array(ranges, np.int64)
+        firsts, ends = bounds[numbers], bounds[numbers + 1]
         starts = np.append(0, np.cumsum(ends - firsts))
         if not starts[-1]:
             return self._evaluator.uniform(entity_type, side, key)

@@ -69,7 +69,7 @@ class BucketStatistics:
         num_buckets = batches.walk.num_buckets
         # By machine and turn: of all trainers up to the last exchange, and of this trainer since then.
         self._total = np.zeros((job.world.num_machines, num_buckets, _ENDED + 1))
-        self._own = np.zeros((num_buckets, _ENDED + 1))
+        self._recent = np.zeros((num_buckets, _ENDED + 1))
         self._epoch = -1
         self._opens: dict[int, list[int]] = {}
         self._closes: dict[int, list[int]] = {}
@@ -82,7 +82,7 @@ class BucketStatistics:
     def begin(self, epoch: int, batches_done: int) -> None:
         """Begin with an epoch, or go on inside of it; a collective where triples are held out."""
         if not batches_done or epoch != self._epoch:
-            self._total[:] = self._own[:] = 0
+            self._total[:] = self._recent[:] = 0
         self._epoch, self._open, self._since = epoch, [], None
         self._opens, self._closes = {}, {}
         marks = np.zeros(self._ranks.shape, np.int64)
@@ -114,18 +114,18 @@ class BucketStatistics:
         sums : (7,) array
             Of this trainer's triples.
         """
-        pieces = [own for _, own in self._batches.pieces(self._epoch, index)]
+        pieces = [share for _, share in self._batches.pieces(self._epoch, index)]
         num_triples = sum(map(len, pieces))
         for piece in pieces:
             if len(piece):
-                self._own[piece.turn, _TRAINED] += sums * (len(piece) / num_triples)
+                self._recent[piece.turn, _TRAINED] += sums * (len(piece) / num_triples)
         turns = self._closes.get(index, [])
         if turns:
             self._add_usage()
             self._open = []
         if self._ranks[1, index]:
             self._rank(turns, _AFTER)
-        self._own[turns, _ENDED] = self._job.world.is_machine_leader
+        self._recent[turns, _ENDED] = self._job.world.is_machine_leader
 
     def pause(self) -> None:
         """Leave out what comes before the next batch."""
@@ -138,7 +138,7 @@ class BucketStatistics:
         self.pause()
         with self._job.ranking():
             for turn in turns:
-                self._own[turn, columns] += self._held_out.sums(self._epoch, turn)
+                self._recent[turn, columns] += self._held_out.sums(self._epoch, turn)
 
     def _usage(self) -> Usage:
         usage = process_usage()
@@ -151,16 +151,16 @@ class BucketStatistics:
             return
         now = self._usage()
         for turn, share in self._open:
-            self._own[turn, _USAGE] += share * (now - self._since)
+            self._recent[turn, _USAGE] += share * (now - self._since)
         self._since = now
 
     def _exchange(self) -> None:
         """Add what the trainers have counted; a collective."""
         self._add_usage()
-        own = np.zeros_like(self._total)
-        own[self._job.world.machine] = self._own
-        self._total += self._job.cluster.sum(own)
-        self._own[:] = 0
+        recent = np.zeros_like(self._total)
+        recent[self._job.world.machine] = self._recent
+        self._total += self._job.cluster.sum(recent)
+        self._recent[:] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the buckets of an open epoch; empty without any. A collective."""
@@ -174,7 +174,7 @@ class BucketStatistics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from sums of the open epoch."""
         self._epoch = int(state["epoch"])
-        self._total[:] = self._own[:] = 0
+        self._total[:] = self._recent[:] = 0
         for machine, turn, *values in state["rows"]:
             # An epoch that was left on other machines is not continued.
             if machine < self._total.shape[0] and turn < self._total.shape[1]:
@@ -193,7 +193,7 @@ class BucketStatistics:
         self._exchange()
         walk, num_machines = self._batches.walk, len(self._total)
         num_buckets = walk.num_buckets // num_sets * num_machines
-        found = []
+        records = []
         for part in ended:
             place = pass_fields(self._epoch, part.edge_set, part.chunk)
             first = ((self._epoch * num_sets + part.edge_set) * num_chunks + part.chunk) * num_buckets
@@ -207,14 +207,14 @@ class BucketStatistics:
                 record = {**_record(sums, ranges, number), **place}
                 if num_machines > 1:
                     record["machine"] = machine
-                found.append(record)
+                records.append(record)
                 before += sums[_BEFORE]
                 sums[:] = 0
                 number += 1
             # In the last of them: PyTorch-BigGraph 1.0.0 reads no record without ``stats``.
             if before[0]:
-                found[-1]["eval_stats_chunk_avg"] = described(before)
-        return found
+                records[-1]["eval_stats_chunk_avg"] = described(before)
+        return records
 
 
 def _record(sums: Usage, ranges: tuple[int, int], index: int) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _record(sums: Usage, ranges: tuple[int, int], index: int) -> dict[str, Any]:
         "rhs_partition": ranges[1],
         "index": index,
         "stats": {"count": count, "metrics": metrics},
-        **{name: described(own) for name, own in ranked.items() if own[0]},
+        **{name: described(ranking_sums) for name, ranking_sums in ranked.items() if ranking_sums[0]},
         "seconds": seconds,
         **{name: int(value) for name, value in usage.items()},
         "mb_per_second": moved / 1e6 / seconds if seconds else 0.0,
@@ -262,8 +262,8 @@ class Passes:
     ) -> None:
         self._passes = list(passes)
         self._held_out, self.buckets = held_out, buckets
-        self._num_sets = 1 + max(one.edge_set for one in passes)
-        self._num_chunks = 1 + max(one.chunk for one in passes)
+        self._num_sets = 1 + max(part.edge_set for part in passes)
+        self._num_chunks = 1 + max(part.chunk for part in passes)
         self.earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
@@ -277,7 +277,7 @@ class Passes:
 
         The epoch is the open or the next one, with so many batches done.
         """
-        done = [one for one in self._passes if one.end_batch <= batches_done] if batches_done else []
+        done = [part for part in self._passes if part.end_batch <= batches_done] if batches_done else []
         open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
         # A save that was killed may have left records of passes that are trained again.
         self.earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
@@ -294,19 +294,19 @@ class Passes:
         if batches_done == 0:
             self._recorded = np.zeros(NUM_SUMS)  # the epoch before may have been left by `break`
         if self._held_out is not None:
-            for one in self._passes:
-                if one.first_batch == batches_done < one.end_batch:
-                    self._before = self._held_out.evaluate(one.edge_set, one.chunk)
+            for part in self._passes:
+                if part.first_batch == batches_done < part.end_batch:
+                    self._before = self._held_out.evaluate(part.edge_set, part.chunk)
 
     def num_ended(self, batches_done: int) -> int:
         """Return the number of passes that have ended after so many batches of an epoch."""
-        return sum(one.end_batch <= batches_done for one in self._passes) if batches_done else 0
+        return sum(part.end_batch <= batches_done for part in self._passes) if batches_done else 0
 
     def ending(self, batches_done: int) -> list[Pass]:
         """Return the passes that end with a batch; several where chunks are shorter than batches."""
         # An empty set at the beginning has a record too.
         first = 0 if batches_done == 1 else batches_done
-        return [one for one in self._passes if first <= one.end_batch <= batches_done]
+        return [part for part in self._passes if first <= part.end_batch <= batches_done]
 
     def end(self, epoch: int, ended: Sequence[Pass], sums: Sums) -> list[dict[str, Any]]:
         """Return the records of passes that ended; a collective where triples are held out.
@@ -320,9 +320,10 @@ class Passes:
         for part in ended if self.buckets is None else ():
             # One of them has batches of its own; its record has the triples of all.
             has_batches = part.first_batch < part.end_batch
-            own = sums_of_passes if has_batches else np.zeros(NUM_SUMS)
+            pass_sums = sums_of_passes if has_batches else np.zeros(NUM_SUMS)
             place = (part.edge_set, part.chunk, self._num_sets, self._num_chunks)
-            record = epoch_record(epoch, int(own[1]), float(own[0] / max(own[1], 1)), *place, means_of(own))
+            count, loss = int(pass_sums[1]), float(pass_sums[0] / max(pass_sums[1], 1))
+            record = epoch_record(epoch, count, loss, *place, means_of(pass_sums))
             if self._held_out is not None:
                 if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before

@@ -36,7 +36,7 @@ from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.distributed.world import World
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
-from dglkge.step.contracts import MEASURES, PHASES, StepResult, as_array
+from dglkge.step.contracts import MEASURES, PHASES, StepResult
 from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
@@ -75,13 +75,13 @@ class ProcessUsage:
     def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
         """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
         world = self.world
-        found = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
-        found[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
+        usage = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
+        usage[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
         for number, pid in self._servers.items():
             row = world.world_size + number
-            if row < len(found):
-                found[row, :2] = memory_of(pid, self.proc)
-        return found
+            if row < len(usage):
+                usage[row, :2] = memory_of(pid, self.proc)
+        return usage
 
     def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
         """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
@@ -211,13 +211,13 @@ class Statistics:
 
     def sums_of(self, batches_done: int) -> Sums:
         """Return the sums of this trainer's last batch; 0 if the script did not train it."""
-        last, of_last = self._open
-        return of_last if last == batches_done else np.zeros(NUM_SUMS)
+        last, sums = self._open
+        return sums if last == batches_done else np.zeros(NUM_SUMS)
 
     def _done_recently(self) -> Sums:
-        last, of_last = self._open
+        last, sums = self._open
         # A commit inside the loop's body comes before the open batch counts as done.
-        return self._recent - of_last if last > self._position.batches_done else self._recent.copy()
+        return self._recent - sums if last > self._position.batches_done else self._recent.copy()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums inside of an epoch; empty elsewhere. A collective."""
@@ -273,7 +273,7 @@ class Statistics:
         cluster, clock = self._job.cluster, self._job.clock
         phases = {}
         if clock.is_on:
-            phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(as_array(clock.take())).tolist()))}
+            phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(clock.take()).tolist()))}
         memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
@@ -320,7 +320,9 @@ class Statistics:
         """Write a ranking to ``metrics.json``, and give its measures to the trackers; on rank 0."""
         if self._is_leader:
             self.write_metrics(split, record)
-            self.trackers.log_result(split, record[BOTH], self._position.steps_done)
+            # MLflow refuses "@" in a name.
+            values = {f"{split}/{name.replace('@', '_at_')}": record[BOTH][name] for name in record[BOTH]}
+            self.trackers.log(values, self._position.steps_done)
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
