@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.links.completion import find_links, plan_completion, write_completion
 from dglkge.inference.reasons import RULE_COLUMNS, Explainer
-from dglkge.inference.rule_scores import open_rules
+from dglkge.inference.rule_scores import RuleScores, open_rules, plain_rules
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -434,7 +435,7 @@ class Run(Questions):
         -------
         Run
             Another one, which ranks, predicts and scores with rules, without probabilities; this one stays as
-            it is. Of new entities (:meth:`add_entities`) ask for rules last.
+            it is.
 
         Raises
         ------
@@ -512,7 +513,16 @@ class Run(Questions):
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         of_type = self._type_with_features(entity_type)
         checkpoint = self.checkpoint.with_new_entities({of_type: (names, vectors)})
-        return Run(checkpoint, self._dataset_path, self._added)
+        return self._extended(checkpoint)
+
+    def _extended(self, checkpoint: Checkpoint, *added: np.ndarray) -> Run:
+        """Return this model with further entities and known triples, and what these do not change."""
+        run = Run(checkpoint, self._dataset_path, [*self._added, *added])
+        shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
+        vars(run).update({name: value for name, value in vars(self).items() if name in shared})
+        if isinstance(self.bonus, RuleScores):
+            run.bonus = replace(plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights)
+        return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are made of texts about them.
@@ -566,8 +576,8 @@ class Run(Questions):
         Parameters
         ----------
         triples : DataFrame
-            Columns head, relation and tail. They are known triples of the result (``known_from`` is
-            ``"added"``).
+            Columns head, relation and tail, and time where relations have one. They are known triples of the
+            result (``known_from`` is ``"added"``).
 
         Returns
         -------
@@ -589,7 +599,7 @@ class Run(Questions):
             run.predict_tails("Carol", "likes")
         """
         checkpoint, added = self._fold_in.with_entities(triples)
-        return Run(checkpoint, self._dataset_path, [*self._added, added])
+        return self._extended(checkpoint, added)
 
     @cached_property
     def _fold_in(self) -> FoldIn:
@@ -629,7 +639,7 @@ class Run(Questions):
             (name,) = file.entity_types
             names, vectors = read_new_vectors(file.path, checkpoint.vocabulary(name), "", *columns)
             new[name] = names, torch.from_numpy(vectors)
-        return Run(checkpoint.with_new_entities(new), self._dataset_path, self._added)
+        return self._extended(checkpoint.with_new_entities(new))
 
     def _type_with_features(self, entity_type: str | None) -> str:
         """Return the entity type of new entities."""

@@ -125,6 +125,18 @@ def test_one_ranking(run, folder):
         assert (others > score + 1e-5).sum() + 1 <= rank <= (others >= score - 1e-5).sum() + 1
 
 
+def test_new_entities_come_before_or_after_rules(run):
+    triples = [("Ann", "lives_in", "town4"), ("Ann", "knows", "person3"), ("person3", "near", "Utopia")]
+    facts = pd.DataFrame(triples, columns=["head", "relation", "tail"])
+    rows = run.add_entities(facts)
+    run.with_rules()  # mined without the new entities
+    before, after = rows.with_rules(), run.with_rules().add_entities(facts)
+    for one, relation in (("Ann", "near"), ("person3", "lives_in"), ("Ann", "knows")):
+        plain, *both = (each.predict_tails(one, relation, k=100) for each in (rows, before, after))
+        pd.testing.assert_frame_equal(*both)
+        assert both[0]["score"].tolist() != plain["score"].tolist()
+
+
 def test_weights_are_the_best_on_the_valid_split(run, monkeypatch):
     monkeypatch.setattr(rule_scores, "PRIOR_RANKS", 0)
     monkeypatch.setattr(rule_scores, "TRIPLES_AT_A_TIME", 7)

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import dglkge
+from dglkge.data import dataset as dataset_module
+from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
 from tests.checkpoint import toy_checkpoint as toy
@@ -151,6 +153,18 @@ def test_a_new_entity_is_that_of_its_triples(client, run):
     ):
         status = 404 if "no entity" in text else 400
         assert text in error_of(client.post("/unseen", json={"name": "Ann", **body}), status)
+
+
+def test_new_entities_open_nothing_again_and_keep_rules(run_folder, tmp_path, calls, monkeypatch):
+    run = dglkge.open_run(shutil.copytree(run_folder, tmp_path / "run")).with_rules()
+    facts = [{"head": "Ann", "relation": "lives_in", "tail": "town4"}]
+    expected = run.add_entities(pd.DataFrame(facts)).predict_tails("Ann", "near", 9)["score"].tolist()
+    client = client_of(Explorer(run), calls)
+    monkeypatch.setattr(Dataset, "open", None)
+    monkeypatch.setattr(dataset_module, "open_known_index", None)
+    body = {"name": "Ann", "triples": facts, "queries": [{"head": "Ann", "relation": "near"}], "k": 9}
+    (result,) = client.post("/unseen", json=body).json()["results"]
+    assert [answer["score"] for answer in result["answers"]] == expected
 
 
 def test_reasons_are_those_of_the_run(client, run):
