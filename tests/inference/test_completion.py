@@ -20,7 +20,7 @@ from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import calibrated
+from tests.checkpoint.toy_checkpoint import calibrated, save_toy_run
 
 CURVE = Platt(slope=3.0, offset=0.5)
 
@@ -267,6 +267,19 @@ def test_refuses_bad_questions(run, question, message):
 def test_needs_probabilities(folder):
     with pytest.raises(InputError, match="--calibrate|dglkge calibrate"):
         dglkge.open_run(folder).complete()
+
+
+@pytest.mark.parametrize("entity_type", ["person", "town"])
+@pytest.mark.parametrize("candidates", ["all", "seen", "faiss"])
+def test_rows_that_are_no_numbers_are_refused(tmp_path, dataset, monkeypatch, entity_type, candidates):
+    """Of a head, which is not among those that the recall is measured on, and of a tail."""
+    monkeypatch.setattr(approximate, "SAMPLED_RELATIONS", 1)
+    monkeypatch.setattr(approximate, "SAMPLED_HEADS", 1)
+    if candidates == "faiss":
+        pytest.importorskip("faiss", reason="faiss is not installed")
+    run = dglkge.open_run(save_toy_run(tmp_path / "run", dataset, nan_in=entity_type))
+    with pytest.raises(InputError, match="cannot be searched: a score is not finite"):
+        run.complete(relations=["lives_in"], k=2, candidates=candidates)
 
 
 @pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])

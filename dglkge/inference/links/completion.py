@@ -27,7 +27,7 @@ from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
 from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite
 from dglkge.inference.links.narrow_rows import has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -194,6 +194,7 @@ class Completion:
             return table
 
         if self.candidates == FAISS:
+            check_finite(query.float())
             yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
             return
         places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
@@ -212,6 +213,7 @@ class Completion:
         best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
         for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
             ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
+            check_finite(torch.tensor(self.run.max_norm(type_)))
             indexed.build(type_)
             tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
             tuned.__dict__["indexed"] = indexed

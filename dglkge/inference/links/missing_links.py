@@ -40,6 +40,15 @@ def at_least(scores: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     return row, column
 
 
+def check_finite(numbers: Tensor) -> None:
+    """Refuse rows with a number that is not finite."""
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(
+            "the embeddings cannot be searched: a score is not finite or overflows float32; the training "
+            "diverged, or the rows are not this model's"
+        )
+
+
 @dataclass
 class LinkSearch:
     """Queries of one relation against panels of candidates.
@@ -73,11 +82,7 @@ class LinkSearch:
         # Without a least score any bound will do for the first panel; it is set by the k-th best.
         scale = limit.masked_fill(limit.isinf(), 0.0)
         bound = self.model.score_function.rounding_bound(self.query, self.max_norm, scale)
-        if not bool(torch.isfinite(bound).all()):
-            raise InputError(
-                "the embeddings cannot be searched: a score is not finite or overflows float32; the training "
-                "diverged, or the rows are not this model's"
-            )
+        check_finite(bound)
         self._rounded = self.query.float()
         self._low = limit - bound  # pairs with a lower float32 score are left out
         if self.is_narrow:
