@@ -34,7 +34,7 @@ from dglkge.inference.fold_in_loss import (
     run_loss,
     run_regularizer,
 )
-from dglkge.inference.frames import triple_columns
+from dglkge.inference.frames import triple_columns, triple_parts
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.registry import deferred
@@ -168,10 +168,11 @@ class FoldIn:
 
         The ids of new entities follow the last one of their type.
         """
-        frame = triple_columns(frame)
-        for row in frame.index[frame.isna().any(axis=1)][:1]:
-            raise InputError(f"row {row}: head, relation or tail is missing")
-        frame = frame.astype(str)
+        triple_columns(frame)  # raises if one is absent
+        parts = triple_parts(frame)
+        for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
+            raise InputError(f"row {row}: head, relation, tail or time is missing")
+        frame = pd.DataFrame(parts, frame.index, list(ROLES))
         names = new_names(self._checkpoint, frame)
         rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
 
@@ -208,7 +209,12 @@ class FoldIn:
                 for entity in triples_of
                 if entity in missing
             }
-            usable = {entity: places for entity, places in usable.items() if places}
+            # A triple that joins an entity to itself gives it no place among the others.
+            usable = {
+                entity: places
+                for entity, places in usable.items()
+                if any(len({*ends[place]}) > 1 for place in places)
+            }
             if not usable:
                 return [entity for entity in triples_of if entity in missing]
             self._find(usable, triples)

@@ -133,7 +133,7 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        triples, tables = _parts(queries), self.tables
+        triples, tables = triple_parts(queries), self.tables
         within = list(zip(_column(queries, RELATION_COLUMN), _column(queries, TIME)))
         # By place of the query: missing, rank, type, head, relation, tail, score, known from, problem.
         rows: dict[int, list[tuple[Any, ...]]] = {}
@@ -223,7 +223,7 @@ class Questions(TrainedModel):
             If a column is missing, or ``strict`` and a triple has a problem.
         """
         frame = triple_columns(triples).copy()
-        parts = _parts(triples)
+        parts = triple_parts(triples)
         ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
         complete = [place for place, part in enumerate(parts) if None not in part]
         if complete:
@@ -357,7 +357,7 @@ def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str
     groups: dict[Any, dict[str, Any]] = {
         label: {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
         | {"answers": [], "problem": None}
-        for label, parts in zip(queries.index.tolist(), _parts(queries))
+        for label, parts in zip(queries.index.tolist(), triple_parts(queries))
     }
     for row in answers.to_dict("records"):
         group = groups[row["query"]]
@@ -386,7 +386,7 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
     return splits
 
 
-def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
+def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
     """Return head, relation (at its time) and tail of each row, None for a missing one."""
     heads, relations, tails = (_column(frame, role) for role in ROLES)
     if TIME in frame.columns:

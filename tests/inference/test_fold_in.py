@@ -17,7 +17,7 @@ from dglkge.inference.fold_in_loss import better_rows, run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy_run
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 
 N3 = {"loss": {"name": "softmax"}, "regularizer": {"name": "n3", "weight": 0.05}}
 NO_PENALTY = {"loss": {"name": "softmax"}, "regularizer": {"name": "none"}}
@@ -164,6 +164,24 @@ def test_relations_give_new_entities_their_types(tmp_path, dataset):
     assert more.type_of("Ada") == "person" and more.type_of("Utopia") == "country"
 
 
+def test_times_of_triples(tmp_path):
+    """A column of times and names of relations at times are the same."""
+    dataset = Dataset.open(temporal_dataset())
+    run = toy_run(tmp_path, dataset, "tcomplex", score_options={"num_times": len(TIMES)})
+    module = build_model("tcomplex", 6, reciprocal=True, options={"num_times": len(TIMES)}).module
+    run.tables.dense_parameters = lambda: dict(module.named_parameters())
+    times = ["2021-04", "2021-06", "2021-03", "2021-04"]
+    facts = FACTS.assign(relation=["turn", "open", "turn", "follow"], time=times)
+    labels = facts["relation"] + " @ " + facts["time"]
+    more, expected = run.add_entities(facts), run.add_entities(FACTS.assign(relation=labels))
+    assert torch.equal(more.tables["entity"]["new"], expected.tables["entity"]["new"])
+    assert more.score(facts)["known_from"].tolist() == ["added"] * 4
+    assert more.score(facts.assign(time="2021-05"))["known_from"].isna().all()
+    for change, words in (({"time": None}, "time is missing"), ({"time": "2022"}, "turn @ 2022")):
+        with pytest.raises(InputError, match=f"row 0: .*{words}"):
+            run.add_entities(facts.assign(**change))
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -171,6 +189,8 @@ def test_relations_give_new_entities_their_types(tmp_path, dataset):
         (frame(("Ada", "lives_in", "country1")), "none"),
         (frame(("Ada", "lives", "town1")), "row 0: .*lives_in"),
         (frame(("Ada", "knows", "Bob")), "no triple joins the new entity 'Ada'"),
+        (frame(("Ada", "knows", "Ada")), "no triple joins the new entity 'Ada'"),
+        (frame(("Ada", "knows", "Ada"), ("Bob", "knows", "person1")), "no triple joins the new entity 'Ada'"),
         (frame(("Ada", "lives_in", "town1")).drop(columns="tail"), "no column tail"),
         (frame(("Ada", "lives_in", "town1"), ("Ada", "lives_in", None)), "row 1: .* is missing"),
         (frame(("Ada", np.nan, "town1")), "row 0: .* is missing"),
