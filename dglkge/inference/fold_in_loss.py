@@ -105,8 +105,8 @@ MAX_STEPS = 25
 """Of L-BFGS; a dozen are usual."""
 MEMORY = 10
 MAX_HALVINGS = 12
-TOLERANCE = 1e-5
-"""Decrease of a loss that a step must promise."""
+TOLERANCE = 2e-5
+"""Decrease that a step must promise, as a share of the loss."""
 ROUNDING = 1e-6
 """Of a loss, a sum of numbers in float32."""
 PROBE = 0.01
@@ -129,7 +129,7 @@ def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
     for number in range(MAX_STEPS + 1):
         directions = -_quasi_newton(gradients, pairs)
         slopes = (directions * gradients).sum(1)
-        is_open = (-slopes > 2 * TOLERANCE) & ~fails
+        is_open = (-slopes > 2 * TOLERANCE * losses.abs()) & ~fails
         if number == MAX_STEPS or not is_open.any():
             break
         steps = is_open.double()

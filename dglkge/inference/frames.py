@@ -222,7 +222,8 @@ class Questions(TrainedModel):
         InputError
             If a column is missing, or ``strict`` and a triple has a problem.
         """
-        frame = triple_columns(triples).copy()
+        check_columns(triples)
+        frame = triples[list(ROLES)].copy()
         parts = triple_parts(triples)
         ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
         complete = [place for place, part in enumerate(parts) if None not in part]
@@ -368,13 +369,12 @@ def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str
     return groups
 
 
-def triple_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of triples; that one is absent is an error."""
+def check_columns(frame: pd.DataFrame) -> None:
+    """Refuse triples without a column head, relation or tail."""
     absent = [role for role in ROLES if role not in frame.columns]
     if absent:
         have = ", ".join(map(str, frame.columns))
         raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-    return frame[list(ROLES)]
 
 
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
