@@ -34,7 +34,7 @@ from dglkge.inference.fold_in_loss import (
     run_loss,
     run_regularizer,
 )
-from dglkge.inference.frames import check_columns, triple_parts
+from dglkge.inference.frames import triple_parts
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
@@ -80,17 +80,20 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
             relations = [checkpoint.relations[id_] for id_ in checkpoint.relations.ids_of(relation)]
         except InputError as error:
             raise InputError(f"row {row}: {error}") from None
-        new = {one for one in (head, tail) if not any(one in names for names in vocabularies.values())}
+        new = {name for name in (head, tail) if not any(name in names for names in vocabularies.values())}
         fitting = [
-            one
-            for one in relations
-            if all(end in new or end in vocabularies[of] for end, of in ((head, one.lhs), (tail, one.rhs)))
+            candidate
+            for candidate in relations
+            if all(
+                end in new or end in vocabularies[of]
+                for end, of in ((head, candidate.lhs), (tail, candidate.rhs))
+            )
         ]
         for name, side in ((head, Side.HEAD), (tail, Side.TAIL)):
             if name in new:
-                types = {one.candidate_type(side) for one in fitting}
+                types = {candidate.candidate_type(side) for candidate in fitting}
                 possible[name] = possible.get(name, types) & types
-    found: dict[str, list[str]] = {}
+    names_by_type: dict[str, list[str]] = {}
     for name, types in possible.items():
         if len(types) != 1:
             labels = ", ".join(map(repr, checkpoint.relations.labels.names))
@@ -98,8 +101,8 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
                 f"the relations of the new entity {name!r} must give it one type, and give it "
                 f"{' or '.join(sorted(types)) or 'none'}; relations: {labels}"
             )
-        found.setdefault(types.pop(), []).append(name)
-    return found
+        names_by_type.setdefault(types.pop(), []).append(name)
+    return names_by_type
 
 
 def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
@@ -108,13 +111,13 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     lacks = {name: saved_entity_ids(checkpoint, types[name], names[name]) < 0 for name in names}
     train, relations = dataset.split(TRAIN), dataset.relations.relations
-    found = []
+    rows = []
     for id_ in np.unique(train[:, 1]).tolist():
-        one, triples = relations[id_], train[train[:, 1] == id_]
-        triples = triples[lacks[one.lhs][triples[:, 0]] | lacks[one.rhs][triples[:, 2]]]
-        heads, tails = names[one.lhs], names[one.rhs]
-        found += [(heads[head], one.name, tails[tail]) for head, _, tail in triples.tolist()]
-    return pd.DataFrame(found, columns=list(ROLES))
+        relation, triples = relations[id_], train[train[:, 1] == id_]
+        triples = triples[lacks[relation.lhs][triples[:, 0]] | lacks[relation.rhs][triples[:, 2]]]
+        heads, tails = names[relation.lhs], names[relation.rhs]
+        rows += [(heads[head], relation.name, tails[tail]) for head, _, tail in triples.tolist()]
+    return pd.DataFrame(rows, columns=list(ROLES))
 
 
 class _EntityTriples:
@@ -159,14 +162,14 @@ class FoldIn:
             self._regularizer is not None and type(self._regularizer).of_queries is Regularizer.of_queries
         )
         weights = self._loss.settings.relation_weights
-        of_relations = [weights.get(one.name, 1.0) for one in self._relations]
-        self._weights = torch.tensor(of_relations, dtype=torch.float64)
+        relation_weights = [weights.get(relation.name, 1.0) for relation in self._relations]
+        self._weights = torch.tensor(relation_weights, dtype=torch.float64)
         self._max_norm = float(value_at(checkpoint.config, ("model", "max_norm"), 0.0))
         fields = {side: ("negatives", f"num_for_{side.value}s") for side in Side}
         self._sides = [side for side, field in fields.items() if value_at(checkpoint.config, field, -1)]
         types = list(self._counts)
         self._types = {
-            side: np.array([types.index(one.candidate_type(side)) for one in self._relations])
+            side: np.array([types.index(relation.candidate_type(side)) for relation in self._relations])
             for side in Side
         }
         """Number of the type of the head and of the tail of each relation."""
@@ -182,7 +185,6 @@ class FoldIn:
 
         The ids of new entities follow the last one of their type.
         """
-        check_columns(frame)
         parts = triple_parts(frame)
         for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
             raise InputError(f"row {row}: head, relation, tail or time is missing")
@@ -232,7 +234,9 @@ class FoldIn:
                 return [entity for entity in triples_of if entity in missing]
             self._find(usable, triples)
             missing -= usable.keys()
-        joined = {one for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for one in pair}
+        joined = {
+            entity for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for entity in pair
+        }
         self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
         return []
 
@@ -395,7 +399,10 @@ class FoldIn:
             loss, model = self._candidates(table), self._model
             parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
             for side in self._sides:
-                types = [(one.candidate_type(side), one.anchor_type(side)) for one in self._relations]
+                types = [
+                    (relation.candidate_type(side), relation.anchor_type(side))
+                    for relation in self._relations
+                ]
                 for anchor_type in self._counts:
                     fits = np.array([pair == (table, anchor_type) for pair in types])[self._train[:, 1]]
                     if not fits.any():
@@ -413,7 +420,7 @@ class FoldIn:
             query, references, weights = map(torch.cat, zip(*parts))
 
             def term(rows: Tensor) -> Tensor:
-                return weights @ loss.of_negative(references, model.compare(query, rows.float()))
+                return weights @ loss.negative_change(references, model.compare(query, rows.float()))
 
             self._training[table] = term
         return self._training[table]

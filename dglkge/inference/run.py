@@ -162,9 +162,9 @@ class Run(Questions):
             if protocol not in SPLITS:
                 raise unknown_name("split", protocol, SPLITS)
             protocol = Protocol(split=protocol)
-        own = dataset.split(protocol.split) if triples is None or protocol.given else triples
-        triples = own if triples is None else triples
-        if protocol.given and not np.array_equal(triples, own[: len(triples)]):
+        split_triples = dataset.split(protocol.split) if triples is None or protocol.given else triples
+        triples = split_triples if triples is None else triples
+        if protocol.given and not np.array_equal(triples, split_triples[: len(triples)]):
             raise InputError("given candidates belong to the triples of a split, in their order")
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
@@ -511,8 +511,8 @@ class Run(Questions):
             run.predict_tails("Carol", "likes")
         """
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
-        of_type = self._type_with_features(entity_type)
-        checkpoint = self.checkpoint.with_new_entities({of_type: (names, vectors)})
+        type_ = self._type_with_features(entity_type)
+        checkpoint = self.checkpoint.with_new_entities({type_: (names, vectors)})
         return self._extended(checkpoint)
 
     def _extended(self, checkpoint: Checkpoint, *added: np.ndarray) -> Run:
@@ -549,19 +549,19 @@ class Run(Questions):
             run = dglkge.open_run("runs/demo").with_new_texts({"Carol": "a text about Carol"})
             run.predict_tails("Carol", "likes")
         """
-        of_type = self._type_with_features(entity_type)
-        if of_type not in self._encoders:
+        type_ = self._type_with_features(entity_type)
+        if type_ not in self._encoders:
             files = (self.checkpoint.config.get("features") or {}).get("files", ())
             files = feature_files(files, self.tables.entity_types, "features.files")
-            found = [file.path for file in files if of_type in file.entity_types]
-            if not found:
-                raise InputError(f"entities of type {of_type!r} have no vectors in features.files")
-            self._encoders[of_type] = open_encoder(found[0])
-        vectors = self._encoders[of_type](texts.values())
+            paths = [file.path for file in files if type_ in file.entity_types]
+            if not paths:
+                raise InputError(f"entities of type {type_!r} have no vectors in features.files")
+            self._encoders[type_] = open_encoder(paths[0])
+        vectors = self._encoders[type_](texts.values())
         for name, vector in zip(texts, vectors):
             if not vector.any():
-                raise InputError(f"the text about {name!r} has no word that the texts of {of_type!r} have")
-        return self.with_new_entities(list(texts), vectors, of_type)
+                raise InputError(f"the text about {name!r} has no word that the texts of {type_!r} have")
+        return self.with_new_entities(list(texts), vectors, type_)
 
     @cached_property
     def _encoders(self) -> dict[str, Encode]:
@@ -667,7 +667,9 @@ class Run(Questions):
         tables, results = tables or self.tables_in_order, {}
         if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
             here = self.tables.version
-            results = {name: one for name, one in self.results.items() if one.get("version", here) == here}
+            results = {
+                name: result for name, result in self.results.items() if result.get("version", here) == here
+            }
         return export_tables(
             self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
         )

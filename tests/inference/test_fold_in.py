@@ -55,17 +55,17 @@ def definition(run: Run, facts: pd.DataFrame, power: str):
     def numbers(rows):
         return torch.complex(*rows.chunk(2, -1)) if is_complex else rows
 
-    def queries(given, relation, side):
-        given, relation = numbers(given), numbers(relation)
+    def queries(anchor, relation, side):
+        anchor, relation = numbers(anchor), numbers(relation)
         if is_complex and side == "tail":
-            return given * relation
-        return given * relation.conj() if is_complex else given * relation
+            return anchor * relation
+        return anchor * relation.conj() if is_complex else anchor * relation
 
     def scores(query, rows):
         return (query * numbers(rows).conj()).sum(-1).real if is_complex else (query * rows).sum(-1)
 
     names, labels = run.tables.vocabulary("entity"), run.tables.relations
-    own = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
+    known_ids = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
            for h, r, t in facts.itertuples(index=False)]  # fmt: skip
 
     heads, of, tails = torch.from_numpy(run.dataset.split("train").astype(np.int64)).unbind(1)
@@ -75,15 +75,15 @@ def definition(run: Run, facts: pd.DataFrame, power: str):
     def loss(row):
         total = row.new_zeros(())
         rows = dict(enumerate(known)) | {-1: row}
-        for h, r, t in own:
-            for side, given, answer in (("tail", h, t), ("head", t, h)):
-                query = queries(rows[given], relations[r], side)
+        for h, r, t in known_ids:
+            for side, anchor, answer in (("tail", h, t), ("head", t, h)):
+                query = queries(rows[anchor], relations[r], side)
                 answers = known if answer >= 0 else torch.cat([known, row[None]])
                 total = total + scores(query, answers).logsumexp(0) - scores(query, rows[answer])
-                for part in (rows[given], relations[r], rows[answer]):
+                for part in (rows[anchor], relations[r], rows[answer]):
                     total = total + 0.05 * numbers(part).abs().pow(3).sum()
-        for query, others in zip(trained, powers):
-            total = total + torch.logaddexp(others, scores(query, row)).sum()
+        for query, total_power in zip(trained, powers):
+            total = total + torch.logaddexp(total_power, scores(query, row)).sum()
         return total
 
     return loss
@@ -117,10 +117,14 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     more = run.add_entities(FACTS)
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
-    found = run._fold_in
-    terms = [*found._own_terms("entity", [_EntityTriples(60, triples, 9)])[0], found._training_term("entity")]
+    fold_in = run._fold_in
+    terms = [
+        *fold_in._own_terms("entity", [_EntityTriples(60, triples, 9)])[0],
+        fold_in._training_term("entity"),
+    ]
     losses = [
-        float(sum(term(one[None].double()) for term in terms)) for one in [row, *run.tables["entity"][:]]
+        float(sum(term(some_row[None].double()) for term in terms))
+        for some_row in [row, *run.tables["entity"][:]]
     ]
     assert losses[0] < np.median(losses[1:])
 
@@ -144,7 +148,7 @@ def test_many_at_once_are_those_found_alone(tmp_path, plain, monkeypatch):
     monkeypatch.setattr(fold_in_loss, "TOLERANCE", 1e-7)
     facts = [FACTS.replace("new", f"new{number}").iloc[: number + 1] for number in range(4)]
     facts.append(frame(*((f"e{number:03d}", "turn_1", "new4") for number in range(40))))
-    alone = [run.add_entities(one).tables["entity"][f"new{place}"] for place, one in enumerate(facts)]
+    alone = [run.add_entities(triples).tables["entity"][f"new{place}"] for place, triples in enumerate(facts)]
     monkeypatch.setattr(fold_in_loss, "MAX_STEPS", 8)
     at_once = run.add_entities(pd.concat(facts, ignore_index=True)).tables["entity"]
     for place, row in enumerate(alone):
