@@ -11,7 +11,7 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
-from dglkge.data.known_triples import KnownTriples, open_known_index
+from dglkge.data.known_triples import Index, KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
@@ -62,6 +62,7 @@ class Dataset:
         )
         self._vocabularies: dict[str, Vocabulary] = {}
         self._splits: dict[str, np.ndarray] = {}
+        self._known: dict[str, Index] = {}
         self._layout: PartitionLayout | None = None
 
     @classmethod
@@ -173,12 +174,14 @@ class Dataset:
         The splits' index is in files of the folder, which the first use makes: 16 bytes a triple, shared by
         all processes of the machine.
         """
-        source, num_relations = self.fingerprint, self.num_relations
-        indices = [
-            partial(open_known_index, self.path, split, source, self.split(split), num_relations)
-            for split in splits
-        ]
-        return KnownTriples(also_known, self.num_relations, indices)
+        return KnownTriples(also_known, self.num_relations, [partial(self._index, split) for split in splits])
+
+    def _index(self, split: str) -> Index:
+        if split not in self._known:
+            self._known[split] = open_known_index(
+                self.path, split, self.fingerprint, self.split(split), self.num_relations
+            )
+        return self._known[split]
 
     def candidates(self, split: str) -> np.ndarray:
         """Return the entities that the head and the tail of each triple of a split are ranked among.

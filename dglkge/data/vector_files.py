@@ -426,16 +426,18 @@ def open_encoder(path: Path) -> Encode:
 
     try:
         record = (pq.read_schema(path).metadata or {}).get(RECORD)
-        made = json.loads(record) if record else {}
-        is_fitted = made.get("encoder") == ""
-        texts = pq.read_table(path, columns=["text"])["text"].to_pylist() if is_fitted else []
+        if not record:
+            raise InputError(
+                f"{path} has no encoder of further texts; dglkge data vectors writes files that have"
+            )
+        fields = json.loads(record)
+        dimension, encoder = int(fields["dimension"]), str(fields["encoder"])
+        texts = [] if encoder else list(map(str, pq.read_table(path, columns=["text"])["text"].to_pylist()))
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise InputError(f"{path} is damaged: it names its encoder as {record!r}") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    if not made:
-        raise InputError(
-            f"{path} has no encoder of further texts; dglkge data vectors writes files that have"
-        )
-    return text_encoder(texts, made["dimension"], made["encoder"])
+    return text_encoder(texts, dimension, encoder)
 
 
 def read_texts(path: Path) -> dict[str, str]:

@@ -73,11 +73,11 @@ class Platt:
         prior_scores : float
             Number of scores that the prior counts as.
         """
-        own, added = balanced_weights(labels, 0.5), prior_scores / len(scores)
-        weights = own + added
-        targets = (own * labels + added * prior) / weights
-        found = cls._nearest(scores, targets, weights, 0.0)
-        return found if found.slope >= 0 else cls._nearest(np.zeros_like(scores), targets, weights, 0.0)
+        balanced, added = balanced_weights(labels, 0.5), prior_scores / len(scores)
+        weights = balanced + added
+        targets = (balanced * labels + added * prior) / weights
+        curve = cls._nearest(scores, targets, weights, 0.0)
+        return curve if curve.slope >= 0 else cls._nearest(np.zeros_like(scores), targets, weights, 0.0)
 
     def at_rate(self, positive_rate: float) -> Platt:
         """Return the curve for another share of true triples than one half (Bayes' theorem)."""
@@ -157,10 +157,10 @@ class Isotonic:
         for start, (value, weight) in enumerate(zip(mean.tolist(), total.tolist())):
             # A block that is not above its left neighbour is pooled with it, and again with the next.
             while values and values[-1] >= value:
-                left, left_weight = values.pop(), block_weights.pop()
+                lower, lower_weight = values.pop(), block_weights.pop()
                 start = starts.pop()
-                value = (left * left_weight + value * weight) / (left_weight + weight)
-                weight += left_weight
+                value = (lower * lower_weight + value * weight) / (lower_weight + weight)
+                weight += lower_weight
             values.append(value)
             block_weights.append(weight)
             starts.append(start)
@@ -186,19 +186,19 @@ def balanced_weights(labels: np.ndarray, positive_rate: float) -> np.ndarray:
     if num_true in (0, len(labels)):
         missing = "false" if num_true else "true"
         raise InputError(f"probabilities need true and false triples; there are no {missing} ones")
-    of_true = positive_rate * len(labels) / num_true
-    of_false = (1 - positive_rate) * len(labels) / (len(labels) - num_true)
-    return np.where(labels, of_true, of_false)
+    true_weight = positive_rate * len(labels) / num_true
+    false_weight = (1 - positive_rate) * len(labels) / (len(labels) - num_true)
+    return np.where(labels, true_weight, false_weight)
 
 
 def fit_by_relation(
-    scores: np.ndarray, labels: np.ndarray, asked: np.ndarray, common: Curve
+    scores: np.ndarray, labels: np.ndarray, queries: np.ndarray, common: Curve
 ) -> tuple[int, dict[tuple[int, Side], Platt]]:
     """Fit a curve for each relation and side that has true and false scores, shrunk to the common one.
 
     Parameters
     ----------
-    asked : (n, 3) int64 array
+    queries : (n, 3) int64 array
         Entity given, relation and side (its place in :class:`Side`) of the query of each score. A query's
         scores are in one fold.
     common : Curve
@@ -211,10 +211,10 @@ def fit_by_relation(
     curves : dict
         By relation id and side.
     """
-    order = np.lexsort((asked[:, 2], asked[:, 1]))
-    group = asked[order, 1] * len(Side) + asked[order, 2]
+    order = np.lexsort((queries[:, 2], queries[:, 1]))
+    group = queries[order, 1] * len(Side) + queries[order, 2]
     parts = [part for part in np.split(order, np.flatnonzero(np.diff(group)) + 1) if _has_both(labels[part])]
-    prior, (_, query) = common(scores), np.unique(asked, axis=0, return_inverse=True)
+    prior, (_, query) = common(scores), np.unique(queries, axis=0, return_inverse=True)
     draws = np.random.default_rng(0)
     fold_of = draws.permutation(int(query.max()) + 1)[query.reshape(-1)] % FOLDS
 
@@ -222,12 +222,12 @@ def fit_by_relation(
         total = 0.0
         for part in validated:
             for fold in range(FOLDS):
-                rest, own = part[fold_of[part] != fold], part[fold_of[part] == fold]
-                if _has_both(labels[rest]) and _has_both(labels[own]):
+                rest, held_out = part[fold_of[part] != fold], part[fold_of[part] == fold]
+                if _has_both(labels[rest]) and _has_both(labels[held_out]):
                     curve = Platt.shrunk(scores[rest], labels[rest], prior[rest], prior_scores)
-                    weights = balanced_weights(labels[own], 0.5)
-                    quality = calibration_metrics(curve(scores[own]), labels[own], weights)
-                    total += len(own) * quality["log_loss"]
+                    weights = balanced_weights(labels[held_out], 0.5)
+                    quality = calibration_metrics(curve(scores[held_out]), labels[held_out], weights)
+                    total += len(held_out) * quality["log_loss"]
         return total
 
     validated = [parts[place] for place in draws.permutation(len(parts))[:MOST_VALIDATED]]
@@ -235,7 +235,7 @@ def fit_by_relation(
     prior_scores = min(reversed(PRIOR_SCORES), key=loss)
     sides = list(Side)
     return prior_scores, {
-        (int(asked[part[0], 1]), sides[asked[part[0], 2]]): Platt.shrunk(
+        (int(queries[part[0], 1]), sides[queries[part[0], 2]]): Platt.shrunk(
             scores[part], labels[part], prior[part], prior_scores
         )
         for part in parts
@@ -329,7 +329,7 @@ class Calibration:
                 probabilities[places] = self.by_relation[id_, side](scores[places])
         return probabilities
 
-    def of_triples(self, scores: Mapping[Side, np.ndarray], triples: np.ndarray) -> np.ndarray:
+    def triple_probabilities(self, scores: Mapping[Side, np.ndarray], triples: np.ndarray) -> np.ndarray:
         """Return the probability of each triple (n, 3): the mean of those of its score (n,) on each side."""
         # Curves are fitted on the scores of single queries, so each side has a probability of its own.
         head, tail = (self.probabilities(scores[side], triples[:, 1], side) for side in Side)

@@ -58,13 +58,13 @@ class Thresholds:
         For relations without triples to fit on.
     """
 
-    of_relation: Mapping[int, float]
+    by_relation: Mapping[int, float]
     shared: float
 
     def margins(self, relation_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """Return how far each score is above its relation's threshold; 0 or more means true."""
         ids, place = np.unique(relation_ids, return_inverse=True)
-        values = np.array([self.of_relation.get(id_, self.shared) for id_ in ids.tolist()])
+        values = np.array([self.by_relation.get(id_, self.shared) for id_ in ids.tolist()])
         return scores - values[place.reshape(-1)]
 
 
@@ -76,8 +76,8 @@ def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndar
             f"thresholds need true and false triples of the valid split; there are no {missing} ones"
         )
     groups = places_by_id(relation_ids).items()
-    of_relation = {id_: best_threshold(scores[places], labels[places]) for id_, places in groups}
-    return Thresholds(of_relation, best_threshold(scores, labels))
+    by_relation = {id_: best_threshold(scores[places], labels[places]) for id_, places in groups}
+    return Thresholds(by_relation, best_threshold(scores, labels))
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ClassificationResult:
     def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         per_relation = {label: {**vars(metrics)} for label, metrics in self.per_relation().items()}
-        for id_, threshold in self.thresholds.of_relation.items():
+        for id_, threshold in self.thresholds.by_relation.items():
             if self.relation_labels[id_] in per_relation:
                 per_relation[self.relation_labels[id_]]["threshold"] = threshold
         return {
@@ -255,18 +255,18 @@ def draw_corruptions(
     keys = row_keys(stream_key("corruptions", *stream, side.value), np.arange(len(triples)))
     bits = column_bits(keys, num_each)
     drawn = np.full((len(triples), num_each), -1, dtype=np.int64)
-    for place, (relation_id, own) in enumerate(triples[:, [1, side.column]].tolist()):
-        excluded = np.union1d(answers[ends[place] : ends[place + 1]], own)
+    for place, (relation_id, true_id) in enumerate(triples[:, [1, side.column]].tolist()):
+        excluded = np.union1d(answers[ends[place] : ends[place + 1]], true_id)
         pool = None if pools is None else pools.get((relation_id, side))
         if pool is not None:
             here = np.flatnonzero(np.isin(pool, excluded, assume_unique=True))
-            if (found := _draw(bits[place], len(pool), here)) is not None:
-                drawn[place] = pool[found]
+            if (numbers := _draw(bits[place], len(pool), here)) is not None:
+                drawn[place] = pool[numbers]
                 continue
         type_ = dataset.relations[relation_id].candidate_type(side)
-        found = _draw(bits[place], dataset.num_entities(type_), excluded)
-        if found is not None:
-            drawn[place] = found
+        numbers = _draw(bits[place], dataset.num_entities(type_), excluded)
+        if numbers is not None:
+            drawn[place] = numbers
     source, column = np.nonzero(drawn >= 0)
     false = triples[source]
     false[:, side.column] = drawn[source, column]
@@ -275,10 +275,10 @@ def draw_corruptions(
 
 def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> np.ndarray | None:
     """Map random bits to numbers in [0, size) without the excluded ones (ascending); None if none is left."""
-    left = size - len(excluded)
-    if left <= 0:
+    num_allowed = size - len(excluded)
+    if num_allowed <= 0:
         return None
-    numbers = in_range(bits, left)
+    numbers = in_range(bits, num_allowed)
     # Number u of those left is u plus the excluded numbers below it: the j-th excluded one has
     # excluded[j] - j numbers left before it.
     return numbers + np.searchsorted(excluded - np.arange(len(excluded)), numbers, side="right")

@@ -141,16 +141,16 @@ class RankingEvaluator:
                 for batch in together[turn[0] : turn[0] + 1]:
                     kind = batch.candidate_type
                     drawn = self._candidates(batch, num_entities[kind], candidates)
-                    of_kind = (ranked.get(kind, ()), num_entities[kind])
-                    found = self._rank(model, batch, known, rows, *of_kind, drawn)
-                    counts[:, SIDES.index(batch.side), batch.places] = found
+                    ranking = (ranked.get(kind, ()), num_entities[kind])
+                    batch_counts = self._rank(model, batch, known, rows, *ranking, drawn)
+                    counts[:, SIDES.index(batch.side), batch.places] = batch_counts
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
 
-        def by_side(of_sides: np.ndarray) -> dict[Side, np.ndarray]:
-            return dict(zip(SIDES, of_sides))
+        def by_side(arrays: np.ndarray) -> dict[Side, np.ndarray]:
+            return dict(zip(SIDES, arrays))
 
         return RankingResult(
             protocol=self.protocol,
@@ -193,11 +193,11 @@ class RankingEvaluator:
         return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
 
     def _candidates(
-        self, batch: QueryBatch, num_entities: int, given: np.ndarray | None
+        self, batch: QueryBatch, num_entities: int, candidates: np.ndarray | None
     ) -> torch.Tensor | None:
         """Return the candidates (K, N) of each true answer, None for all entities."""
-        if given is not None:
-            ids = np.asarray(given[SIDES.index(batch.side), batch.places], np.int64)
+        if candidates is not None:
+            ids = np.asarray(candidates[SIDES.index(batch.side), batch.places], np.int64)
             if ids.min() < 0 or ids.max() >= num_entities:
                 raise InputError(f"a given candidate is {ids.max()}; allowed is 0 to {num_entities - 1}")
             return torch.from_numpy(ids)
@@ -209,14 +209,14 @@ class RankingEvaluator:
 
     def _ranked(self, shards: Shards) -> dict[str, list[RankedShard]]:
         """Return the shards, on a device as far as they fit."""
-        left = self.kept_bytes if self.device.is_staged else 0
-        found: dict[str, list[RankedShard]] = {}
-        for name, of_type in shards.items():
-            found[name] = []
-            for shard in of_type:
-                left -= shard.rows.numel() * shard.rows.element_size()
-                found[name].append(RankedShard(shard, self.device.device if left >= 0 else None))
-        return found
+        free_bytes = self.kept_bytes if self.device.is_staged else 0
+        ranked: dict[str, list[RankedShard]] = {}
+        for name, type_shards in shards.items():
+            ranked[name] = []
+            for shard in type_shards:
+                free_bytes -= shard.rows.numel() * shard.rows.element_size()
+                ranked[name].append(RankedShard(shard, self.device.device if free_bytes >= 0 else None))
+        return ranked
 
 
 def _count_entities(
@@ -226,17 +226,17 @@ def _count_entities(
 
     Compares number and sum of the ids with those of 0, 1, 2, ...: two integers a type in one reduction.
     """
-    found = np.zeros((len(types) + 1, 2), np.int64)
+    sums = np.zeros((len(types) + 1, 2), np.int64)
     if turn[0] == 0:  # one process of each group counts: the others have the same rows
-        found[-1] = 1
+        sums[-1] = 1
         for place, entity_type in enumerate(types):
             for shard in shards.get(entity_type, ()):
-                found[place] += len(shard.original_ids), int(shard.original_ids.sum())
-    found = reduce(found)
-    for entity_type, (count, sum_of_ids) in zip(types, found[:-1]):
+                sums[place] += len(shard.original_ids), int(shard.original_ids.sum())
+    sums = reduce(sums)
+    for entity_type, (count, sum_of_ids) in zip(types, sums[:-1]):
         if count == 0 or sum_of_ids != count * (count - 1) // 2:
             raise InputError(
                 f"the rows of type {entity_type!r} are not complete: {count} rows were given, and their ids "
                 "are not 0, 1, 2, ... once each"
             )
-    return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}, int(found[-1, 0])
+    return {entity_type: int(count) for entity_type, (count, _) in zip(types, sums)}, int(sums[-1, 0])

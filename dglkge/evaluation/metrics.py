@@ -243,11 +243,11 @@ class RankingResult:
             return joined
 
         counts: dict[str, Any] = {
-            name: {side: join(getattr(one, name)[side] for one in results) for side in Side}
+            name: {side: join(getattr(result, name)[side] for result in results) for side in Side}
             for name in ("num_negatives", "num_greater", "num_equal")
         }
         return replace(
-            results[0], relation_ids=join(one.relation_ids for one in results), loss=None, **counts
+            results[0], relation_ids=join(result.relation_ids for result in results), loss=None, **counts
         )
 
     @cached_property
@@ -274,9 +274,9 @@ class RankingResult:
 
     def metrics(self, sides: str, places: slice | np.ndarray = slice(None)) -> RankingMetrics:
         """Compute the metrics of ``"both"`` sides, ``"head"`` or ``"tail"`` over some of the triples."""
-        chosen = list(Side) if sides == "both" else [Side(sides)]
-        ranks = np.concatenate([self.ranks[side][places] for side in chosen])
-        num_negatives = np.concatenate([self.num_negatives[side][places] for side in chosen])
+        selected_sides = list(Side) if sides == "both" else [Side(sides)]
+        ranks = np.concatenate([self.ranks[side][places] for side in selected_sides])
+        num_negatives = np.concatenate([self.num_negatives[side][places] for side in selected_sides])
         return RankingMetrics.of(ranks, num_negatives)
 
     def _groups(self, ids: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, RankingMetrics]]:
@@ -297,8 +297,8 @@ class RankingResult:
         if self.categories is None:
             return {}
         names = (*CATEGORIES, UNSEEN)
-        of_relations = np.array([names.index(name) for name in self.categories.names])
-        return self._groups(of_relations[self.relation_ids], names)
+        numbers = np.array([names.index(name) for name in self.categories.names])
+        return self._groups(numbers[self.relation_ids], names)
 
     def with_ties(self, ties: str) -> RankingResult:
         """Return the result of the same ranking under another rule for ties."""
@@ -344,7 +344,7 @@ class RankingResult:
         def sides(result: RankingResult) -> dict[str, dict[str, float]]:
             return {sides: result.metrics(sides).to_dict() for sides in SIDES}
 
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
             **sides(self),
@@ -353,9 +353,9 @@ class RankingResult:
             "ties": {ties: sides(self.with_ties(ties)) for ties in SHOWN_TIES},
         }
         if self.categories is not None:
-            found["per_category"] = _as_dicts(self.per_category())
-            found["relation_categories"] = self.categories.to_dict(self.relation_labels)
-        return found
+            fields["per_category"] = _as_dicts(self.per_category())
+            fields["relation_categories"] = self.categories.to_dict(self.relation_labels)
+        return fields
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of both sides by name, and the loss where there is one."""
@@ -409,8 +409,8 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
         if way not in GROUPS:
             raise unknown_name("way of dividing the queries", way, GROUPS)
     lines = [(f"{sides} sides" if sides == "both" else sides, result.metrics(sides)) for sides in SIDES]
-    others = [ties for ties in SHOWN_TIES if ties != result.protocol.ties]
-    lines += [(f"both, {ties} ties", result.with_ties(ties).both) for ties in others]
+    other_ties = [ties for ties in SHOWN_TIES if ties != result.protocol.ties]
+    lines += [(f"both, {ties} ties", result.with_ties(ties).both) for ties in other_ties]
     groups = list(result.per_category().items()) if "category" in by else []
     if per_relation or "relation" in by:
         groups += sorted(result.per_relation().items(), key=lambda group: -group[1]["both"].num_queries)

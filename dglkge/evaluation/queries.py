@@ -103,24 +103,27 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
         for pair in np.unique(pair_of_triple):
             places = np.flatnonzero(pair_of_triple == pair)
             # A batch has few relations: those of few rows, and of few rules.
-            asked = triples[places][:, [1, side.anchor_column]]
-            queries, query_of = np.unique(asked, axis=0, return_inverse=True)
+            pairs_asked = triples[places][:, [1, side.anchor_column]]
+            queries, query_of = np.unique(pairs_asked, axis=0, return_inverse=True)
             query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
             # In the order of queries a batch needs few: a query is scored in two batches at most twice.
             order = np.argsort(query_of, kind="stable")
             places, query_of = places[order], query_of[order]
             for start in range(0, len(places), batch_size):
-                own, of_own = places[start : start + batch_size], query_of[start : start + batch_size]
-                relation_ids, anchor_ids = queries[of_own[0] : of_own[-1] + 1].T
+                batch_places, batch_queries = (
+                    places[start : start + batch_size],
+                    query_of[start : start + batch_size],
+                )
+                relation_ids, anchor_ids = queries[batch_queries[0] : batch_queries[-1] + 1].T
                 yield QueryBatch(
                     side=side,
                     anchor_type=pairs[pair][side is Side.HEAD],
                     candidate_type=pairs[pair][side is Side.TAIL],
                     anchor_ids=anchor_ids,
                     relation_ids=relation_ids,
-                    places=own,
-                    query_of=of_own - of_own[0],
-                    true_ids=triples[own, side.column],
+                    places=batch_places,
+                    query_of=batch_queries - batch_queries[0],
+                    true_ids=triples[batch_places, side.column],
                 )
 
 
@@ -141,7 +144,7 @@ class PairScores:
     values: Tensor
 
     @classmethod
-    def of_pairs(cls, query: np.ndarray, ids: np.ndarray, values: np.ndarray) -> PairScores:
+    def from_pairs(cls, query: np.ndarray, ids: np.ndarray, values: np.ndarray) -> PairScores:
         """Return pairs in any order as sorted ones; the first of equal pairs counts."""
         order = np.lexsort((ids, query))
         query, ids, values = query[order], ids[order], values[order]
@@ -155,9 +158,9 @@ class PairScores:
             return torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
         # A pair becomes one integer, and a sorted search replaces a hash table.
         base = int(max(self.ids.max(), ids.max())) + 1
-        own, asked = self.query * base + self.ids, queries * base + ids
-        place = torch.searchsorted(own, asked).clamp_max(len(own) - 1)
-        return torch.where(own[place] == asked, self.values[place], 0.0)
+        keys, looked_up = self.query * base + self.ids, queries * base + ids
+        place = torch.searchsorted(keys, looked_up).clamp_max(len(keys) - 1)
+        return torch.where(keys[place] == looked_up, self.values[place], 0.0)
 
     def to(self, device: torch.device) -> PairScores:
         """Return the same on a device."""
@@ -209,19 +212,19 @@ def score_queries(
     answers = _gather(rows, batch.candidate_type, unique_ids, device)
     true_ids = torch.from_numpy(batch.true_ids).to(device)
     true_scores = exact_scores(model, query, query_of, answers, torch.from_numpy(place).to(device))
-    asked = (batch.side, batch.anchor_ids, batch.relation_ids)
-    index, ids = np.zeros((2, 0), np.int64) if known is None else known.answers(*asked)
+    keys = (batch.side, batch.anchor_ids, batch.relation_ids)
+    index, ids = np.zeros((2, 0), np.int64) if known is None else known.answers(*keys)
     pairs = [(index, ids, np.full(len(ids), -np.inf))]
     if bonus is not None:
-        of_rules = bonus(*asked)
-        true_scores = true_scores + PairScores.of_pairs(*of_rules).to(device).of(query_of, true_ids)
-        pairs.append(of_rules)
+        rule_scores = bonus(*keys)
+        true_scores = true_scores + PairScores.from_pairs(*rule_scores).to(device).of(query_of, true_ids)
+        pairs.append(rule_scores)
     return ScoredQueries(
         query=query,
         query_of=query_of,
         true_ids=true_ids,
         true_scores=true_scores,
-        added=PairScores.of_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device),
+        added=PairScores.from_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device),
     )
 
 
@@ -246,8 +249,8 @@ def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) 
     """Look up each distinct row once: (n,) ids -> (n, D) rows."""
     # A lookup may be a request to another machine, and a batch has few distinct relations.
     unique_ids, place = np.unique(ids, return_inverse=True)
-    found = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
-    return found[torch.from_numpy(place).to(device)]
+    unique_rows = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
+    return unique_rows[torch.from_numpy(place).to(device)]
 
 
 @contextmanager

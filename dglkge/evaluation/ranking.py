@@ -39,8 +39,8 @@ def count_greater(scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor) -> 
     num_greater, num_close = np.empty((2, len(row_of)), np.int64)
 
     def count(part: slice) -> None:
-        of_part = (array[part] for array in arrays[1:])
-        count_scores(arrays[0], *of_part, num_greater[part], num_close[part])
+        pieces = (array[part] for array in arrays[1:])
+        count_scores(arrays[0], *pieces, num_greater[part], num_close[part])
 
     split(len(row_of), scores.shape[1], count)
     close = np.repeat(np.arange(len(row_of)), num_close)
@@ -53,9 +53,9 @@ def count_greater_plainly(
     scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the same as :func:`count_greater` by torch's operations: the reference, and for accelerators."""
-    of_answers = scores[row_of]
-    greater = of_answers > high.unsqueeze(1)
-    close, column = ((of_answers >= low.unsqueeze(1)) & ~greater).nonzero(as_tuple=True)
+    answer_scores = scores[row_of]
+    greater = answer_scores > high.unsqueeze(1)
+    close, column = ((answer_scores >= low.unsqueeze(1)) & ~greater).nonzero(as_tuple=True)
     return greater.sum(1), close, column
 
 
@@ -121,13 +121,13 @@ def rank_against_shard(
         for start, begin, end in zip(starts, ends, ends[1:]):
             scores = model.compare(query[start : start + QUERY_TILE], narrow)
             added.add_to(scores, start, first)
-            found = count(scores, query_of[begin:end] - start, low[begin:end], high[begin:end])
-            counted.append((found[0], found[1] + begin, found[2]))
+            tile_counts = count(scores, query_of[begin:end] - start, low[begin:end], high[begin:end])
+            counted.append((tile_counts[0], tile_counts[1] + begin, tile_counts[2]))
         greater, close, column = (torch.cat(parts) for parts in zip(*counted))
         ids = original_ids[first + column]
         # The true answer is always among the close ones, so it is excluded here and not from the tiles.
-        others = ids != queries.true_ids[close]
-        close, column, ids = close[others], column[others], ids[others]
+        competes = ids != queries.true_ids[close]
+        close, column, ids = close[competes], column[competes], ids[competes]
         exact = exact_scores(model, queries.query, query_of[close], block, column)
         exact += queries.added.of(query_of[close], ids)
         true_scores = queries.true_scores[close]
@@ -199,8 +199,8 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
 
 def competing(queries: ScoredQueries, candidates: Tensor) -> Tensor:
     """Return which candidates (K, N) are neither the true answer nor a known one; (K, N) bool."""
-    of_queries = queries.query_of.unsqueeze(1).expand_as(candidates).reshape(-1)
-    known = queries.known_among(of_queries, candidates.reshape(-1)).reshape(candidates.shape)
+    query_places = queries.query_of.unsqueeze(1).expand_as(candidates).reshape(-1)
+    known = queries.known_among(query_places, candidates.reshape(-1)).reshape(candidates.shape)
     return ~known & (candidates != queries.true_ids.unsqueeze(1))
 
 

@@ -58,12 +58,12 @@ def evaluate_buckets(
     def results() -> Iterator[BucketResult]:
         results_of_sets = []
         for name, triples in sets.items():
-            of_set = replace(protocol, split=name)
+            set_protocol = replace(protocol, split=name)
             buckets = _buckets(run.tables, triples, num_ranges)
             results, places = [], []
             for bucket in np.unique(buckets).tolist():
                 places.append(np.flatnonzero(buckets == bucket))
-                results.append(run.rank(of_set, triples[places[-1]], known, progress, device=place))
+                results.append(run.rank(set_protocol, triples[places[-1]], known, progress, device=place))
                 yield BucketResult(name, divmod(bucket, num_ranges), results[-1])
             results_of_sets.append(RankingResult.joined(results, np.concatenate(places)))
             yield BucketResult(name, None, results_of_sets[-1])
@@ -76,7 +76,7 @@ def evaluate_buckets(
 def _triples_of(dataset: Dataset, edge_sets: EdgeSets) -> dict[str, np.ndarray]:
     """Return the triples of each edge set by name."""
     if isinstance(edge_sets, Mapping):
-        by_name = {str(name): np.ascontiguousarray(own, np.int64) for name, own in edge_sets.items()}
+        by_name = {str(name): np.ascontiguousarray(triples, np.int64) for name, triples in edge_sets.items()}
     else:
         names = [edge_sets] if isinstance(edge_sets, str) else list(edge_sets)
         by_name = {name: _named(dataset, name) for name in names}
@@ -104,7 +104,9 @@ def _buckets(tables: Tables, triples: np.ndarray, num_ranges: int) -> np.ndarray
     """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
     buckets = np.zeros(len(triples), np.int64)
     for column, weight, side in ((0, num_ranges, Side.HEAD), (2, 1, Side.TAIL)):
-        types = np.array([one.candidate_type(side) for one in tables.relations.relations])[triples[:, 1]]
+        types = np.array([relation.candidate_type(side) for relation in tables.relations.relations])[
+            triples[:, 1]
+        ]
         for entity_type in np.unique(types).tolist():
             here = types == entity_type
             bounds = range_bounds(np.array([0, tables.meta.entity_types[entity_type]]), num_ranges)

@@ -34,9 +34,10 @@ from dglkge.inference.fold_in_loss import (
     run_loss,
     run_regularizer,
 )
-from dglkge.inference.frames import triple_columns
+from dglkge.inference.frames import triple_parts
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.regularizers import Regularizer
 from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
 
@@ -79,17 +80,20 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
             relations = [checkpoint.relations[id_] for id_ in checkpoint.relations.ids_of(relation)]
         except InputError as error:
             raise InputError(f"row {row}: {error}") from None
-        new = {one for one in (head, tail) if not any(one in names for names in vocabularies.values())}
+        new = {name for name in (head, tail) if not any(name in names for names in vocabularies.values())}
         fitting = [
-            one
-            for one in relations
-            if all(end in new or end in vocabularies[of] for end, of in ((head, one.lhs), (tail, one.rhs)))
+            candidate
+            for candidate in relations
+            if all(
+                end in new or end in vocabularies[of]
+                for end, of in ((head, candidate.lhs), (tail, candidate.rhs))
+            )
         ]
         for name, side in ((head, Side.HEAD), (tail, Side.TAIL)):
             if name in new:
-                types = {one.candidate_type(side) for one in fitting}
+                types = {candidate.candidate_type(side) for candidate in fitting}
                 possible[name] = possible.get(name, types) & types
-    found: dict[str, list[str]] = {}
+    names_by_type: dict[str, list[str]] = {}
     for name, types in possible.items():
         if len(types) != 1:
             labels = ", ".join(map(repr, checkpoint.relations.labels.names))
@@ -97,8 +101,8 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
                 f"the relations of the new entity {name!r} must give it one type, and give it "
                 f"{' or '.join(sorted(types)) or 'none'}; relations: {labels}"
             )
-        found.setdefault(types.pop(), []).append(name)
-    return found
+        names_by_type.setdefault(types.pop(), []).append(name)
+    return names_by_type
 
 
 def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
@@ -107,16 +111,16 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     lacks = {name: saved_entity_ids(checkpoint, types[name], names[name]) < 0 for name in names}
     train, relations = dataset.split(TRAIN), dataset.relations.relations
-    found = []
+    rows = []
     for id_ in np.unique(train[:, 1]).tolist():
-        one, triples = relations[id_], train[train[:, 1] == id_]
-        triples = triples[lacks[one.lhs][triples[:, 0]] | lacks[one.rhs][triples[:, 2]]]
-        heads, tails = names[one.lhs], names[one.rhs]
-        found += [(heads[head], one.name, tails[tail]) for head, _, tail in triples.tolist()]
-    return pd.DataFrame(found, columns=list(ROLES))
+        relation, triples = relations[id_], train[train[:, 1] == id_]
+        triples = triples[lacks[relation.lhs][triples[:, 0]] | lacks[relation.rhs][triples[:, 2]]]
+        heads, tails = names[relation.lhs], names[relation.rhs]
+        rows += [(heads[head], relation.name, tails[tail]) for head, _, tail in triples.tolist()]
+    return pd.DataFrame(rows, columns=list(ROLES))
 
 
-class _Given:
+class _EntityTriples:
     """Triples (n, 3) of a new entity, at most so many of them; of more, some that are evenly spaced."""
 
     def __init__(self, id_: int, triples: np.ndarray, most: int) -> None:
@@ -126,15 +130,24 @@ class _Given:
 
 
 class _Part(NamedTuple):
-    """Triples (B, 3) of a block of new entities: number there and id of the entity of each, and weights."""
+    """Queries (B,) of triples of a block of new entities, for one side and one type of the other end.
 
+    Of each query number and id of the entity, weight, and place of its relation among rows.
+    """
+
+    side: Side
+    other: str
     triples: np.ndarray
     owners: Tensor
     ids: Tensor
     weights: Tensor
+    relations: Tensor
+    places: Tensor
 
-    def chosen(self, places: np.ndarray) -> _Part:
-        return _Part(self.triples[places], self.owners[places], self.ids[places], self.weights[places])
+
+def _joined(parts: Sequence[_Part]) -> list[Tensor]:
+    """Return owners, ids and weights of all parts."""
+    return [torch.cat(columns) for columns in zip(*((part.owners, part.ids, part.weights) for part in parts))]
 
 
 class FoldIn:
@@ -144,21 +157,25 @@ class FoldIn:
         self._checkpoint, self._model = checkpoint, model
         self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.relations.relations
         self._loss, self._regularizer = run_loss(checkpoint), run_regularizer(checkpoint, model)
+        # The penalty of a query is then the sum of those of its rows: that of a new row is computed once.
+        self._penalizes_rows = (
+            self._regularizer is not None and type(self._regularizer).of_queries is Regularizer.of_queries
+        )
         weights = self._loss.settings.relation_weights
-        of_relations = [weights.get(one.name, 1.0) for one in self._relations]
-        self._weights = torch.tensor(of_relations, dtype=torch.float64)
+        relation_weights = [weights.get(relation.name, 1.0) for relation in self._relations]
+        self._weights = torch.tensor(relation_weights, dtype=torch.float64)
         self._max_norm = float(value_at(checkpoint.config, ("model", "max_norm"), 0.0))
         fields = {side: ("negatives", f"num_for_{side.value}s") for side in Side}
         self._sides = [side for side, field in fields.items() if value_at(checkpoint.config, field, -1)]
         types = list(self._counts)
         self._types = {
-            side: np.array([types.index(one.candidate_type(side)) for one in self._relations])
+            side: np.array([types.index(relation.candidate_type(side)) for relation in self._relations])
             for side in Side
         }
         """Number of the type of the head and of the tail of each relation."""
         self._new: Mapping[str, Tensor] = {}
         self._losses: dict[str, CandidateLoss] = {}
-        self._others: dict[str, list[Term]] = {}
+        self._training: dict[str, Term] = {}
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
@@ -168,10 +185,10 @@ class FoldIn:
 
         The ids of new entities follow the last one of their type.
         """
-        frame = triple_columns(frame)
-        for row in frame.index[frame.isna().any(axis=1)][:1]:
-            raise InputError(f"row {row}: head, relation or tail is missing")
-        frame = frame.astype(str)
+        parts = triple_parts(frame)
+        for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
+            raise InputError(f"row {row}: head, relation, tail or time is missing")
+        frame = pd.DataFrame(parts, frame.index, list(ROLES), dtype="category")
         names = new_names(self._checkpoint, frame)
         rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
 
@@ -179,8 +196,7 @@ class FoldIn:
             return self._checkpoint.with_new_rows({table: (names[table], rows[table]) for table in names})
 
         named = extended()
-        categories = frame.astype("category")
-        triples, faults = named_triples.find_triples(categories, named.relations, named.vocabulary)
+        triples, faults = named_triples.find_triples(frame, named.relations, named.vocabulary)
         for row in sorted(faults)[:1]:
             raise InputError(f"row {frame.index[row]}: {faults[row]}")
         for table, id_ in self._fill(triples, rows):
@@ -208,12 +224,19 @@ class FoldIn:
                 for entity in triples_of
                 if entity in missing
             }
-            usable = {entity: places for entity, places in usable.items() if places}
+            # A triple that joins an entity to itself gives it no place among the others.
+            usable = {
+                entity: places
+                for entity, places in usable.items()
+                if any(len({*ends[place]}) > 1 for place in places)
+            }
             if not usable:
                 return [entity for entity in triples_of if entity in missing]
             self._find(usable, triples)
             missing -= usable.keys()
-        joined = {one for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for one in pair}
+        joined = {
+            entity for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for entity in pair
+        }
         self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
         return []
 
@@ -227,142 +250,180 @@ class FoldIn:
     def _find(self, places_of: Mapping[Entity, Sequence[int]], triples: np.ndarray) -> None:
         """Write the best rows of entities for some of the triples, in blocks of one type."""
         for table, rows in self._new.items():
-            num_candidates, block, total = len(self._candidates(table).ids), list[_Given](), 0
-            for (of, id_), places in places_of.items():
-                if of != table:
+            num_candidates, block, total = len(self._candidates(table).ids), list[_EntityTriples](), 0
+            for (entity_type, id_), places in places_of.items():
+                if entity_type != table:
                     continue
-                given = _Given(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
-                cost = 2 * (len(given.triples) * num_candidates + len(self._train))
+                entity = _EntityTriples(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
+                cost = 2 * (len(entity.triples) * num_candidates + len(self._train))
                 if block and total + cost > MAX_SCORES:
                     self._find_block(table, block, rows)
                     block, total = [], 0
-                block.append(given)
+                block.append(entity)
                 total += cost
             if block:
                 self._find_block(table, block, rows)
 
-    def _find_block(self, table: str, block: Sequence[_Given], rows: Tensor) -> None:
-        places = torch.tensor([given.id for given in block]) - self._counts[table]
-        own, found = self._own_terms(table, block)
+    def _find_block(self, table: str, block: Sequence[_EntityTriples], rows: Tensor) -> None:
+        places = torch.tensor([entity.id for entity in block]) - self._counts[table]
+        terms, best = self._own_terms(table, block)
         for _ in range(MAX_ROUNDS):
-            found, is_open = better_rows(found, [*own, *self._other_terms(table)])
-            rows[places] = found.float()
+            best, is_open = better_rows(best, [*terms, self._training_term(table)])
+            rows[places] = best.float()
             if not is_open.any():
                 break
             # Few take much longer than the rest: they go on by themselves.
-            left = is_open.nonzero()[:, 0]
-            block, places, found = [block[place] for place in left.tolist()], places[left], found[left]
-            own, _ = self._own_terms(table, block)
+            open_places = is_open.nonzero()[:, 0]
+            block, places, best = [block[at] for at in open_places], places[open_places], best[open_places]
+            terms, _ = self._own_terms(table, block)
         if self._max_norm:
             limit_norms(rows.numpy(), self._max_norm)
 
-    def _own_terms(self, table: str, block: Sequence[_Given]) -> tuple[list[Term], Tensor]:
+    def _own_terms(self, table: str, block: Sequence[_EntityTriples]) -> tuple[list[Term], Tensor]:
         """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
-        counts = torch.tensor([len(given.triples) for given in block])
-        triples = np.concatenate([given.triples for given in block])
-        owners = torch.arange(len(block)).repeat_interleave(counts)
-        shares = torch.tensor([given.share for given in block], dtype=torch.float64)
-        own_ids = torch.tensor([given.id for given in block])[owners]
-        part = _Part(triples, owners, own_ids, shares[owners] * self._weights[triples[:, 1]])
-        candidates, number = self._candidates(table).rows, list(self._counts).index(table)
-        scores, terms = torch.zeros(len(block), len(candidates)), []
+        triples = np.concatenate([entity.triples for entity in block])
+        owners = torch.arange(len(block)).repeat_interleave(
+            torch.tensor([len(entity.triples) for entity in block])
+        )
+        ids = torch.tensor([entity.id for entity in block])[owners]
+        shares = torch.tensor([entity.share for entity in block], dtype=torch.float64)
+        weights = shares[owners] * self._weights[triples[:, 1]]
+        types, number = list(self._counts), list(self._counts).index(table)
+        is_end = {
+            side: (self._types[side][triples[:, 1]] == number) & (triples[:, side.column] == ids.numpy())
+            for side in Side
+        }
+        anchored, answered = dict[str, list[_Part]](), list[_Part]()
         for side in self._sides:
-            of_given, of_answer = (self._types[one][triples[:, 1]] for one in (side.other, side))
-            is_given = (of_given == number) & (triples[:, side.anchor_column] == own_ids.numpy())
-            kinds = 2 * np.where(is_given, of_answer, of_given) + is_given
-            for kind in np.unique(kinds).tolist():
-                asked = part.chosen(np.flatnonzero(kinds == kind)), table, side, list(self._counts)[kind // 2]
-                if kind % 2:
-                    terms.append(self._given_term(*asked))
-                else:
-                    term, of_candidates = self._answer_term(*asked)
-                    terms.append(term)
-                    scores.index_add_(0, asked[0].owners, of_candidates)
-        start = candidates[scores.argmax(1)]
-        start[~scores.any(1)] = candidates.mean(0)
+            is_anchor = is_end[side.other]
+            other_types = np.where(
+                is_anchor, *(self._types[end][triples[:, 1]] for end in (side, side.other))
+            )
+            for kind in np.unique(2 * other_types + is_anchor).tolist():
+                at, other = np.flatnonzero(2 * other_types + is_anchor == kind), types[kind // 2]
+                relations = self._relation_rows(triples[at])
+                part = _Part(side, other, triples[at], owners[at], ids[at], weights[at], *relations)
+                (anchored.setdefault(other, []) if kind % 2 else answered).append(part)
+        terms = [self._anchor_term(parts, table) for parts in anchored.values()]
+        candidates = self._candidates(table).rows
+        start = candidates.mean(0).repeat(len(block), 1)
+        if answered:
+            term, scores = self._answer_term(answered, table, len(block))
+            terms.append(term)
+            answered_best = scores.any(1)
+            start[answered_best] = candidates[scores[answered_best].argmax(1)]
+        if self._regularizer is not None and self._penalizes_rows:
+            regularizer, num_ends = self._regularizer, torch.from_numpy(sum(is_end.values(), 0))
+            factor = torch.zeros_like(shares).index_add(0, owners, len(self._sides) * weights * num_ends)
+            terms.append(lambda rows: factor * regularizer(rows))
         return terms, start
 
-    def _given_term(self, part: _Part, table: str, side: Side, other: str) -> Term:
-        """Return the term of triples for one side, in which the entities are those given."""
-        model, loss, owners = self._model, self._candidates(other), part.owners
-        answer_ids = torch.from_numpy(part.triples[:, side.column])
+    def _anchor_term(self, parts: Sequence[_Part], table: str) -> Term:
+        """Return the term of queries of entities, with answers of one type."""
+        other = parts[0].other
+        model, loss, (owners, ids, weights) = self._model, self._candidates(other), _joined(parts)
+        answer_ids = torch.cat([torch.from_numpy(part.triples[:, part.side.column]) for part in parts])
         answers = self._gather(other, answer_ids)
-        is_own = ((answer_ids == part.ids) & (other == table)).unsqueeze(1)
+        is_loop = ((answer_ids == ids) & (other == table)).unsqueeze(1)
+        has_loops = bool(is_loop.any())
         ignored = answer_ids.unsqueeze(1) == loss.ids
-        relations, places = self._relation_rows(part.triples)
-        # Triples of one entity and relation ask the same.
-        pairs, asked = (owners * len(relations) + places).unique(return_inverse=True)
-        first = torch.empty_like(pairs).scatter_(0, asked, torch.arange(len(asked)))
+        # Triples of one entity and relation have the same query.
+        numbers = [torch.from_numpy(2 * part.triples[:, 1] + part.side.column // 2) for part in parts]
+        pairs, inverse = torch.stack([owners, torch.cat(numbers)]).unique(dim=1, return_inverse=True)
+        first = torch.empty_like(pairs[0]).scatter_(0, inverse, torch.arange(len(inverse)))
 
         def term(rows: Tensor) -> Tensor:
-            own = rows[owners]
-            query = model.query(own, relations, side, places=places)
-            answering = torch.where(is_own, own, answers)
-            negative = model.compare(query[first].float(), loss.rows)[asked]
-            losses = loss(model.compare_pairs(query, answering).float(), negative, ignored)
-            losses = losses + self._penalties(own, relations, answering, side, query, places)
-            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
+            anchors = rows[owners]
+            query = self._queries(parts, anchors)
+            true_answers = torch.where(is_loop, anchors, answers) if has_loops else answers
+            negative = model.compare(query[first].float(), loss.rows)[inverse]
+            losses = loss(model.compare_pairs(query, true_answers).float(), negative, ignored)
+            losses = losses + self._penalties(parts, anchors, true_answers, query)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * weights)
 
         return term
 
-    def _answer_term(self, part: _Part, table: str, side: Side, other: str) -> tuple[Term, Tensor]:
-        """Return the term of triples in which the entities answer, and weighted scores of candidates."""
-        model, loss, owners = self._model, self._candidates(table), part.owners
-        given = self._gather(other, torch.from_numpy(part.triples[:, side.anchor_column]))
-        relations, places = self._relation_rows(part.triples)
-        query = model.query(given, relations, side, places=places)
+    def _answer_term(self, parts: Sequence[_Part], table: str, count: int) -> tuple[Term, Tensor]:
+        """Return the term of queries that E entities answer, and weighted scores (E, M) of candidates."""
+        model, loss, (owners, ids, weights) = self._model, self._candidates(table), _joined(parts)
+        anchors = torch.cat(
+            [
+                self._gather(part.other, torch.from_numpy(part.triples[:, part.side.anchor_column]))
+                for part in parts
+            ]
+        )
+        query = self._queries(parts, anchors)
         scores = model.compare(query.float(), loss.rows)
-        against = loss.against(scores, part.ids.unsqueeze(1) == loss.ids)
+        against = loss.against(scores, ids.unsqueeze(1) == loss.ids)
 
         def term(rows: Tensor) -> Tensor:
-            own = rows[owners]
-            losses = against(model.compare_pairs(query, own).float())
-            losses = losses + self._penalties(given, relations, own, side, query, places)
-            return rows.new_zeros(len(rows)).index_add(0, owners, losses * part.weights)
+            answers = rows[owners]
+            losses = against(model.compare_pairs(query, answers).float())
+            losses = losses + self._penalties(parts, anchors, answers, query)
+            return rows.new_zeros(len(rows)).index_add(0, owners, losses * weights)
 
-        return term, scores * part.weights.float().unsqueeze(1)
+        weighted = scores * weights.float().unsqueeze(1)
+        return term, scores.new_zeros(count, len(loss.ids)).index_add_(0, owners, weighted)
 
     def _relation_rows(self, triples: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return the rows (U, Dr) of the relations of triples (B, 3), and the place (B,) of each one's."""
         ids, places = torch.from_numpy(triples[:, 1]).unique(return_inverse=True)
         return self._checkpoint.gather(RELATION, ids).double(), places
 
+    def _queries(self, parts: Sequence[_Part], anchors: Tensor) -> Tensor:
+        pieces = zip(parts, anchors.split([len(part.owners) for part in parts]))
+        return torch.cat(
+            [self._model.query(rows, part.relations, part.side, places=part.places) for part, rows in pieces]
+        )
+
     def _penalties(
-        self, given: Tensor, relations: Tensor, answers: Tensor, side: Side, query: Tensor, places: Tensor
+        self, parts: Sequence[_Part], anchors: Tensor, answers: Tensor, query: Tensor
     ) -> Tensor | float:
-        """Return the penalty of each query with its answer."""
-        if self._regularizer is None:
+        """Return the penalty of each query with its answer, where it is not the sum of those of rows."""
+        if self._regularizer is None or self._penalizes_rows:
             return 0.0
-        return self._regularizer.penalties(self._model, given, relations, answers, side, query, places)
+        sizes = [len(part.owners) for part in parts]
+        pieces = zip(parts, *(rows.split(sizes) for rows in (anchors, answers, query)))
+        return torch.cat(
+            [
+                self._regularizer.penalties(
+                    self._model, anchor, part.relations, answer, part.side, rows, part.places
+                )
+                for part, anchor, answer, rows in pieces
+            ]
+        )
 
-    def _other_terms(self, table: str) -> list[Term]:
-        """Return terms of training queries whose answers are of a type."""
-        if table not in self._others:
-            self._others[table] = []
+    def _training_term(self, table: str) -> Term:
+        """Return the term of training queries whose answers are of a type."""
+        if table not in self._training:
+            loss, model = self._candidates(table), self._model
+            parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
             for side in self._sides:
-                types = [(one.candidate_type(side), one.anchor_type(side)) for one in self._relations]
-                for given in self._counts:
-                    fits = np.array([one == (table, given) for one in types])[self._train[:, 1]]
-                    if fits.any():
-                        self._others[table].append(self._training(table, side, given, self._train[fits]))
-        return self._others[table]
+                types = [
+                    (relation.candidate_type(side), relation.anchor_type(side))
+                    for relation in self._relations
+                ]
+                for anchor_type in self._counts:
+                    fits = np.array([pair == (table, anchor_type) for pair in types])[self._train[:, 1]]
+                    if not fits.any():
+                        continue
+                    triples = self._train[fits]
+                    anchors = self._gather(anchor_type, torch.from_numpy(triples[:, side.anchor_column]))
+                    relations, places = self._relation_rows(triples)
+                    query = model.query(anchors, relations, side, places=places)
+                    answer_ids = torch.from_numpy(triples[:, side.column])
+                    positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
+                    negative = model.compare(query.float(), loss.rows)
+                    references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
+                    weights = self._share * self._weights[triples[:, 1]]
+                    parts.append((query.float(), references, weights.float()))
+            query, references, weights = map(torch.cat, zip(*parts))
 
-    def _training(self, table: str, side: Side, given: str, triples: np.ndarray) -> Term:
-        """Return the term of queries of training triples, of one side and one pair of entity types."""
-        loss, model = self._candidates(table), self._model
-        anchors = self._gather(given, torch.from_numpy(triples[:, side.anchor_column]))
-        relations, places = self._relation_rows(triples)
-        query = model.query(anchors, relations, side, places=places)
-        answer_ids = torch.from_numpy(triples[:, side.column])
-        positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
-        negative = model.compare(query.float(), loss.rows)
-        references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-        query, weights = query.float(), (self._share * self._weights[triples[:, 1]]).float()
+            def term(rows: Tensor) -> Tensor:
+                return weights @ loss.negative_change(references, model.compare(query, rows.float()))
 
-        def term(rows: Tensor) -> Tensor:
-            return weights @ loss.of_negative(references, model.compare(query, rows.float()))
-
-        return term
+            self._training[table] = term
+        return self._training[table]
 
     def _gather(self, table: str, ids: Tensor) -> Tensor:
         """Return rows (n, D) of known and of new entities in float64."""

@@ -35,8 +35,8 @@ def run_regularizer(checkpoint: Checkpoint, model: KgeModel) -> Regularizer | No
     """Return the regularizer that a run was trained with; None if it has no effect."""
     values: dict[str, Any] = dict(value_at(checkpoint.config, ("regularizer",), {"name": AUTO}))
     of = VALUES.get(values["name"]) or REGULARIZERS.get(values["name"]).Settings
-    chosen = chosen_regularizer(settings_of("regularizer", of, values), checkpoint.meta.score_function)
-    made = REGULARIZERS.get(chosen.name)(chosen, model.score_function.complex_valued)
+    settings = chosen_regularizer(settings_of("regularizer", of, values), checkpoint.meta.score_function)
+    made = REGULARIZERS.get(settings.name)(settings, model.score_function.complex_valued)
     return made if made.weight else None
 
 
@@ -66,14 +66,14 @@ class CandidateLoss:
 
     def __init__(self, loss: Loss, count: int, ids: Tensor, rows: Tensor) -> None:
         self.ids, self.rows = ids, rows
-        self._loss, self._of_one = copy.copy(loss), copy.copy(loss)
+        self._loss, self._one_negative = copy.copy(loss), copy.copy(loss)
         self._is_softmax = isinstance(loss, Softmax)
         adds = isinstance(loss.reduction, Sum)
         if adds:
             self._loss.reduction = _Weighted(count / len(ids))
         # The sum of powers of all is N / M times that of the candidates.
         self._shift = math.log(count / len(ids)) if self._is_softmax else 0.0
-        self._of_one.reduction = Sum()
+        self._one_negative.reduction = Sum()
         self._share = 1.0 if self._is_softmax or adds else 1 / count
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor) -> Tensor:
@@ -89,24 +89,24 @@ class CandidateLoss:
         return lambda positive: functional.softplus(powers - positive)
 
     def references(self, positive: Tensor, negative: Tensor, ignored: Tensor) -> Tensor:
-        """Return what :meth:`of_negative` compares one negative of queries (B,) with."""
+        """Return what :meth:`negative_change` compares one negative of queries (B,) with."""
         # Softmax: the logarithm of the sum of all powers.
         return positive + self(positive, negative, ignored) if self._is_softmax else positive
 
-    def of_negative(self, references: Tensor, scores: Tensor) -> Tensor:
+    def negative_change(self, references: Tensor, scores: Tensor) -> Tensor:
         """Return by how much one negative more, of scores (B, E), changes losses, but for constants."""
         if self._is_softmax:
             return functional.softplus(scores - references[:, None])
         pairs = references[:, None].expand_as(scores).reshape(-1), scores.reshape(-1, 1)
-        return self._share * self._of_one(*pairs).view_as(scores)
+        return self._share * self._one_negative(*pairs).view_as(scores)
 
 
 MAX_STEPS = 25
 """Of L-BFGS; a dozen are usual."""
 MEMORY = 10
 MAX_HALVINGS = 12
-TOLERANCE = 1e-5
-"""Decrease of a loss that a step must promise."""
+TOLERANCE = 2e-5
+"""Decrease that a step must promise, as a share of the loss."""
 ROUNDING = 1e-6
 """Of a loss, a sum of numbers in float32."""
 PROBE = 0.01
@@ -129,7 +129,7 @@ def better_rows(start: Tensor, terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
     for number in range(MAX_STEPS + 1):
         directions = -_quasi_newton(gradients, pairs)
         slopes = (directions * gradients).sum(1)
-        is_open = (-slopes > 2 * TOLERANCE) & ~fails
+        is_open = (-slopes > 2 * TOLERANCE * losses.abs()) & ~fails
         if number == MAX_STEPS or not is_open.any():
             break
         steps = is_open.double()
@@ -164,13 +164,13 @@ def _pair(move: Tensor, change: Tensor) -> _Pair:
 
 def _quasi_newton(gradients: Tensor, pairs: Sequence[_Pair]) -> Tensor:
     """Return gradients (E, D) times the inverse second derivatives that pairs show (Liu and Nocedal 1989)."""
-    left, shares = gradients, []
+    rest, shares = gradients, []
     for move, change, inverse in reversed(pairs):
-        shares.append(inverse * (move * left).sum(1, keepdim=True))
-        left = left - shares[-1] * change
+        shares.append(inverse * (move * rest).sum(1, keepdim=True))
+        rest = rest - shares[-1] * change
     move, change, inverse = pairs[-1]
     scale = 1 / (inverse * (change * change).sum(1, keepdim=True))
-    made = left * torch.where(inverse > 0, scale, 1.0)
+    made = rest * torch.where(inverse > 0, scale, 1.0)
     for (move, change, inverse), share in zip(pairs, reversed(shares)):
         made = made + (share - inverse * (change * made).sum(1, keepdim=True)) * move
     return made

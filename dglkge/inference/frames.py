@@ -194,10 +194,10 @@ class Questions(TrainedModel):
         labels = self.tables.relations.labels
         ids = np.array([labels.id(label) for label in answered[RELATION_COLUMN]], np.int64)
         scores, missing = answered["score"].to_numpy(), answered["missing"].to_numpy()
-        of_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
+        by_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
         # The score of a relation is the mean of both sides.
-        mean = (of_side[HEAD] + of_side[TAIL]) / 2
-        values = np.where(missing == HEAD, of_side[HEAD], np.where(missing == TAIL, of_side[TAIL], mean))
+        mean = (by_side[HEAD] + by_side[TAIL]) / 2
+        values = np.where(missing == HEAD, by_side[HEAD], np.where(missing == TAIL, by_side[TAIL], mean))
         return pd.Series(values, answered.index, dtype=np.float64).reindex(answers.index)
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
@@ -222,8 +222,7 @@ class Questions(TrainedModel):
         InputError
             If a column is missing, or ``strict`` and a triple has a problem.
         """
-        frame = triple_columns(triples).copy()
-        parts = _parts(triples)
+        parts, frame = triple_parts(triples), triples[list(ROLES)].copy()
         ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
         complete = [place for place, part in enumerate(parts) if None not in part]
         if complete:
@@ -241,7 +240,7 @@ class Questions(TrainedModel):
         by_side = self.scores(ids[good])
         measures = {"score": (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2}
         if (calibration := self.calibration_if_any) is not None:
-            measures["probability"] = calibration.of_triples(by_side, ids[good])
+            measures["probability"] = calibration.triple_probabilities(by_side, ids[good])
         for name, measure in measures.items():
             frame[name] = np.nan
             frame.iloc[good, -1] = measure
@@ -337,7 +336,7 @@ class Questions(TrainedModel):
         triples = np.array(list(chain.from_iterable(pairs)), dtype=np.int64)
         by_side, splits = self.scores(triples), splits_of(by_split, triples)
         scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-        ends = np.cumsum([len(of_pair) for of_pair in pairs])
+        ends = np.cumsum([len(triples_of_pair) for triples_of_pair in pairs])
         labels, answers = self.tables.relations.labels, []
         for places in np.split(np.arange(len(triples)), ends[:-1]):
             if treatment is Known.DROP:
@@ -368,15 +367,6 @@ def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str
     return groups
 
 
-def triple_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of triples; that one is absent is an error."""
-    absent = [role for role in ROLES if role not in frame.columns]
-    if absent:
-        have = ", ".join(map(str, frame.columns))
-        raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-    return frame[list(ROLES)]
-
-
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
     """Return the first split (n,) that has each triple (n, 3), None where no split has it."""
     splits = np.full(len(triples), None, dtype=object)
@@ -386,8 +376,20 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
     return splits
 
 
+def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
+    """Return head, relation (at its time) and tail of each row, None for a missing one.
+
+    That a column is absent is an error.
+    """
+    absent = [role for role in ROLES if role not in frame.columns]
+    if absent:
+        have = ", ".join(map(str, frame.columns))
+        raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
+    return _parts(frame)
+
+
 def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
-    """Return head, relation (at its time) and tail of each row, None for a missing one."""
+    """Return the same, None for all of an absent column."""
     heads, relations, tails = (_column(frame, role) for role in ROLES)
     if TIME in frame.columns:
         pairs = zip(relations, _column(frame, TIME))

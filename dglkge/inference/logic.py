@@ -137,10 +137,10 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
             depth += (sign == "(") - (sign == ")")
             if depth < 0:
                 raise InputError(f"a parenthesis closes that was not opened: {text[: place + 1]!r}")
-            found = [word for word in separators if depth == 0 and text.startswith(word, place)]
-            if found:
+            matches = [word for word in separators if depth == 0 and text.startswith(word, place)]
+            if matches:
                 parts.append(text[start:place])
-                place = start = place + len(found[0])
+                place = start = place + len(matches[0])
                 continue
         place += 1
     if depth or is_quoted:

@@ -105,11 +105,11 @@ class Asked:
         self.answer_type = self._types[question.answer]
         self._root = self._plan(question.formula, question.answer, set())
 
-    def _assign(self, wanted: list[Fact]) -> None:
+    def _assign(self, links: list[Fact]) -> None:
         """Choose the relation of each link, so that each variable has one type."""
         tables = self._run.tables
         choices = {}
-        for fact in wanted:
+        for fact in links:
             ids = tables.relations.ids_of(fact.relation)
             ends = [(tables.relations[id_].lhs, tables.relations[id_].rhs) for id_ in ids]
             for term, place in ((fact.head, 0), (fact.tail, 1)):
@@ -126,23 +126,23 @@ class Asked:
             ]
 
         def extended(
-            left: list[Fact], chosen: dict[Fact, int], kinds: dict[str, str]
+            unassigned: list[Fact], assigned: dict[Fact, int], kinds: dict[str, str]
         ) -> Iterator[tuple[dict[Fact, int], dict[str, str]]]:
-            if not left:
-                yield chosen, kinds
+            if not unassigned:
+                yield assigned, kinds
                 return
-            fact, *rest = left
+            fact, *rest = unassigned
             for id_, pair in choices[fact]:
                 new = {term: kind for term, kind in zip((fact.head, fact.tail), pair) if is_variable(term)}
                 if all(kinds.get(term, kind) == kind for term, kind in new.items()):
-                    yield from extended(rest, {**chosen, fact: id_}, {**kinds, **new})
+                    yield from extended(rest, {**assigned, fact: id_}, {**kinds, **new})
 
         # The links with fewest choices first; two ways are too many, and there may be millions.
-        order = sorted(wanted, key=lambda fact: len(choices[fact]))
+        order = sorted(links, key=lambda fact: len(choices[fact]))
         solutions = list(islice(extended(order, {}, {}), 2))
         if len(solutions) != 1:
             problem = "several ways; give a relation's label, which names them" if solutions else "no way"
-            shown = ", ".join(map(str, wanted))
+            shown = ", ".join(map(str, links))
             raise InputError(f"the entity types of {shown} fit together in {problem}")
         self._relations, self._types = solutions[0]
 
@@ -155,17 +155,17 @@ class Asked:
         parts: list[Formula] = list(formula.parts) if isinstance(formula, And) else [formula]
         node = self._grow(parts, variable, visited | {variable})
         if parts:
-            left = ", ".join(sorted(set().union(*map(variables, parts)))) or str(parts[0])
-            raise InputError(f"parts with {left} are not connected with {variable}, or close a circle")
+            unconnected = ", ".join(sorted(set().union(*map(variables, parts)))) or str(parts[0])
+            raise InputError(f"parts with {unconnected} are not connected with {variable}, or close a circle")
         return node
 
     def _grow(self, parts: list[Formula], variable: str, visited: set[str]) -> Node:
         """Take the parts that hang on a variable out of a list."""
         children: list[Hop | Node] = []
-        own = {term for part in parts if isinstance(part, Fact) for term in variables(part)} | visited
+        reachable = {term for part in parts if isinstance(part, Fact) for term in variables(part)} | visited
         mine = [part for part in parts if variable in variables(part)]
         # A compound part belongs to the one variable that it shares with what is around it.
-        mine = [part for part in mine if isinstance(part, Fact) or variables(part) & own == {variable}]
+        mine = [part for part in mine if isinstance(part, Fact) or variables(part) & reachable == {variable}]
         for part in mine:
             parts.remove(part)
         for part in mine:
@@ -225,7 +225,7 @@ class Asked:
         hop.query = self._run.model.query(rows, relations, hop.side, relation_ids)
         hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
-        found = np.zeros(len(self._run.tables.vocabulary(type_)))
+        best_values = np.zeros(len(self._run.tables.vocabulary(type_)))
         curve = self._calibration.curve_of(hop.relation_id, hop.side)
         low = least_score(curve, LEAST_PROBABILITY)
         for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
@@ -235,10 +235,10 @@ class Asked:
                 # The pairs of a query are a slice, and each of its candidates is there once.
                 pairs = slice(end - count, end)
                 places = ids[pairs]
-                found[places] = np.maximum(found[places], probability[pairs])
+                best_values[places] = np.maximum(best_values[places], probability[pairs])
         index, answers = hop.known
-        np.maximum.at(found, answers, hop.values[index])
-        return found
+        np.maximum.at(best_values, answers, hop.values[index])
+        return best_values
 
     def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""
@@ -290,10 +290,10 @@ def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
     if operation == "not":
         return 1 - values[0]
     if operation == "or":
-        return 1 - _combine("and", [1 - one for one in values])
+        return 1 - _combine("and", [1 - value for value in values])
     combined = values[0]
-    for one in values[1:]:
-        combined = combined * one
+    for factor in values[1:]:
+        combined = combined * factor
     return combined
 
 

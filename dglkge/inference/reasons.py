@@ -71,7 +71,9 @@ class Explainer:
         return {
             **dict(zip(ROLES, self._named(*ids[0].tolist()))),
             "score": float(both.mean()),
-            "probability": None if calibration is None else float(calibration.of_triples(scores, ids).mean()),
+            "probability": None
+            if calibration is None
+            else float(calibration.triple_probabilities(scores, ids).mean()),
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),
@@ -79,16 +81,16 @@ class Explainer:
 
     def triples(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the training triples of both ends without which the score would fall most."""
-        found = []
+        influential = []
         for side in Side:
             triples, influences = self.influences(link, side)
-            found += [
+            influential += [
                 {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
                 if influence > 0
             ]
         # A triple of both ends changes both rows.
-        return sorted(found, key=lambda one: -one["influence"])[:k]
+        return sorted(influential, key=lambda reason: -reason["influence"])[:k]
 
     def rules(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
@@ -99,21 +101,21 @@ class Explainer:
 
     def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return known links of the relation that share an end, the most similar other end first."""
-        found = []
+        links = []
         for side in Side:
-            type_, own = link.end(side)
+            type_, end_id = link.end(side)
             anchor = link.end(side.other)[1]
             _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
-            answers = evenly(answers[answers != own], NUM_CANDIDATES)
-            rows = self._rows(type_, np.append(answers, own))
+            answers = evenly(answers[answers != end_id], NUM_CANDIDATES)
+            rows = self._rows(type_, np.append(answers, end_id))
             rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
             cosines = (rows[:-1] @ rows[-1]).tolist()
             names = self._run.tables.vocabulary(type_)
-            found += [
+            links += [
                 {"entity": names[id_], "instead_of": side.value, "cosine": cosine}
                 for id_, cosine in zip(answers.tolist(), cosines)
             ]
-        return sorted(found, key=lambda one: -one["cosine"])[:k]
+        return sorted(links, key=lambda reason: -reason["cosine"])[:k]
 
     def rules_of(self, relation: str, k: int, samples: int) -> list[dict[str, Any]]:
         """Return the best rules for a relation, mined from a sample of its triples."""
@@ -139,52 +141,56 @@ class Explainer:
         labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
         body = [_atom(labels, step, *ends) for step, ends in zip(rule.steps, zip(variables, variables[1:]))]
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
-        found = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
+        fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
-        return {**found, "path": [dict(zip(ROLES, self._named(*one))) for one in links]}
+        return {**fields, "path": [dict(zip(ROLES, self._named(*triple))) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
 
     def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
-        type_, own = link.end(side)
+        type_, end_id = link.end(side)
         anchor_type, anchor = link.end(side.other)
         relation = np.array([link.relation_id])
-        row = self._rows(type_, np.array([own]))
+        row = self._rows(type_, np.array([end_id]))
         (direction,) = self._slopes(side, (anchor_type, np.array([anchor])), relation, row)[1].double()
         triples, slopes, weights = [np.empty((0, 3), np.int64)], [], []
-        own_triples = list(self._graph.neighbours(type_, np.array([own])))
+        own_triples = list(self._graph.neighbours(type_, np.array([end_id])))
         places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
         groups: dict[tuple[Side, str], list[tuple[Step, int]]] = {}
         for _, step, other_type, other in (own_triples[place] for place in places):
             groups.setdefault((step[1].other, other_type), []).append((step, other))
         for (own_side, other_type), parts in groups.items():
             relations = np.array([step[0] for step, _ in parts])
-            others = np.array([other for _, other in parts])
+            other_ids = np.array([other for _, other in parts])
             table = np.empty((len(parts), 3), np.int64)
-            table[:, 1], table[:, own_side.column], table[:, own_side.anchor_column] = relations, own, others
+            table[:, 1], table[:, own_side.column], table[:, own_side.anchor_column] = (
+                relations,
+                end_id,
+                other_ids,
+            )
             is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)
-            query, slope, scores = self._slopes(own_side, (other_type, others), relations, row)
+            query, slope, scores = self._slopes(own_side, (other_type, other_ids), relations, row)
             triples.append(table[~is_asked])
             slopes.append(slope[~is_asked].double())
             weights.append(self._probabilities(type_, query, scores)[~is_asked].double())
-        found = np.concatenate(triples)
-        if not len(found):
-            return found, np.empty(0)
+        all_triples = np.concatenate(triples)
+        if not len(all_triples):
+            return all_triples, np.empty(0)
         slope, probability = torch.cat(slopes), torch.cat(weights)
         curvature = (slope * (probability * (1 - probability))[:, None]).T @ slope
         curvature += torch.eye(len(curvature)) * (DAMPING * curvature.diagonal().mean() + 1e-9)
         effect = slope @ torch.linalg.solve(curvature, direction) * (1 - probability)
-        return found, effect.numpy()
+        return all_triples, effect.numpy()
 
     def _slopes(
-        self, side: Side, others: tuple[str, np.ndarray], relation_ids: np.ndarray, row: Tensor
+        self, side: Side, anchors: tuple[str, np.ndarray], relation_ids: np.ndarray, row: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries of triples, slopes (n, D) of their scores in the answer's row, and the scores."""
         ids, model = torch.from_numpy(relation_ids), self._run.model
         with torch.no_grad():
-            query = model.query(self._rows(*others), self._rows(RELATION, relation_ids), side, ids)
+            query = model.query(self._rows(*anchors), self._rows(RELATION, relation_ids), side, ids)
         answers = row.expand(len(query), -1).clone().requires_grad_()
         scores = model.compare_pairs(query, answers)
         (slopes,) = torch.autograd.grad(scores.sum(), answers)
@@ -195,8 +201,8 @@ class Explainer:
         count = len(self._run.tables.vocabulary(type_))
         ids = evenly(np.arange(count), NUM_CANDIDATES)
         with torch.no_grad():
-            others = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
-        return torch.sigmoid(scores - others - math.log(count / len(ids)))
+            log_sums = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
+        return torch.sigmoid(scores - log_sums - math.log(count / len(ids)))
 
 
 def _atom(labels: Vocabulary, step: Step, before: str, after: str) -> str:

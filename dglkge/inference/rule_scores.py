@@ -141,16 +141,16 @@ class RuleScores:
         """Return the same graph with chains and weights of :meth:`to_dict`."""
         rules: dict[int, list[Rule]] = {id_: [] for id_ in range(len(relations))}
         weights = np.zeros_like(self.weights)
-        for label, of_relation in fields.items():
+        for label, values in fields.items():
             id_ = relations.id(label)
-            weights[id_] = [of_relation["weights"][side.value] for side in Side]
+            weights[id_] = [values["weights"][side.value] for side in Side]
             rules[id_] = [
                 Rule(
                     tuple((relations.id(step), Side(side)) for step, side in rule["steps"]),
                     rule["support"],
                     rule["pairs"],
                 )
-                for rule in of_relation["rules"]
+                for rule in values["rules"]
             ]
         return replace(self, rules=rules, weights=weights)
 
@@ -198,9 +198,9 @@ def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
     order = np.argsort(train[:, 1], kind="stable")
     starts = np.searchsorted(train[order, 1], np.arange(len(scores.rules) + 1))
     for relation_id in tqdm(scores.rules, desc="mine rules", unit="relation", disable=None):
-        own = train[order[starts[relation_id] : starts[relation_id + 1]]]
-        found = scores.graph.rules(relation_id, own, SAMPLES, MOST_RULES)
-        rules[relation_id] = [rule for rule in found if rule.confidence >= MIN_CONFIDENCE]
+        relation_triples = train[order[starts[relation_id] : starts[relation_id + 1]]]
+        measured = scores.graph.rules(relation_id, relation_triples, SAMPLES, MOST_RULES)
+        rules[relation_id] = [rule for rule in measured if rule.confidence >= MIN_CONFIDENCE]
     return replace(scores, rules=rules)
 
 

@@ -112,18 +112,19 @@ class RuleGraph:
         for side in _READ:
             relations = self._anchored(type_, side)
             anchors = np.repeat(ids, len(relations))
-            found = self._known.answers(side, anchors, np.tile(relations, len(ids)))
-            queries, others = evenly(np.stack(found, 1), MAX_LINKS).T
+            answers = self._known.answers(side, anchors, np.tile(relations, len(ids)))
+            queries, neighbours = evenly(np.stack(answers, 1), MAX_LINKS).T
             places, which = np.divmod(queries, max(len(relations), 1))
             steps = 2 * relations[which] + _READ.index(side)
-            parts.append((places, steps, self._reached[steps] << _ID_BITS | others))
+            parts.append((places, steps, self._reached[steps] << _ID_BITS | neighbours))
         places, steps, nodes = (np.concatenate(columns) for columns in zip(*parts))
         return places, steps, nodes
 
     def _anchored(self, type_: str, side: Side) -> np.ndarray:
         """Return the relations (n,) whose links lead from a type to their ends on a side."""
         return np.array(
-            [id_ for id_, one in enumerate(self.relations) if one.anchor_type(side) == type_], np.int64
+            [id_ for id_, relation in enumerate(self.relations) if relation.anchor_type(side) == type_],
+            np.int64,
         )
 
     def _entity(self, node: int) -> Entity:
@@ -141,11 +142,11 @@ class RuleGraph:
         last = last ^ 1  # read towards the tail
         ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (head, tail)]
         is_direct = (near == ends[1]) & (first != 2 * relation_id)
-        found = _distinct_chains([first[is_direct]], [])
+        chains_with_nodes = _distinct_chains([first[is_direct]], [])
         is_between = ~np.isin(near, ends)
         first, near = first[is_between], near[is_between]
         i, j = joined(near, far)
-        found += _distinct_chains([first[i], last[j]], [near[i]])
+        chains_with_nodes += _distinct_chains([first[i], last[j]], [near[i]])
         chains, nodes = [], []
         for type_ in np.unique(near >> _ID_BITS).tolist():
             middle = evenly(np.unique(near[near >> _ID_BITS == type_]), most)
@@ -159,15 +160,15 @@ class RuleGraph:
             chains.append((first[i], step[j], last[k]))
             nodes.append((near[i], beyond[j]))
         if chains:
-            found += _distinct_chains(
-                *([np.concatenate(one) for one in zip(*part)] for part in (chains, nodes))
+            chains_with_nodes += _distinct_chains(
+                *([np.concatenate(columns) for columns in zip(*part)] for part in (chains, nodes))
             )
         return [
             Path(
                 tuple(self._steps[step] for step in steps),
                 (head, *(self._entity(node) for node in between), tail),
             )
-            for steps, between in found
+            for steps, between in chains_with_nodes
         ]
 
     def follow(
@@ -180,11 +181,11 @@ class RuleGraph:
         start_type = self.relations[steps[0][0]].anchor_type(steps[0][1])
         origin, reached = np.arange(len(starts)), starts
         for relation, side in steps:
-            asked = _distinct(reached)
-            first, count, answers = self._known.runs(side, asked, np.full(len(asked), relation))
-            own = np.searchsorted(asked, reached)
-            place, within = _spread(count[own])
-            answers = answers[first[own[place]] + within].astype(np.int64)
+            anchors = _distinct(reached)
+            first, count, answers = self._known.runs(side, anchors, np.full(len(anchors), relation))
+            anchor_places = np.searchsorted(anchors, reached)
+            place, within = _spread(count[anchor_places])
+            answers = answers[first[anchor_places[place]] + within].astype(np.int64)
             size = int(answers.max(initial=0)) + 1
             pairs = evenly(_distinct(origin[place] * size + answers), most)
             origin, reached = np.divmod(pairs, size)
@@ -208,12 +209,14 @@ class RuleGraph:
 
         They are the chains of most paths of a sample of its known triples (n, 3); most of them are measured.
         """
-        relation, seen = self.relations[relation_id], Counter[tuple[Step, ...]]()
+        relation, chain_counts = self.relations[relation_id], Counter[tuple[Step, ...]]()
         sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
         for head, _, tail in triples[np.sort(sample)].tolist():
             ends = (relation.lhs, head), (relation.rhs, tail)
-            seen.update(path.steps for path in self.paths(ends[0], relation_id, ends[1], MINED_NEIGHBOURS))
-        return best_rules([self.rule(steps, relation_id) for steps, _ in seen.most_common(most)])
+            chain_counts.update(
+                path.steps for path in self.paths(ends[0], relation_id, ends[1], MINED_NEIGHBOURS)
+            )
+        return best_rules([self.rule(steps, relation_id) for steps, _ in chain_counts.most_common(most)])
 
     def constants(
         self, side: Side, relation_id: int, anchors: np.ndarray
@@ -239,8 +242,8 @@ class RuleGraph:
         size = int(conclusions.max(initial=0)) + 1
         for side_of_body in _READ:
             for body in self._anchored(relation.anchor_type(side), side_of_body).tolist():
-                query, given = known.answers(side_of_body, anchors, np.full(len(anchors), body))
-                features = _distinct(given)
+                query, features_of_anchors = known.answers(side_of_body, anchors, np.full(len(anchors), body))
+                features = _distinct(features_of_anchors)
                 if not len(features):
                     continue
                 x, d = known.answers(side_of_body, starts, np.full(len(starts), body))
@@ -260,7 +263,7 @@ class RuleGraph:
                 if (body, side_of_body) == (relation_id, side):  # the conclusion itself
                     is_kept &= features[feature] != answer
                 feature, answer, confidence = feature[is_kept], answer[is_kept], confidence[is_kept]
-                i, j = joined(given, features[feature])
+                i, j = joined(features_of_anchors, features[feature])
                 yield query[i], answer[j], confidence[j]
 
 
@@ -269,7 +272,9 @@ _READ = (Side.TAIL, Side.HEAD)
 
 def best_rules(rules: Sequence[Rule]) -> list[Rule]:
     """Return the rules with support, by descending confidence, shorter ones first."""
-    return sorted((rule for rule in rules if rule.support), key=lambda one: (-one.confidence, len(one.steps)))
+    return sorted(
+        (rule for rule in rules if rule.support), key=lambda rule: (-rule.confidence, len(rule.steps))
+    )
 
 
 def mirrored(steps: tuple[Step, ...]) -> tuple[Step, ...]:

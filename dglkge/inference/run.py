@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.links.completion import find_links, plan_completion, write_completion
 from dglkge.inference.reasons import RULE_COLUMNS, Explainer
-from dglkge.inference.rule_scores import open_rules
+from dglkge.inference.rule_scores import RuleScores, open_rules, plain_rules
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -161,9 +162,9 @@ class Run(Questions):
             if protocol not in SPLITS:
                 raise unknown_name("split", protocol, SPLITS)
             protocol = Protocol(split=protocol)
-        own = dataset.split(protocol.split) if triples is None or protocol.given else triples
-        triples = own if triples is None else triples
-        if protocol.given and not np.array_equal(triples, own[: len(triples)]):
+        split_triples = dataset.split(protocol.split) if triples is None or protocol.given else triples
+        triples = split_triples if triples is None else triples
+        if protocol.given and not np.array_equal(triples, split_triples[: len(triples)]):
             raise InputError("given candidates belong to the triples of a split, in their order")
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
@@ -434,7 +435,7 @@ class Run(Questions):
         -------
         Run
             Another one, which ranks, predicts and scores with rules, without probabilities; this one stays as
-            it is. Of new entities (:meth:`add_entities`) ask for rules last.
+            it is.
 
         Raises
         ------
@@ -510,9 +511,18 @@ class Run(Questions):
             run.predict_tails("Carol", "likes")
         """
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
-        of_type = self._type_with_features(entity_type)
-        checkpoint = self.checkpoint.with_new_entities({of_type: (names, vectors)})
-        return Run(checkpoint, self._dataset_path, self._added)
+        type_ = self._type_with_features(entity_type)
+        checkpoint = self.checkpoint.with_new_entities({type_: (names, vectors)})
+        return self._extended(checkpoint)
+
+    def _extended(self, checkpoint: Checkpoint, *added: np.ndarray) -> Run:
+        """Return this model with further entities and known triples, and what these do not change."""
+        run = Run(checkpoint, self._dataset_path, [*self._added, *added])
+        shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
+        vars(run).update({name: value for name, value in vars(self).items() if name in shared})
+        if isinstance(self.bonus, RuleScores):
+            run.bonus = replace(plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights)
+        return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are made of texts about them.
@@ -539,19 +549,19 @@ class Run(Questions):
             run = dglkge.open_run("runs/demo").with_new_texts({"Carol": "a text about Carol"})
             run.predict_tails("Carol", "likes")
         """
-        of_type = self._type_with_features(entity_type)
-        if of_type not in self._encoders:
+        type_ = self._type_with_features(entity_type)
+        if type_ not in self._encoders:
             files = (self.checkpoint.config.get("features") or {}).get("files", ())
             files = feature_files(files, self.tables.entity_types, "features.files")
-            found = [file.path for file in files if of_type in file.entity_types]
-            if not found:
-                raise InputError(f"entities of type {of_type!r} have no vectors in features.files")
-            self._encoders[of_type] = open_encoder(found[0])
-        vectors = self._encoders[of_type](texts.values())
+            paths = [file.path for file in files if type_ in file.entity_types]
+            if not paths:
+                raise InputError(f"entities of type {type_!r} have no vectors in features.files")
+            self._encoders[type_] = open_encoder(paths[0])
+        vectors = self._encoders[type_](texts.values())
         for name, vector in zip(texts, vectors):
             if not vector.any():
-                raise InputError(f"the text about {name!r} has no word that the texts of {of_type!r} have")
-        return self.with_new_entities(list(texts), vectors, of_type)
+                raise InputError(f"the text about {name!r} has no word that the texts of {type_!r} have")
+        return self.with_new_entities(list(texts), vectors, type_)
 
     @cached_property
     def _encoders(self) -> dict[str, Encode]:
@@ -566,8 +576,8 @@ class Run(Questions):
         Parameters
         ----------
         triples : DataFrame
-            Columns head, relation and tail. They are known triples of the result (``known_from`` is
-            ``"added"``).
+            Columns head, relation and tail, and time where relations have one. They are known triples of the
+            result (``known_from`` is ``"added"``).
 
         Returns
         -------
@@ -589,7 +599,7 @@ class Run(Questions):
             run.predict_tails("Carol", "likes")
         """
         checkpoint, added = self._fold_in.with_entities(triples)
-        return Run(checkpoint, self._dataset_path, [*self._added, added])
+        return self._extended(checkpoint, added)
 
     @cached_property
     def _fold_in(self) -> FoldIn:
@@ -629,7 +639,7 @@ class Run(Questions):
             (name,) = file.entity_types
             names, vectors = read_new_vectors(file.path, checkpoint.vocabulary(name), "", *columns)
             new[name] = names, torch.from_numpy(vectors)
-        return Run(checkpoint.with_new_entities(new), self._dataset_path, self._added)
+        return self._extended(checkpoint.with_new_entities(new))
 
     def _type_with_features(self, entity_type: str | None) -> str:
         """Return the entity type of new entities."""
@@ -657,7 +667,9 @@ class Run(Questions):
         tables, results = tables or self.tables_in_order, {}
         if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
             here = self.tables.version
-            results = {name: one for name, one in self.results.items() if one.get("version", here) == here}
+            results = {
+                name: result for name, result in self.results.items() if result.get("version", here) == here
+            }
         return export_tables(
             self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
         )

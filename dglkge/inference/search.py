@@ -110,7 +110,7 @@ def best_answers(
                 side,
                 keys,
             )
-            seen = _seen(known_triples, side, keys) if candidates == SEEN else []
+            candidates_by_relation = _seen_candidates(known_triples, side, keys) if candidates == SEEN else []
             split_of: dict[tuple[int, int], str] = {}
             added = []
             if known is not Known.KEEP:
@@ -128,22 +128,22 @@ def best_answers(
             for shard in tables.shards(candidate_type):
                 for first, stop in candidate_blocks(len(batch), shard):
                     scores = model.compare(query_rows, shard.rows[first:stop])
-                    _change(scores, shard, first, added, seen)
+                    _change(scores, shard, first, added, candidates_by_relation)
                     best.add(scores, shard.original_ids[first:stop])
-            for row, (place, found) in enumerate(zip(batch, best.result())):
-                answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in found]
+            for row, (place, best_scores) in enumerate(zip(batch, best.result())):
+                answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in best_scores]
     return answers
 
 
-def _seen(
+def _seen_candidates(
     known_triples: Mapping[str, KnownTriples], side: Side, relation_ids: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the queries of each relation, and the entities that its known triples have on a side."""
-    found = []
+    seen_by_relation = []
     for relation_id in relation_ids.unique().tolist():
         ids = np.concatenate([triples.seen(side, relation_id) for triples in known_triples.values()])
-        found.append((torch.nonzero(relation_ids == relation_id)[:, 0], torch.from_numpy(ids)))
-    return found
+        seen_by_relation.append((torch.nonzero(relation_ids == relation_id)[:, 0], torch.from_numpy(ids)))
+    return seen_by_relation
 
 
 def _change(
@@ -151,7 +151,7 @@ def _change(
     shard: RowShard,
     first: int,
     added: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    seen: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    candidates_by_relation: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
     """Add to the scores (Q, n) of a block of a shard, in place, and exclude what was not seen."""
     for index, ids, values in added:
@@ -159,7 +159,7 @@ def _change(
         places = shard.locate(torch.from_numpy(ids)) - first
         here = (places >= 0) & (places < scores.shape[1])
         scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here]
-    for rows, seen_ids in seen:
+    for rows, seen_ids in candidates_by_relation:
         places = shard.locate(seen_ids) - first
         is_unseen = torch.ones(scores.shape[1], dtype=torch.bool)
         is_unseen[places[(places >= 0) & (places < scores.shape[1])]] = False

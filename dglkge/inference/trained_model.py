@@ -243,8 +243,8 @@ class TrainedModel:
         # Relations of one name are tried first by the given entity: users rarely give the types' names.
         fitting = [
             id_
-            for id_, own in enumerate(relations.relations)
-            if own.name == relation and entity in vocabulary(own.anchor_type(side))
+            for id_, candidate in enumerate(relations.relations)
+            if candidate.name == relation and entity in vocabulary(candidate.anchor_type(side))
         ]
         # Otherwise the vocabulary decides; its error lists the labels, which name the types.
         relation_id = fitting[0] if len(fitting) == 1 else relations.id(relation)

@@ -61,13 +61,13 @@ def classify(
         for name, these in true.items():
             with_tail = draw_sides(len(these), (seed, name))
             sides = ((Side.HEAD, these[~with_tail]), (Side.TAIL, these[with_tail]))
-            drawn = [draw_corruptions(own, s, 1, dataset, known, (seed, name), pools) for s, own in sides]
+            drawn = [draw_corruptions(part, s, 1, dataset, known, (seed, name), pools) for s, part in sides]
             false[name] = np.concatenate(drawn)
     else:
         false = dict(zip(true, false_triples))
     scored = {}
-    for name, own in true.items():
-        both, labels = _together(own, false[name])
+    for name, true_triples in true.items():
+        both, labels = _together(true_triples, false[name])
         by_side = run.scores(both)
         scored[name] = both[:, 1], (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2, labels
     thresholds = fit_thresholds(*scored["valid"])
@@ -119,7 +119,7 @@ def calibrate(
         raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
     checkpoint = run.checkpoint
     valid = run.dataset.split(VALID)
-    scores, labels, asked = labelled_scores(run, valid, known, corruptions, (seed, "valid"))
+    scores, labels, queries = labelled_scores(run, valid, known, corruptions, (seed, "valid"))
     prior_scores, curves = None, dict[tuple[int, Side], Platt]()
     adapted = {}
     if num_questions:
@@ -127,7 +127,7 @@ def calibrate(
         adapted = fit_adapter(run, sigmoid, num_questions, seed)
     if by_relation:
         even = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.5))
-        prior_scores, curves = fit_by_relation(scores, labels, asked, even)
+        prior_scores, curves = fit_by_relation(scores, labels, queries, even)
     return Calibration(
         method=method,
         curve=METHODS[method].fit(scores, labels, balanced_weights(labels, positive_rate)),
@@ -152,11 +152,11 @@ def calibration_quality(
     The corruptions are drawn, and the kinds weighted, as for the fit.
     """
     stream = (calibration.seed, "tested")
-    scores, labels, asked = labelled_scores(run, triples, known, calibration.corruptions, stream)
+    scores, labels, queries = labelled_scores(run, triples, known, calibration.corruptions, stream)
     probabilities = np.empty(len(scores))
     for place, side in enumerate(Side):
-        own = asked[:, 2] == place
-        probabilities[own] = calibration.probabilities(scores[own], asked[own, 1], side)
+        is_side = queries[:, 2] == place
+        probabilities[is_side] = calibration.probabilities(scores[is_side], queries[is_side, 1], side)
     return calibration_metrics(probabilities, labels, balanced_weights(labels, calibration.positive_rate))
 
 
@@ -170,17 +170,17 @@ def labelled_scores(
     scores : (m,) float64 array
     labels : (m,) bool array
         Which scores are those of true triples.
-    asked : (m, 3) int64 array
+    queries : (m, 3) int64 array
         Entity given, relation and side (its place in ``Side``) of each query.
     """
-    scores, labels, asked = [], [], []
+    scores, labels, queries = [], [], []
     for place, side in enumerate(Side):
         false = draw_corruptions(triples, side, num_each, run.dataset, known, stream)
         both, are_true = _together(triples, false)
         scores.append(run.scores(both)[side])
         labels.append(are_true)
-        asked.append(np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)]))
-    return np.concatenate(scores), np.concatenate(labels), np.concatenate(asked)
+        queries.append(np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)]))
+    return np.concatenate(scores), np.concatenate(labels), np.concatenate(queries)
 
 
 def _together(true: np.ndarray, false: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,7 @@ PERPLEXITY = 30
 """Of t-SNE, its usual value; smaller where there are fewer than 91 entities, of which it takes a third."""
 
 
-def frequent_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
+def frequent_entities(entity_degrees: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     """Return the ids of the entities with the highest degrees over all types, by type; one of each at least.
 
     Examples
@@ -41,13 +41,13 @@ def frequent_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[
     >>> frequent_entities({"a": np.array([1, 9, 3]), "b": np.array([2])}, 3)
     {'a': array([1, 2]), 'b': array([0])}
     """
-    counts = np.concatenate(list(of_entities.values()))
-    owner = np.repeat(np.arange(len(of_entities)), list(map(len, of_entities.values())))
+    counts = np.concatenate(list(entity_degrees.values()))
+    owner = np.repeat(np.arange(len(entity_degrees)), list(map(len, entity_degrees.values())))
     best = np.argsort(-counts, kind="stable")[:most]
-    taken = np.bincount(owner[best], minlength=len(of_entities))
+    taken = np.bincount(owner[best], minlength=len(entity_degrees))
     return {
         name: np.argsort(-degrees, kind="stable")[: max(1, number)]
-        for (name, degrees), number in zip(of_entities.items(), taken.tolist())
+        for (name, degrees), number in zip(entity_degrees.items(), taken.tolist())
     }
 
 
@@ -74,23 +74,23 @@ def project(rows: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, l
 
 
 def entity_map(
-    tables: Tables, of_entities: Mapping[str, np.ndarray], most: int, method: str
+    tables: Tables, entity_degrees: Mapping[str, np.ndarray], most: int, method: str
 ) -> dict[str, Any]:
     """Return the map of the entities with the highest degrees: by type their names, degrees, x and y."""
-    ids_by_type = frequent_entities(of_entities, most)
+    ids_by_type = frequent_entities(entity_degrees, most)
     rows = [tables.gather(name, torch.from_numpy(ids)).float().numpy() for name, ids in ids_by_type.items()]
     points, explained = project(np.concatenate(rows), method)
     types: dict[str, dict[str, Sequence[Any]]] = {}
     first = 0
     for name, ids in ids_by_type.items():
-        of_type = points[first : first + len(ids)]
+        type_points = points[first : first + len(ids)]
         first += len(ids)
         vocabulary = tables.vocabulary(name)
         types[name] = {
             "names": [vocabulary[id_] for id_ in ids.tolist()],
-            "degrees": of_entities[name][ids].tolist(),
-            "x": of_type[:, 0].round(5).tolist(),
-            "y": of_type[:, 1].round(5).tolist(),
+            "degrees": entity_degrees[name][ids].tolist(),
+            "x": type_points[:, 0].round(5).tolist(),
+            "y": type_points[:, 1].round(5).tolist(),
         }
     return {"method": method, "explained": explained, "num_entities": first, "types": types}
 
@@ -140,7 +140,7 @@ def collect(
     choices: Choices,
     dataset: str | None = None,
     verify: bool = True,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Return all figures of runs: ``runs``, ``datasets`` and ``configuration``.
 
@@ -186,19 +186,19 @@ def run_labels(paths: Sequence[str]) -> list[str]:
     if len(set(parts)) < len(parts):
         raise InputError(f"the same run is given twice: {', '.join(paths)}")
     labels = []
-    for own in parts:
-        others = [other for other in parts if other != own]
+    for folder in parts:
+        other_paths = [other for other in parts if other != folder]
         length = 1
-        while any(other[-length:] == own[-length:] for other in others):
+        while any(other[-length:] == folder[-length:] for other in other_paths):
             length += 1
-        labels.append("/".join(own[-length:]))
+        labels.append("/".join(folder[-length:]))
     return labels
 
 
-def dataset_figures(dataset: Dataset, of_entities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def dataset_figures(dataset: Dataset, entity_degrees: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return what a data set and its partitions hold."""
     description = dataset.description
-    every = np.concatenate(list(of_entities.values()))
+    all_degrees = np.concatenate(list(entity_degrees.values()))
     split_counts = {
         split: np.bincount(dataset.split(split)[:, 1], minlength=dataset.num_relations) for split in SPLITS
     }
@@ -214,11 +214,11 @@ def dataset_figures(dataset: Dataset, of_entities: Mapping[str, np.ndarray]) -> 
         "duplicates": description.get(Field.DUPLICATES),
         "unseen": description.get(Field.UNSEEN, {}).get("valid_and_test"),
         "degrees": {
-            "mean": float(every.mean()),
-            "median": float(np.median(every)),
-            "largest": int(every.max()),
-            "without_triples": int((every == 0).sum()),
-            "histogram": degree_histogram(every),
+            "mean": float(all_degrees.mean()),
+            "median": float(np.median(all_degrees)),
+            "largest": int(all_degrees.max()),
+            "without_triples": int((all_degrees == 0).sum()),
+            "histogram": degree_histogram(all_degrees),
         },
         "relations": {
             label: {split: int(counts[id_]) for split, counts in split_counts.items()}
@@ -233,7 +233,7 @@ def dataset_figures(dataset: Dataset, of_entities: Mapping[str, np.ndarray]) -> 
     }
 
 
-def degree_histogram(of_entities: np.ndarray) -> list[list[int]]:
+def degree_histogram(entity_degrees: np.ndarray) -> list[list[int]]:
     """Return [lowest degree, highest degree, entities] of classes that double: 0, 1, 2-3, 4-7, ...
 
     Examples
@@ -242,8 +242,8 @@ def degree_histogram(of_entities: np.ndarray) -> list[list[int]]:
     [[0, 0, 1], [1, 1, 2], [2, 3, 1], [4, 7, 1]]
     """
     classes, low, high = [], 0, 0
-    while low <= of_entities.max():
-        classes.append([low, high, int(((of_entities >= low) & (of_entities <= high)).sum())])
+    while low <= entity_degrees.max():
+        classes.append([low, high, int(((entity_degrees >= low) & (entity_degrees <= high)).sum())])
         low, high = high + 1, 2 * high + 1
     return classes
 
@@ -289,12 +289,12 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
 
 def completions(run: Run) -> dict[str, list[dict[str, float]]]:
     """Return the precision and the recall of ``dglkge complete --held-out`` by split, for this version."""
-    found = {}
+    curves = {}
     for path in sorted(run.checkpoint.run_folder.glob(layout.COMPLETION_PATTERN)):
         result, checkpoint = dataset_files.load_json(path), run.checkpoint
         if (result["run_id"], result["version"]) == (checkpoint.manifest.run_id, checkpoint.version):
-            found[result["held_out"]] = result["curve"]
-    return found
+            curves[result["held_out"]] = result["curve"]
+    return curves
 
 
 def ranking(
@@ -330,7 +330,7 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
     # A relation is not both: with few of them, the better half is best.
     number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
     groups = {"best": ordered[:number], "worst": ordered[max(number, len(ordered) - number) :][::-1]}
-    found: dict[str, dict[str, Any]] = {
+    by_label: dict[str, dict[str, Any]] = {
         label: {
             "relation": label,
             "mrr": both[label].mrr,
@@ -340,18 +340,18 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
         for label in chain.from_iterable(groups.values())
     }
     relations, vocabulary = run.dataset.relations, run.dataset.vocabulary
-    asked = [
+    queries = [
         (place, LinkQuery(side, int(triples[place, side.anchor_column]), id_))
-        for id_ in map(relations.labels.id, found)
+        for id_ in map(relations.labels.id, by_label)
         for place in np.flatnonzero(triples[:, 1] == id_)[:EXAMPLE_TRIPLES]
         for side in Side
     ]
     # All at once: each call reads the rows of all candidates.
-    answers_of_queries = run.answer([query for _, query in asked], EXAMPLE_ANSWERS)
-    for (place, query), answers in zip(asked, answers_of_queries):
+    answers_of_queries = run.answer([query for _, query in queries], EXAMPLE_ANSWERS)
+    for (place, query), answers in zip(queries, answers_of_queries):
         side, relation = query.side, relations[query.relation_id]
         names = vocabulary(relation.candidate_type(side))
-        found[relations.labels[query.relation_id]]["queries"].append(
+        by_label[relations.labels[query.relation_id]]["queries"].append(
             {
                 "side": side.value,
                 "given": vocabulary(relation.anchor_type(side))[query.entity_id],
@@ -363,7 +363,7 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
                 ],
             }
         )
-    return {kind: [found[label] for label in labels] for kind, labels in groups.items()}
+    return {kind: [by_label[label] for label in labels] for kind, labels in groups.items()}
 
 
 def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -172,8 +172,8 @@ class _Page:
         # Those of a single run are above this table, and in that of the ranking.
         for name in METRICS if self._is_comparison else ():
             cells = self._metric_cells([run["ranking"]["sides"]["both"] for run in self.runs], name)
-            left = [cell._replace(css=cell.css.removeprefix("n").strip()) for cell in cells]
-            rows.append([Cell(_metric_title(name)), *left])
+            aligned = [cell._replace(css=cell.css.removeprefix("n").strip()) for cell in cells]
+            rows.append([Cell(_metric_title(name)), *aligned])
         rows.append(self._facts("Ranked triples", _ranked))
         for split in SPLITS:
             if any(_is_news(run, split) for run in self.runs):
@@ -227,10 +227,10 @@ class _Page:
 
     def curves(self) -> list[tuple[str, str]]:
         headings = []
-        for what, title, heading in CURVES:
-            is_log = what == "loss" and plots.is_log_better(self.runs, what)
-            if self.add(f"plot-{what}", plots.curves(self.runs, what, title, is_log)):
-                headings.append((f"plot-{what}", heading))
+        for measure, title, heading in CURVES:
+            is_log = measure == "loss" and plots.is_log_better(self.runs, measure)
+            if self.add(f"plot-{measure}", plots.curves(self.runs, measure, title, is_log)):
+                headings.append((f"plot-{measure}", heading))
         return headings
 
     def ranking(self) -> dict[str, Any]:
@@ -445,7 +445,7 @@ class _Page:
         """Return a table of the buckets of the last epoch of each run with ranges, and the run's label."""
         tables = []
         for number, run in enumerate(self.runs):
-            rows = [_bucket_cells(one) for one in run["training"]["buckets"]]
+            rows = [_bucket_cells(bucket) for bucket in run["training"]["buckets"]]
             if rows:
                 label = run["label"] if self._is_comparison else ""
                 tables.append((label, _table(f"table-buckets-{number}", rows)))
@@ -482,10 +482,10 @@ def _options(optimizer: Entry) -> str:
 
 def _ranked(run: Entry) -> str:
     ranking = run["ranking"]
-    number, of_split = ranking["num_triples"], ranking["num_triples_of_split"]
-    if number == of_split:
+    number, split_count = ranking["num_triples"], ranking["num_triples_of_split"]
+    if number == split_count:
         return f"all {number:,}"
-    return f"{number:,} of {of_split:,}, drawn with seed {ranking['seed']}"
+    return f"{number:,} of {split_count:,}, drawn with seed {ranking['seed']}"
 
 
 def _is_news(run: Entry, split: str) -> bool:

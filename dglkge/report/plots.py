@@ -87,15 +87,15 @@ def _points(x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: A
     return _trace("scatter", x, y, hover, name, **{"mode": "markers", **more})
 
 
-def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
+def curves(runs: Runs, measure: str, title: str, is_log: bool = False) -> Figure:
     """Return the plot of a learning curve of all runs that have it; empty if none has."""
     traces = []
     for number, run in enumerate(runs):
-        of_valid, label = run["training"][VALID], run["label"]
-        points = of_valid.get("mrr", []) if what == VALID else run["training"][what]
+        valid, label = run["training"][VALID], run["label"]
+        points = valid.get("mrr", []) if measure == VALID else run["training"][measure]
         lines = [(label, points, _of(SYMBOLS, number))]
-        if what == "loss" and of_valid.get("loss"):
-            lines = [(f"{label}, train", *lines[0][1:]), (f"{label}, valid", of_valid["loss"], "x")]
+        if measure == "loss" and valid.get("loss"):
+            lines = [(f"{label}, train", *lines[0][1:]), (f"{label}, valid", valid["loss"], "x")]
         for name, points, symbol in lines:
             if points:
                 style = {
@@ -128,9 +128,9 @@ def completion_curves(runs: Runs) -> Figure:
     return figure(traces, xaxis=recall, yaxis=precision)
 
 
-def is_log_better(runs: Runs, what: str) -> bool:
+def is_log_better(runs: Runs, measure: str) -> bool:
     """Return whether a curve's positive values span more than a factor of 20."""
-    points = [run["training"][what] + run["training"][VALID].get(what, []) for run in runs]
+    points = [run["training"][measure] + run["training"][VALID].get(measure, []) for run in runs]
     values = [value for _, value in chain(*points) if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
@@ -226,7 +226,7 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
     """Return the plot of a map: a colour for each type, or for one type alone by degree."""
     types = entities["types"]
     traces = []
-    for number, (name, of_type) in enumerate(types.items()):
+    for number, (name, map_) in enumerate(types.items()):
         marker: Figure = {
             "size": 6,
             "opacity": 0.75,
@@ -234,14 +234,14 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
             "color": _of(PALETTE, number),
         }
         if len(types) == 1:
-            logarithms = [math.log10(max(1, degree)) for degree in of_type["degrees"]]
+            logarithms = [math.log10(max(1, degree)) for degree in map_["degrees"]]
             ticks = list(range(math.ceil(max(logarithms, default=0)) + 1))
             texts = {"tickvals": ticks, "ticktext": [f"{10**tick:,}" for tick in ticks]}
             bar = _axis("degree", thickness=12, **texts)
             marker |= {"color": logarithms, "colorscale": "Viridis", "colorbar": bar}
-        texts = {"text": [shown(entity) for entity in of_type["names"]], "customdata": of_type["degrees"]}
+        texts = {"text": [shown(entity) for entity in map_["names"]], "customdata": map_["degrees"]}
         hover = "%{text}<br>degree %{customdata:,}"
-        traces.append(_points(of_type["x"], of_type["y"], hover, name, marker=marker, **texts))
+        traces.append(_points(map_["x"], map_["y"], hover, name, marker=marker, **texts))
     titles = [f"component {i + 1} ({share:.1%})" for i, share in enumerate(entities["explained"])] or ["", ""]
     x, y = (_axis(title, zeroline=False, showticklabels=bool(title)) for title in titles)
     return figure(
@@ -256,7 +256,7 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
 
 def _map_names(types: Iterable[Mapping[str, Any]]) -> list[Figure]:
     """Return the names of the entities with the highest degrees, but for those that would lie on others."""
-    columns = [zip(*(of_type[key] for key in ("degrees", "x", "y", "names"))) for of_type in types]
+    columns = [zip(*(map_[key] for key in ("degrees", "x", "y", "names"))) for map_ in types]
     points = sorted(chain.from_iterable(columns), key=lambda point: -point[0])
     if not points:
         return []

@@ -128,10 +128,10 @@ def duration(seconds: float) -> str:
     >>> duration(4.32), duration(75.0), duration(7325.0), duration(200_000.0)
     ('4.32 s', '1 min 15 s', '2 h 2 min', '2 d 7 h')
     """
-    left = round(seconds)
+    whole_seconds = round(seconds)
     for size, large, unit, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= size:
-            return f"{left // size} {large} {left % size // unit} {small}"
+        if whole_seconds >= size:
+            return f"{whole_seconds // size} {large} {whole_seconds % size // unit} {small}"
     return f"{seconds:.3g} s"
 
 
@@ -293,8 +293,8 @@ def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, A
     num = last[Progress.BATCHES_DONE] - first[Progress.BATCHES_DONE]
     if num <= 0:
         return None
-    left = (progress["num_epochs"] - progress["epochs_done"]) * last["num_batches"]
-    return max(0.0, left) * (last["epoch_seconds"] - first["epoch_seconds"]) / num
+    num_batches = (progress["num_epochs"] - progress["epochs_done"]) * last["num_batches"]
+    return max(0.0, num_batches) * (last["epoch_seconds"] - first["epoch_seconds"]) / num
 
 
 def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> float | None:
@@ -330,13 +330,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _find_logs(folder: Path, own: Path | None) -> Path | None:
+def _find_logs(folder: Path, log_folder: Path | None) -> Path | None:
     """Return the folder of the newest attempt's logs, or None; a folder that is named must exist."""
-    if own is not None and not own.is_dir():
-        raise InputError(f"there is no folder of logs {own}")
+    if log_folder is not None and not log_folder.is_dir():
+        raise InputError(f"there is no folder of logs {log_folder}")
     job = _read_json(folder / layout.RUN_JOB_FILE)
     places = [folder / str(job[name]) for name in ("log_dir_from_here", "log_dir") if job.get(name)]
-    for place in [own] if own is not None else [*places, folder / "logs"]:
+    for place in [log_folder] if log_folder is not None else [*places, folder / "logs"]:
         if place.is_dir():
             # --max_restarts makes a folder of each attempt.
             attempts = sorted(place.glob("attempt-*"), key=lambda path: path.stat().st_mtime)

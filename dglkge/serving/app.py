@@ -96,8 +96,8 @@ class PredictRequest(Strict):
     def _within_limits(self) -> PredictRequest:
         count = len(self.queries) * self.k
         if count > MAX_ANSWERS:
-            asked = f"{len(self.queries)} queries with k={self.k} ask for {count} answers"
-            raise InputError(f"{asked}; allowed: {MAX_ANSWERS}")
+            question = f"{len(self.queries)} queries with k={self.k} ask for {count} answers"
+            raise InputError(f"{question}; allowed: {MAX_ANSWERS}")
         return self
 
 
@@ -501,9 +501,11 @@ def _add_question(app: FastAPI, explorer: Explorer, calls: ModelCalls, kind: typ
     name, response = kind.__name__.removesuffix("Request").lower(), QUESTIONS[kind]
 
     async def ask(body: Strict) -> Response:
-        found = await calls.run(functools.partial(getattr(explorer, name), **body.model_dump()))
+        fields = await calls.run(functools.partial(getattr(explorer, name), **body.model_dump()))
         # A list is the answer's only field.
-        return JSONResponse({next(iter(response.model_fields)): found} if isinstance(found, list) else found)
+        return JSONResponse(
+            {next(iter(response.model_fields)): fields} if isinstance(fields, list) else fields
+        )
 
     ask.__annotations__["body"] = kind
     app.post(f"/{name}", response_model=response, name=name, description=kind.__doc__)(ask)

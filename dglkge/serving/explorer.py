@@ -57,8 +57,8 @@ class Neighbours(RowIndex):
         nearest = [{id_ for id_, _ in answers} for answers in exact]
 
         def recall() -> float:
-            found = ({id_ for id_, _ in self.search(int(entity), RECALL_AT)} for entity in sample)
-            hits = sum(len(right & own) for right, own in zip(nearest, found))
+            neighbours = ({id_ for id_, _ in self.search(int(entity), RECALL_AT)} for entity in sample)
+            hits = sum(len(right & approximate) for right, approximate in zip(nearest, neighbours))
             return hits / max(1, sum(map(len, nearest)))
 
         self.recall = self.tune(recall)
@@ -268,27 +268,27 @@ class Explorer:
             raise InputError(f"known triples are not available: {self.no_triples}")
         type_, id_ = self._find(entity, entity_type)
         relations = self.run.tables.relations
-        asked = range(len(relations)) if relation is None else relations.ids_of(relation)
+        relation_ids = range(len(relations)) if relation is None else relations.ids_of(relation)
         groups: list[dict[str, Any]] = []
         for side, own_role in ((Side.TAIL, "head"), (Side.HEAD, "tail")):
             if role not in (None, own_role):
                 continue
-            fitting = [number for number in asked if relations[number].anchor_type(side) == type_]
-            for relation_id, others, splits in self._known_of(side, id_, np.array(fitting, np.int64)):
+            fitting = [number for number in relation_ids if relations[number].anchor_type(side) == type_]
+            for relation_id, other_ids, splits in self._known_of(side, id_, np.array(fitting, np.int64)):
                 other_type = relations[relation_id].candidate_type(side)
                 names = self.run.tables.vocabulary(other_type)
                 page = slice(offset, offset + limit)
                 shown = [
                     {"name": names[other], "type": other_type, "split": split}
-                    for other, split in zip(others[page].tolist(), splits[page])
+                    for other, split in zip(other_ids[page].tolist(), splits[page])
                 ]
                 label = relations.labels[relation_id]
-                groups.append({"relation": label, "role": own_role, "count": len(others), "others": shown})
+                groups.append({"relation": label, "role": own_role, "count": len(other_ids), "others": shown})
         groups.sort(key=lambda group: (-group["count"], group["relation"]))
-        left = MAX_OTHERS
+        remaining = MAX_OTHERS
         for group in groups:
-            group["others"] = group["others"][:left]
-            left -= len(group["others"])
+            group["others"] = group["others"][:remaining]
+            remaining -= len(group["others"])
         total = sum(group["count"] for group in groups)
         return {"entity": entity, "type": type_, "triples": total, "groups": groups}
 
@@ -306,8 +306,8 @@ class Explorer:
             }
             names = [split for split, part in parts.items() for _ in part]
             # A triple of several splits counts once, for the first of them.
-            others, places = np.unique(np.concatenate(list(parts.values())), return_index=True)
-            relations.append((int(relation_ids[place]), others, [names[first] for first in places]))
+            other_ids, places = np.unique(np.concatenate(list(parts.values())), return_index=True)
+            relations.append((int(relation_ids[place]), other_ids, [names[first] for first in places]))
         return relations
 
     def predict(
@@ -398,10 +398,10 @@ class Explorer:
             run = self.run.with_new_texts({name: text}, type)
         else:
             run = self.run.with_new_entities([name], [vector], type)
-        of_type = run.type_of(name)
+        entity_type = run.type_of(name)
         answers = self._answers(run, queries, k, None) if queries else []
-        near = run.nearest(name, of_type, k)
-        return {"entity": name, "type": of_type, "similar": _ranked(near), "results": answers}
+        near = run.nearest(name, entity_type, k)
+        return {"entity": name, "type": entity_type, "similar": _ranked(near), "results": answers}
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""

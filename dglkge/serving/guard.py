@@ -53,9 +53,9 @@ class HostNames:
     rebound; where the server is reachable from this machine only, other addresses are refused too.
     """
 
-    def __init__(self, host: str, is_loopback: bool, others: Iterable[str] = ()) -> None:
+    def __init__(self, host: str, is_loopback: bool, other_hosts: Iterable[str] = ()) -> None:
         self._is_loopback = is_loopback
-        self.names = {"localhost", *(name.casefold().rstrip(".") for name in (host, *others))}
+        self.names = {"localhost", *(name.casefold().rstrip(".") for name in (host, *other_hosts))}
 
     def allows(self, header: str) -> bool:
         """Return whether the value of a Host header is a known name or an address; any port."""

@@ -80,14 +80,14 @@ def plan_rungs(
     InputError
         If a number is out of range, or the budget is too small for a search.
     """
-    for what, least, number in (
+    for requirement, least, number in (
         ("the number of trials must be at least 1", 1, num_trials),
         ("the reduction must be at least 2", 2, reduction),
         ("training.num_epochs must be at least 1 for a search", 1, full_epochs),
         ("the budget must be at least 1 full training", 1, budget),
     ):
         if not number >= least:
-            raise InputError(f"{what}, got {number:g}")
+            raise InputError(f"{requirement}, got {number:g}")
     final = Rung(1, 0, 1.0, full_epochs, full_epochs)
     counts = []
     while num_trials > 1:
@@ -122,13 +122,13 @@ def choose_fidelity(
     The core has the share of triples nearest to the square root of the cost, by their ratio, among those on
     which at least one epoch can be paid; None if there is none. Epochs are as many as the cost allows.
     """
-    wanted = math.sqrt(min(trial_cost, 1.0))
+    target = math.sqrt(min(trial_cost, 1.0))
     rungs = []
     for core, share in enumerate(shares):
         num_epochs = math.floor(trial_cost * full_epochs / share + ROUNDING) if share > 0 else 0
         if num_epochs >= 1:
             rungs.append(Rung(num_trials, core, share, min(full_epochs, num_epochs), full_epochs))
-    return min(rungs, key=lambda rung: abs(math.log(rung.share / wanted)), default=None)
+    return min(rungs, key=lambda rung: abs(math.log(rung.share / target)), default=None)
 
 
 STUDY_FILE = "study.db"
@@ -176,7 +176,7 @@ class Search:
         optuna = self._optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._rungs, self._seed = rungs[:-1], space.search.seed
-        self._distributions = {one.key: _distribution(optuna, one) for one in space.parameters}
+        self._distributions = {axis.key: _distribution(optuna, axis) for axis in space.parameters}
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute() / STUDY_FILE}")
         create = functools.partial(
             optuna.create_study, storage=storage, direction="maximize", load_if_exists=True
@@ -233,12 +233,12 @@ class Search:
 
         ``source`` is the trial of the rung before with the same settings, ``reason`` that of a failure.
         """
-        found = []
+        records = []
         for index, (rung, study) in enumerate(zip(self._rungs, self._studies)):
             for trial in study.trials:
                 source = trial.user_attrs.get(SOURCE_ATTRIBUTE)
                 state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
-                found.append(
+                records.append(
                     {
                         "name": trial_name(index, trial.number),
                         "rung": index,
@@ -251,7 +251,7 @@ class Search:
                         "reason": trial.user_attrs.get(REASON_ATTRIBUTE),
                     }
                 )
-        return found
+        return records
 
     def _next(self, study: Any, source: Any) -> Any:
         """Return the trial to run: an unfinished one, or one with new or a promoted trial's settings."""
@@ -285,7 +285,7 @@ class Search:
             reason = " ".join(str(error).split())
             storage.set_trial_user_attr(id_, REASON_ATTRIBUTE, reason)
             study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-            states = [one.state.name for one in self._studies[0].trials]
+            states = [trial.state.name for trial in self._studies[0].trials]
             if states == ["FAIL"] * MOST_FIRST_FAILURES:
                 raise JobError(f"the first {len(states)} trials failed; the last one: {reason}") from None
             return

@@ -74,8 +74,8 @@ class Space:
 
     def configuration(self, values: Mapping[str, Value], more: Sequence[str] = ()) -> Config:
         """Return the base with values of parameters, and then with more overrides."""
-        chosen = [f"{key}={as_text(value)}" for key, value in values.items()]
-        return load_config(self.config, [*self.overrides, *chosen, *more])
+        settings = [f"{key}={as_text(value)}" for key, value in values.items()]
+        return load_config(self.config, [*self.overrides, *settings, *more])
 
 
 def as_text(value: Value) -> str:
@@ -142,13 +142,13 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
         For a file that cannot be read, an unknown key, or a value that is not allowed.
     """
     file: _File = _validated(_File, read_tree(path, []).plain(), str(path))
-    given = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
+    settings = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
     parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
-    space = Space(base or file.config, (*given, *overrides), parameters, file.search)
+    space = Space(base or file.config, (*settings, *overrides), parameters, file.search)
     space.configuration({})
-    for one in space.parameters:
-        for value in (one.low, one.high) if one.choices is None else one.choices:
-            space.configuration({one.key: value})
+    for parameter in space.parameters:
+        for value in (parameter.low, parameter.high) if parameter.choices is None else parameter.choices:
+            space.configuration({parameter.key: value})
     return space
 
 

@@ -166,7 +166,7 @@ class Tuning:
         check(self._base)
         self._dataset, search = Dataset.open(self._base.dataset), space.search
         self._cores = Cores(self._dataset)
-        shares = core_shares(self._cores.of_train).tolist()
+        shares = core_shares(self._cores.train_cores).tolist()
         full_epochs = self._base.training.num_epochs
         self.rungs = plan_rungs(search.trials, search.reduction, search.budget, full_epochs, shares)
 
@@ -288,7 +288,7 @@ class Cores:
 
     Attributes
     ----------
-    of_train, of_valid : (n,) int64 array
+    train_cores, valid_cores : (n,) int64 array
         For each triple the greatest k of the k-cores that have it.
     """
 
@@ -303,8 +303,8 @@ class Cores:
         self._rhs = np.array([first[relation.rhs] for relation in relations])
         ends = self._ends(dataset.split(TRAIN))
         core = core_numbers(*ends, sum(sizes))
-        self.of_train = triple_cores(*ends, core)
-        self.of_valid = triple_cores(*self._ends(dataset.split(VALID)), core)
+        self.train_cores = triple_cores(*ends, core)
+        self.valid_cores = triple_cores(*self._ends(dataset.split(VALID)), core)
 
     def _ends(self, triples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return head and tail of each triple as nodes of one numbering."""
@@ -318,12 +318,12 @@ class Cores:
         triples. If they are few, some of its training triples are held out as well, drawn by the seed. If
         nothing is left to rank, InputError.
         """
-        chosen = np.flatnonzero(self.of_train >= core)
-        train, valid = self._dataset.split(TRAIN)[chosen], self._dataset.split(VALID)[self.of_valid >= core]
+        kept = np.flatnonzero(self.train_cores >= core)
+        train, valid = self._dataset.split(TRAIN)[kept], self._dataset.split(VALID)[self.valid_cores >= core]
         valid = valid[np.isin(valid[:, 1], np.unique(train[:, 1]))]
         missing = min(FEWEST_VALID - len(valid), int(MOST_HELD_OUT * len(train)))
         weights = self._dataset.train_weights()
-        weights = None if weights is None else weights[chosen]
+        weights = None if weights is None else weights[kept]
         if missing > 0:
             held_out = np.zeros(len(train), dtype=bool)
             held_out[np.random.default_rng(seed).choice(len(train), missing, replace=False)] = True

@@ -252,11 +252,17 @@ def calibrated(folder: Path, slope: float, offset: float) -> Platt:
     return curve
 
 
-def save_toy_run(folder: Path, dataset: Dataset, *names_of_model: str, **fields: Any) -> Path:
-    """Save an untrained run of random rows in two parts, which knows where its data set is."""
+def save_toy_run(
+    folder: Path, dataset: Dataset, *names_of_model: str, nan_in: str | None = None, **fields: Any
+) -> Path:
+    """Save an untrained run of random rows in two parts, which knows where its data set is.
+
+    A type of entities may have a row that is no number.
+    """
     meta = toy_meta(
         *names_of_model,
-        relations=dataset.relations.relations,
+        relations=dataset.relations.timeless,
+        times=tuple(dataset.relations.times),
         dataset_name=dataset.name,
         dataset_path=str(dataset.path),
         dataset_fingerprint=dataset.fingerprint,
@@ -266,6 +272,8 @@ def save_toy_run(folder: Path, dataset: Dataset, *names_of_model: str, **fields:
     tables = toy_tables(meta)
     for whole in tables.values():
         whole.rows.nan_to_num_(posinf=1.0)
+    if nan_in is not None:
+        tables[nan_in].rows[3] = torch.nan
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     save_toy(folder / "checkpoint", meta, tables, 2, names)
     return folder

@@ -261,6 +261,16 @@ def test_further_texts_are_encoded_as_those_of_a_file(tmp_path, capsys):
             open_encoder(file)
 
 
+@pytest.mark.parametrize(
+    "record", ['{"encoder": ""}', "[]", "3", "null", "{", '{"encoder": "", "dimension": null}']
+)
+def test_a_damaged_record_of_an_encoder_is_one_line(tmp_path, record):
+    path, columns = tmp_path / "v.parquet", {"name": list(TEXTS), "text": list(TEXTS.values())}
+    vector_files.write_parquet(path, columns, {vector_files.RECORD: record})
+    with pytest.raises(InputError, match=f"^{path} is damaged: it names its encoder as .*$"):
+        open_encoder(path)
+
+
 def test_tables_of_texts(tmp_path):
     frame = pd.DataFrame({"name": ["a", "b"], "label": ["A", None], "text": ["x, y", "z"]})
     expected = {"a": "A. x, y", "b": ". z"}

@@ -48,25 +48,25 @@ def drawn(num_scores: int, slope: float, offset: float, seed: int = 0):
 def test_isotonic_is_the_best_monotone_curve(case):
     """The value at each point is max over starts of min over ends of the means (Barlow et al. 1972, 1.9)."""
     scores, labels, weights = case
-    found = Isotonic.fit(scores, labels, weights)
+    curve = Isotonic.fit(scores, labels, weights)
     points = sorted(set(scores.tolist()))
 
     def mean(first, last):
-        chosen = (scores >= points[first]) & (scores <= points[last])
-        return float((weights * labels)[chosen].sum() / weights[chosen].sum())
+        in_block = (scores >= points[first]) & (scores <= points[last])
+        return float((weights * labels)[in_block].sum() / weights[in_block].sum())
 
     for place, point in enumerate(points):
         expected = max(
             min(mean(first, last) for last in range(place, len(points))) for first in range(place + 1)
         )
-        assert found(np.array([point])).tolist() == [pytest.approx(expected, abs=1e-12)]
-    assert found(np.array([-100.0, 100.0])).tolist() == [found.values[0], found.values[-1]]
-    assert (np.diff(found.values) >= 0).all() and (np.diff(found.scores) > 0).all()
+        assert curve(np.array([point])).tolist() == [pytest.approx(expected, abs=1e-12)]
+    assert curve(np.array([-100.0, 100.0])).tolist() == [curve.values[0], curve.values[-1]]
+    assert (np.diff(curve.values) >= 0).all() and (np.diff(curve.scores) > 0).all()
 
 
 def test_isotonic_by_hand():
-    found = Isotonic.fit(np.array([1.0, 2, 3, 4, 5]), np.array([0, 1, 0, 1, 1], bool), np.ones(5))
-    assert found(np.array([0.0, 1, 1.5, 2, 2.5, 3, 3.5, 4, 9])).tolist() == [
+    curve = Isotonic.fit(np.array([1.0, 2, 3, 4, 5]), np.array([0, 1, 0, 1, 1], bool), np.ones(5))
+    assert curve(np.array([0.0, 1, 1.5, 2, 2.5, 3, 3.5, 4, 9])).tolist() == [
         *(0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0)
     ]
 
@@ -77,7 +77,7 @@ def test_platt_is_the_minimum(rate, shift):
     """The gradient of the loss by torch's autograd is zero, and descent from elsewhere ends there."""
     scores, labels = drawn(400, 0.8, -1.0)
     weights = balanced_weights(labels, rate)
-    found = Platt.fit(scores + shift, labels, weights)
+    curve = Platt.fit(scores + shift, labels, weights)
     num_true, num_false = weights[labels].sum(), weights[~labels].sum()
     targets = torch.from_numpy(np.where(labels, (num_true + 1) / (num_true + 2), 1 / (num_false + 2)))
     parameters = torch.tensor([0.1, 0.3], dtype=torch.float64, requires_grad=True)
@@ -100,23 +100,23 @@ def test_platt_is_the_minimum(rate, shift):
 
     optimizer.step(closure)
     slope, offset = parameters.tolist()
-    assert found.slope == pytest.approx(slope, rel=1e-5)
-    assert found.offset == pytest.approx(offset - slope * shift, rel=1e-5)
+    assert curve.slope == pytest.approx(slope, rel=1e-5)
+    assert curve.offset == pytest.approx(offset - slope * shift, rel=1e-5)
 
 
 def test_platt_finds_the_curve_that_drew_the_labels():
     scores, labels = drawn(200_000, 0.5, 0.7)
-    found = Platt.fit(scores, labels, np.ones(len(scores)))
-    assert (found.slope, found.offset) == (pytest.approx(0.5, abs=0.02), pytest.approx(0.7, abs=0.05))
-    assert found(np.array([2.0])).tolist() == [pytest.approx(1 / (1 + math.exp(-1.7)), abs=0.01)]
+    curve = Platt.fit(scores, labels, np.ones(len(scores)))
+    assert (curve.slope, curve.offset) == (pytest.approx(0.5, abs=0.02), pytest.approx(0.7, abs=0.05))
+    assert curve(np.array([2.0])).tolist() == [pytest.approx(1 / (1 + math.exp(-1.7)), abs=0.01)]
     assert Platt(3.0, 0.0)(np.array([-1e5, 1e5])).tolist() == [0.0, 1.0]
 
 
 def test_separable_and_equal_scores_have_a_finite_fit():
     labels = np.array([True, True, False, False])
     for scores in (np.array([2.0, 3, -2, -3]), np.ones(4)):
-        found = Platt.fit(scores, labels, np.ones(4))
-        assert np.isfinite([found.slope, found.offset]).all()
+        curve = Platt.fit(scores, labels, np.ones(4))
+        assert np.isfinite([curve.slope, curve.offset]).all()
     assert Platt.fit(np.ones(4), labels, np.ones(4))(np.ones(1)).tolist() == [pytest.approx(0.5)]
 
 
@@ -147,27 +147,27 @@ def test_curves_by_relation_come_near_the_true_probabilities():
     scores = random.normal(0, 2, len(relation))
     truth = 1 / (1 + np.exp(-(slopes[relation] * scores + offsets[relation])))
     labels = random.random(len(truth)) < truth
-    asked = np.stack([np.arange(len(truth)) // 6, relation, np.zeros_like(relation)], axis=1)
+    queries = np.stack([np.arange(len(truth)) // 6, relation, np.zeros_like(relation)], axis=1)
     # As the curves assume it, half of a relation's triples are true: the odds change by its own share.
     share = (np.bincount(relation, labels) / sizes)[relation]
     even = truth * (1 - share) / (truth * (1 - share) + (1 - truth) * share)
     common = Platt.fit(scores, labels, balanced_weights(labels, 0.5))
-    prior_scores, curves = fit_by_relation(scores, labels, asked, common)
+    prior_scores, curves = fit_by_relation(scores, labels, queries, common)
     assert prior_scores in PRIOR_SCORES[:3]  # they differ much
     fitted = Calibration("platt", common, 0.5, 1, 0, 1, 1, "run", 1, prior_scores, curves)
-    found = fitted.probabilities(scores, relation, Side.HEAD)
+    probabilities = fitted.probabilities(scores, relation, Side.HEAD)
     assert np.array_equal(fitted.probabilities(scores, relation, Side.TAIL), common(scores))
     for size, most in ((6, 1.0), (60, 0.8), (600, 0.5), (3000, 0.3)):
-        own = (sizes[relation] == size) & (share > 0) & (share < 1)
-        error, before = (np.square(p - even)[own].mean() for p in (found, common(scores)))
+        is_sized = (sizes[relation] == size) & (share > 0) & (share < 1)
+        error, before = (np.square(p - even)[is_sized].mean() for p in (probabilities, common(scores)))
         assert error < most * before
 
 
 def test_relations_that_do_not_differ_keep_the_common_curve():
     scores, labels = drawn(4000, 0.5, 0.0)
-    asked = np.stack([np.arange(4000), np.arange(4000) % 100, np.ones(4000, int)], axis=1)
+    queries = np.stack([np.arange(4000), np.arange(4000) % 100, np.ones(4000, int)], axis=1)
     common = Platt.fit(scores, labels, balanced_weights(labels, 0.5))
-    prior_scores, curves = fit_by_relation(scores, labels, asked, common)
+    prior_scores, curves = fit_by_relation(scores, labels, queries, common)
     assert prior_scores == PRIOR_SCORES[-1] and len(curves) == 100
     at = np.linspace(-10, 10, 21)
     assert max(np.abs(curve(at) - common(at)).max() for curve in curves.values()) < 0.05
@@ -175,17 +175,17 @@ def test_relations_that_do_not_differ_keep_the_common_curve():
 
 def test_without_a_fold_to_leave_out_the_common_curve_counts_most():
     common = Platt(1.0, 0.0)
-    asked = np.array([[0, 0, 0], [0, 0, 0]])  # one query: all its scores are in one fold
-    prior_scores, curves = fit_by_relation(np.array([2.0, 1.0]), np.array([True, False]), asked, common)
+    queries = np.array([[0, 0, 0], [0, 0, 0]])  # one query: all its scores are in one fold
+    prior_scores, curves = fit_by_relation(np.array([2.0, 1.0]), np.array([True, False]), queries, common)
     assert prior_scores == PRIOR_SCORES[-1] and list(curves) == [(0, Side.HEAD)]
-    assert fit_by_relation(np.array([1.0]), np.array([True]), asked[:1], common) == (PRIOR_SCORES[-1], {})
+    assert fit_by_relation(np.array([1.0]), np.array([True]), queries[:1], common) == (PRIOR_SCORES[-1], {})
 
 
 def test_a_shrunk_curve_is_the_minimum_and_never_falls():
     """By torch's descent on the two terms apart: the relation's own scores, and the prior's."""
     scores, labels = drawn(60, 0.8, -1.0)
-    prior, own = 1 / (1 + np.exp(-0.3 * scores)), balanced_weights(labels, 0.5)
-    found = Platt.shrunk(scores, labels, prior, 30)
+    prior, weights = 1 / (1 + np.exp(-0.3 * scores)), balanced_weights(labels, 0.5)
+    curve = Platt.shrunk(scores, labels, prior, 30)
     parameters = torch.tensor([0.1, 0.1], dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([parameters], max_iter=200, tolerance_grad=1e-12)
     entropy = torch.nn.functional.binary_cross_entropy_with_logits
@@ -193,15 +193,15 @@ def test_a_shrunk_curve_is_the_minimum_and_never_falls():
     def closure():
         optimizer.zero_grad()
         logits = parameters[0] * torch.from_numpy(scores) + parameters[1]
-        value = entropy(logits, torch.from_numpy(labels * 1.0), torch.from_numpy(own), reduction="sum")
+        value = entropy(logits, torch.from_numpy(labels * 1.0), torch.from_numpy(weights), reduction="sum")
         value = value + 30 * entropy(logits, torch.from_numpy(prior))
         value.backward()
         return value
 
     optimizer.step(closure)
-    assert [found.slope, found.offset] == pytest.approx(parameters.tolist(), rel=1e-5)
-    even = found(scores)
-    assert found.at_rate(0.2)(scores) == pytest.approx(0.2 * even / (0.2 * even + 0.8 * (1 - even)))
+    assert [curve.slope, curve.offset] == pytest.approx(parameters.tolist(), rel=1e-5)
+    even = curve(scores)
+    assert curve.at_rate(0.2)(scores) == pytest.approx(0.2 * even / (0.2 * even + 0.8 * (1 - even)))
     assert Platt.shrunk(scores, ~labels, prior, 0.1).slope == 0
 
 
@@ -227,8 +227,8 @@ def test_quality_one_score_at_a_time():
         place = min(int(p * 10), 9)
         bins[place][0] += weight * p
         bins[place][1] += weight * label
-    found = calibration_metrics(probabilities, labels, weights)
-    assert found["brier_score"] == pytest.approx(brier / total)
-    assert found["log_loss"] == pytest.approx(log_loss / total, rel=1e-3)
+    metrics = calibration_metrics(probabilities, labels, weights)
+    assert metrics["brier_score"] == pytest.approx(brier / total)
+    assert metrics["log_loss"] == pytest.approx(log_loss / total, rel=1e-3)
     error = sum(abs(sum_p - sum_true) for sum_p, sum_true in bins) / total
-    assert found["expected_calibration_error"] == pytest.approx(error)
+    assert metrics["expected_calibration_error"] == pytest.approx(error)

@@ -23,13 +23,13 @@ GIVEN = Protocol(filtered=False, given=True, batch_size=3)
 
 def drawn_by_place(triples: np.ndarray, batch_size: int, num_entities: int, seed: int = 0) -> dict:
     """All draws by side and row of the triples, whatever the batches were."""
-    found = {}
+    draws = {}
     for batch in plan_queries(triples, RELATIONS, batch_size):
         candidates = draw_candidates(batch, NUM_DRAWS, num_entities, seed)
-        found.update(
+        draws.update(
             {(batch.side, place): row for place, row in zip(batch.places.tolist(), candidates.tolist())}
         )
-    return found
+    return draws
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_candidates_of_many_entities_are_uniform(num_entities):
     least = 2**32 // num_entities
     share = 2**32 / num_entities - least  # of the numbers that 32 bits hit once more than the others
     some = drawn[:200_000].tolist()
-    ends = [[-(-value * 2**32 // num_entities) for value in (each, each + 1)] for each in some]
+    ends = [[-(-value * 2**32 // num_entities) for value in (number, number + 1)] for number in some]
     hit = np.array([end - start > least for start, end in ends])
     assert abs(hit.mean() - share) < 5 * np.sqrt(share * (1 - share) / len(hit))
     counts = np.bincount(drawn * 10 // num_entities, minlength=10)

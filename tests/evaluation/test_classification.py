@@ -29,21 +29,21 @@ from dglkge.typing import Relation, Side
 scored = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=30).map(
     lambda rows: (np.array([s / 3 for s, _ in rows]), np.array([label for _, label in rows]))
 )
-of_both_kinds = scored.filter(lambda case: case[1].any() and not case[1].all())
+with_both_labels = scored.filter(lambda case: case[1].any() and not case[1].all())
 
 
 @settings(max_examples=100, deadline=None)
 @given(case=scored)
 def test_no_threshold_is_better(case):
     scores, labels = case
-    found = best_threshold(scores, labels)
-    right = ((scores >= found) == labels).sum()
+    threshold = best_threshold(scores, labels)
+    right = ((scores >= threshold) == labels).sum()
     distinct = sorted(set(scores.tolist()))
     cuts = [distinct[0], *((a + b) / 2 for a, b in zip(distinct, distinct[1:])), distinct[-1] + 1]
     correct = [((scores >= cut) == labels).sum() for cut in cuts]
     assert right == max(correct)
     lowest = cuts[correct.index(max(correct))]
-    assert ((scores >= found) == (scores >= lowest)).all()
+    assert ((scores >= threshold) == (scores >= lowest)).all()
 
 
 def test_threshold_between_neighbouring_numbers():
@@ -53,7 +53,7 @@ def test_threshold_between_neighbouring_numbers():
 
 
 @settings(max_examples=100, deadline=None)
-@given(case=of_both_kinds)
+@given(case=with_both_labels)
 def test_areas_against_all_pairs(case):
     scores, labels = case
     pairs = list(itertools.product(scores[labels].tolist(), scores[~labels].tolist()))
@@ -71,30 +71,35 @@ def test_areas_against_all_pairs(case):
 @given(case=scored)
 def test_figures_of_decisions(case):
     margins, labels = case
-    found = ClassificationMetrics.of(margins, labels)
+    metrics = ClassificationMetrics.of(margins, labels)
     table = {(c, t): 0 for c in (False, True) for t in (False, True)}
     for margin, label in zip(margins.tolist(), labels.tolist()):
         table[margin >= 0, label] += 1
     hits, called, true = table[True, True], table[True, True] + table[True, False], int(labels.sum())
-    assert found.accuracy == pytest.approx((hits + table[False, False]) / len(labels))
-    assert found.precision == (hits / called if called else 0)
-    assert found.recall == (hits / true if true else 0)
+    assert metrics.accuracy == pytest.approx((hits + table[False, False]) / len(labels))
+    assert metrics.precision == (hits / called if called else 0)
+    assert metrics.recall == (hits / true if true else 0)
     if hits:
-        assert found.f1 == pytest.approx(2 / (1 / found.precision + 1 / found.recall))
+        assert metrics.f1 == pytest.approx(2 / (1 / metrics.precision + 1 / metrics.recall))
     else:
-        assert found.f1 == 0
-    assert (found.num_true, found.num_false) == (true, len(labels) - true)
-    assert (found.roc_auc is None) == (true in (0, len(labels)))
+        assert metrics.f1 == 0
+    assert (metrics.num_true, metrics.num_false) == (true, len(labels) - true)
+    assert (metrics.roc_auc is None) == (true in (0, len(labels)))
 
 
 def test_thresholds_of_relations():
     relation_ids = np.array([0, 0, 0, 0, 2, 2, 2, 2])
     scores = np.array([1.0, 2.0, 3.0, 4.0, -4.0, -3.0, -2.0, -1.0])
     labels = np.array([False, False, True, True] * 2)
-    found = fit_thresholds(relation_ids, scores, labels)
-    assert found.of_relation == {0: 2.5, 2: -2.5}
-    assert found.margins(np.array([2, 0, 1, 2]), np.zeros(4)).tolist() == [2.5, -2.5, -found.shared, 2.5]
-    assert found.shared == best_threshold(scores, labels)
+    thresholds = fit_thresholds(relation_ids, scores, labels)
+    assert thresholds.by_relation == {0: 2.5, 2: -2.5}
+    assert thresholds.margins(np.array([2, 0, 1, 2]), np.zeros(4)).tolist() == [
+        2.5,
+        -2.5,
+        -thresholds.shared,
+        2.5,
+    ]
+    assert thresholds.shared == best_threshold(scores, labels)
     for kind, missing in ((labels, "false"), (~labels, "true")):
         with pytest.raises(InputError, match=f"there are no {missing} ones"):
             fit_thresholds(relation_ids[kind], scores[kind], np.full(4, missing == "false"))
@@ -126,13 +131,13 @@ some_triples = st.lists(
 def allowed(triple, side, known, pool=None) -> list[int]:
     """List by hand what may replace one end of a triple."""
     size = SIZES[RELATIONS[triple[1]].candidate_type(side)]
-    found = []
+    entities = []
     for entity in range(size) if pool is None else pool:
         corrupted = list(triple)
         corrupted[side.column] = entity
         if entity != triple[side.column] and tuple(corrupted) not in known:
-            found.append(int(entity))
-    return found
+            entities.append(int(entity))
+    return entities
 
 
 @settings(max_examples=80, deadline=None)
@@ -142,23 +147,28 @@ def test_draws_are_unknown(side, triples, more, with_pools, seed):
     known = {tuple(row) for row in more.tolist()}
     pools = seen_entities(more) if with_pools else None
     index = KnownTriples([more], len(RELATIONS))
-    found = draw_corruptions(triples, side, 3, DATASET, index, (seed,), pools)
-    left = found.tolist()
+    corruptions = draw_corruptions(triples, side, 3, DATASET, index, (seed,), pools)
+    undrawn = corruptions.tolist()
     for triple in triples.tolist():
         pool = sorted({row[side.column] for row in more.tolist() if row[1] == triple[1]})
         here = allowed(triple, side, known, pool) if with_pools else []
         here = here or allowed(triple, side, known)
-        drawn, left = (left[:3], left[3:]) if here else ([], left)
+        drawn, undrawn = (undrawn[:3], undrawn[3:]) if here else ([], undrawn)
         assert all(row[side.column] in here for row in drawn)
         rest = [1, side.anchor_column]
         assert all([row[column] for column in rest] == [triple[column] for column in rest] for row in drawn)
-    assert not left
+    assert not undrawn
 
 
 def test_pools_are_the_entities_of_each_side():
     triples = np.array([[3, 0, 1], [2, 0, 1], [3, 0, 0], [5, 1, 2]])
-    found = {key: ids.tolist() for key, ids in seen_entities(triples).items()}
-    assert found == {(0, Side.HEAD): [2, 3], (1, Side.HEAD): [5], (0, Side.TAIL): [0, 1], (1, Side.TAIL): [2]}
+    seen_ids = {key: ids.tolist() for key, ids in seen_entities(triples).items()}
+    assert seen_ids == {
+        (0, Side.HEAD): [2, 3],
+        (1, Side.HEAD): [5],
+        (0, Side.TAIL): [0, 1],
+        (1, Side.TAIL): [2],
+    }
 
 
 def test_draws_are_uniform_and_repeatable():

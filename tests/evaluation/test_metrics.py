@@ -50,10 +50,12 @@ def test_metrics_by_hand():
 def test_auc_is_the_share_of_pairs_in_the_right_order():
     random = np.random.default_rng(0)
     scores = random.integers(0, 9, size=(30, 41)).astype(float)
-    true, others = scores[:, :1], scores[:, 1:]
-    found = RankingMetrics.of(1.0 + (others > true).sum(1) + (others == true).sum(1) / 2, np.full(30, 40))
-    pairs = (true > others) + 0.5 * (true == others)
-    assert found.auc == pytest.approx(pairs.mean())
+    true, negatives = scores[:, :1], scores[:, 1:]
+    metrics = RankingMetrics.of(
+        1.0 + (negatives > true).sum(1) + (negatives == true).sum(1) / 2, np.full(30, 40)
+    )
+    pairs = (true > negatives) + 0.5 * (true == negatives)
+    assert metrics.auc == pytest.approx(pairs.mean())
 
 
 @pytest.mark.parametrize("num_greater, num_equal", [(0, 0), (0, 1), (2, 3), (1, 4)])
@@ -75,8 +77,8 @@ def made(labels, relation_ids, head_ranks, tail_ranks, num_heads, num_tails) -> 
         relation_labels=labels,
         relation_ids=np.array(relation_ids),
         num_negatives={s: np.full(len(relation_ids), n) for s, n in zip(Side, (num_heads, num_tails))},
-        num_greater={side: np.array(own) - 1 for side, own in sides.items()},
-        num_equal={side: np.zeros(len(own), np.int64) for side, own in sides.items()},
+        num_greater={side: np.array(ranks) - 1 for side, ranks in sides.items()},
+        num_equal={side: np.zeros(len(ranks), np.int64) for side, ranks in sides.items()},
     )
 
 
@@ -102,12 +104,12 @@ def test_sides_and_relations(result):
 
 
 def test_dictionary_is_json_and_names_the_protocol(result):
-    found = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert list(found) == ["protocol", "num_triples", "both", "head", "tail", "per_relation", "ties"]
-    assert found["num_triples"] == 4
-    assert found["protocol"]["filtering"] == "filtered" and found["protocol"]["candidates"] == "all"
-    assert found["both"]["mr"] == 2.5 and found["tail"]["hits@1"] == 0.75
-    assert found["per_relation"]["knows"]["head"]["num_queries"] == 1
+    fields = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert list(fields) == ["protocol", "num_triples", "both", "head", "tail", "per_relation", "ties"]
+    assert fields["num_triples"] == 4
+    assert fields["protocol"]["filtering"] == "filtered" and fields["protocol"]["candidates"] == "all"
+    assert fields["both"]["mr"] == 2.5 and fields["tail"]["hits@1"] == 0.75
+    assert fields["per_relation"]["knows"]["head"]["num_queries"] == 1
 
 
 def test_tables(result):
@@ -145,9 +147,9 @@ def test_a_protocol_names_everything_that_changes_a_figure():
     assert sampled.describe() == "valid split, raw, sampled 500 candidates, pessimistic ties"
     expected = {"split": "valid", "filtering": "raw", "candidates": "sampled 500", "ties": "pessimistic"}
     assert sampled.to_dict() == {**expected, "seed": 3}
-    given = Protocol(filtered=False, given=True)
-    assert given.describe() == "test split, raw, given candidates, realistic ties"
-    assert given.suffix() == "-given" and given.to_dict()["candidates"] == "given"
+    protocol = Protocol(filtered=False, given=True)
+    assert protocol.describe() == "test split, raw, given candidates, realistic ties"
+    assert protocol.suffix() == "-given" and protocol.to_dict()["candidates"] == "given"
 
 
 @pytest.mark.parametrize(
@@ -173,21 +175,23 @@ some_triples = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(triples=some_triples)
 def test_categories_equal_counting_with_sets(triples):
-    found = relation_categories(triples, NUM_RELATIONS)
+    categories = relation_categories(triples, NUM_RELATIONS)
     distinct = {tuple(row) for row in triples.tolist()}
     for relation in range(NUM_RELATIONS):
         pairs = [(head, tail) for head, r, tail in distinct if r == relation]
         if not pairs:
-            assert found.names[relation] == UNSEEN
-            assert np.isnan(found.tails_per_head[relation]) and np.isnan(found.heads_per_tail[relation])
+            assert categories.names[relation] == UNSEEN
+            assert np.isnan(categories.tails_per_head[relation]) and np.isnan(
+                categories.heads_per_tail[relation]
+            )
             continue
         tails_per_head = len(pairs) / len({head for head, _ in pairs})
         heads_per_tail = len(pairs) / len({tail for _, tail in pairs})
-        assert found.tails_per_head[relation] == tails_per_head
-        assert found.heads_per_tail[relation] == heads_per_tail
+        assert categories.tails_per_head[relation] == tails_per_head
+        assert categories.heads_per_tail[relation] == heads_per_tail
         many = {False: "1", True: "N"}
         name = f"{many[heads_per_tail >= 1.5]}-{many[tails_per_head >= 1.5]}"
-        assert found.names[relation] == name and name in CATEGORIES
+        assert categories.names[relation] == name and name in CATEGORIES
 
 
 def test_limit_belongs_to_many():
@@ -201,20 +205,20 @@ def test_rules_for_ties_come_from_one_ranking():
     result = world.evaluate(Protocol(), 3, known)
     for ties in ("realistic", "optimistic", "pessimistic"):
         expected = world.evaluate(Protocol(ties=ties), 2, known)
-        found = result.with_ties(ties)
-        assert found.protocol.ties == ties
+        changed = result.with_ties(ties)
+        assert changed.protocol.ties == ties
         for side in Side:
             counts = [world.brute_force(side, triple, True)[:2] for triple in world.triples]
             greater, equal = np.array(counts).T
-            assert found.ranks[side].tolist() == ranks(greater, equal, ties).tolist()
-            assert found.ranks[side].tolist() == expected.ranks[side].tolist()
-    found = json.loads(json.dumps(result.to_dict()["ties"]))
-    assert list(found) == ["realistic", "pessimistic"]
-    assert found["realistic"] == {
+            assert changed.ranks[side].tolist() == ranks(greater, equal, ties).tolist()
+            assert changed.ranks[side].tolist() == expected.ranks[side].tolist()
+    by_ties = json.loads(json.dumps(result.to_dict()["ties"]))
+    assert list(by_ties) == ["realistic", "pessimistic"]
+    assert by_ties["realistic"] == {
         sides: result.metrics(sides).to_dict() for sides in ("both", "head", "tail")
     }
-    assert found["pessimistic"]["tail"] == result.with_ties("pessimistic").tail.to_dict()
-    assert found["pessimistic"]["both"]["mrr"] < found["realistic"]["both"]["mrr"], "the case has ties"
+    assert by_ties["pessimistic"]["tail"] == result.with_ties("pessimistic").tail.to_dict()
+    assert by_ties["pessimistic"]["both"]["mrr"] < by_ties["realistic"]["both"]["mrr"], "the case has ties"
     lines = format_table(result).splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == [
         *("both sides", "head", "tail", "both, pessimistic ties")

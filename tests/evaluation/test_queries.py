@@ -38,7 +38,7 @@ some_triples = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(triples=some_triples, batch_size=st.integers(1, 7))
 def test_every_triple_is_asked_once_from_each_side(triples, batch_size):
-    asked = {side: [] for side in Side}
+    triples_by_side = {side: [] for side in Side}
     queries = {side: [] for side in Side}
     for batch in plan_queries(triples, FOUR, batch_size):
         assert 1 <= len(batch.anchor_ids) <= len(batch.places) <= batch_size
@@ -47,14 +47,14 @@ def test_every_triple_is_asked_once_from_each_side(triples, batch_size):
         for relation in batch.relation_ids:
             assert FOUR[relation].candidate_type(batch.side) == batch.candidate_type
             assert FOUR[relation].anchor_type(batch.side) == batch.anchor_type
-        found = triples[batch.places]
-        assert np.array_equal(found[:, batch.side.anchor_column], batch.anchor_ids[batch.query_of])
-        assert np.array_equal(found[:, 1], batch.relation_ids[batch.query_of])
-        assert np.array_equal(found[:, batch.side.column], batch.true_ids)
-        asked[batch.side].extend(batch.places.tolist())
+        batch_triples = triples[batch.places]
+        assert np.array_equal(batch_triples[:, batch.side.anchor_column], batch.anchor_ids[batch.query_of])
+        assert np.array_equal(batch_triples[:, 1], batch.relation_ids[batch.query_of])
+        assert np.array_equal(batch_triples[:, batch.side.column], batch.true_ids)
+        triples_by_side[batch.side].extend(batch.places.tolist())
         queries[batch.side].extend(zip(batch.anchor_ids.tolist(), batch.relation_ids.tolist()))
     for side in Side:
-        assert sorted(asked[side]) == list(range(len(triples)))
+        assert sorted(triples_by_side[side]) == list(range(len(triples)))
         # Only a query whose answers do not fit in one batch is asked again, in the next.
         repeated = [pair for pair, again in zip(queries[side], queries[side][1:]) if pair == again]
         assert len(queries[side]) - len(repeated) == len(set(queries[side]))
@@ -82,18 +82,18 @@ def test_true_scores_and_known_answers(reciprocal):
 
 
 def test_rows_are_looked_up_once_each_and_only_those_asked_for(monkeypatch):
-    world, asked = toy_world("distmult", False, num_people=500), []
+    world, requests = toy_world("distmult", False, num_people=500), []
     gather = MemoryRows.gather
     monkeypatch.setattr(
-        MemoryRows, "gather", lambda *call: asked.append((call[1], call[2].tolist())) or gather(*call)
+        MemoryRows, "gather", lambda *call: requests.append((call[1], call[2].tolist())) or gather(*call)
     )
     for batch in plan_queries(world.triples, RELATIONS, 100):
-        asked.clear()
+        requests.clear()
         score_queries(world.model, batch, MemoryRows(world.tables), None, CPU)
-        assert [table for table, _ in asked] == [batch.anchor_type, RELATION, batch.candidate_type]
-        assert all(len(ids) == len(set(ids)) for _, ids in asked)
-        assert set(asked[0][1]) == set(batch.anchor_ids.tolist())
-        assert set(asked[2][1]) == set(batch.true_ids.tolist())
+        assert [table for table, _ in requests] == [batch.anchor_type, RELATION, batch.candidate_type]
+        assert all(len(ids) == len(set(ids)) for _, ids in requests)
+        assert set(requests[0][1]) == set(batch.anchor_ids.tolist())
+        assert set(requests[2][1]) == set(batch.true_ids.tolist())
 
 
 def test_precision_is_given_back_after_an_error():
@@ -112,10 +112,10 @@ def test_scores_of_triples_equal_the_formula(name, monkeypatch):
     monkeypatch.setattr(queries_module, "TRIPLES_AT_A_TIME", 7)
     for reciprocal in (True,) if name in FORWARD_ONLY else (False, True):
         world = toy_world(name, reciprocal, seed=4)
-        found = score_triples(world.model, world.known, RELATIONS, MemoryRows(world.tables))
+        scores = score_triples(world.model, world.known, RELATIONS, MemoryRows(world.tables))
         for side in Side:
             expected = [world.score(triple, side) for triple in world.known]
-            assert found[side].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+            assert scores[side].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 def test_scores_of_no_triples_and_not_finite_ones():
@@ -164,9 +164,9 @@ def test_all_blocks_of_exact_scores_have_one_shape(num_pairs):
     index = torch.arange(num_pairs)
     rows = torch.arange(4.0 * num_pairs).reshape(num_pairs, 4)
     with mock.patch.object(model, "compare_pairs", compare_pairs):
-        found = exact_scores(model, rows.double(), index, rows, index)
-    assert shapes == ({(512, 4)} if num_pairs else set()) and found.dtype == torch.float64
-    assert found.tolist() == rows.double().square().sum(1).tolist()
+        scores = exact_scores(model, rows.double(), index, rows, index)
+    assert shapes == ({(512, 4)} if num_pairs else set()) and scores.dtype == torch.float64
+    assert scores.tolist() == rows.double().square().sum(1).tolist()
 
 
 def test_exact_scores_are_equal_with_any_number_of_threads():
@@ -176,10 +176,10 @@ def test_exact_scores_are_equal_with_any_number_of_threads():
     index = torch.arange(9).repeat(100)
     before = torch.get_num_threads()
     try:
-        found = []
+        by_threads = []
         for num_threads in (1, 2):
             torch.set_num_threads(num_threads)
-            found.append(exact_scores(model, query, index, rows, index.flip(0)))
+            by_threads.append(exact_scores(model, query, index, rows, index.flip(0)))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(*found)
+    assert torch.equal(*by_threads)

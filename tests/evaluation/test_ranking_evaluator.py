@@ -142,10 +142,10 @@ def test_tiny_and_huge_rows(name):
 
 def test_products_are_float32_whatever_training_allowed():
     world = toy_world("complex", reciprocal=True)
-    compare, seen = world.model.compare, set()
+    compare, compared = world.model.compare, set()
 
     def compare_and_look(query, candidates):
-        seen.add((query.dtype, torch.get_float32_matmul_precision()))
+        compared.add((query.dtype, torch.get_float32_matmul_precision()))
         return compare(query, candidates)
 
     torch.set_float32_matmul_precision("medium")
@@ -155,7 +155,7 @@ def test_products_are_float32_whatever_training_allowed():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert seen == {(torch.float32, "highest")}
+    assert compared == {(torch.float32, "highest")}
 
 
 @pytest.mark.parametrize(("num_candidates", "options"), [(None, ON_DEVICE), (None, NOT_KEPT), (50, NOT_KEPT)])
@@ -167,8 +167,8 @@ def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeyp
     world.options = options
     # Compiled loops are the CPU's own way.
     with mock.patch.object(full_ranking, "count_scores", side_effect=AssertionError):
-        found = world.evaluate(protocol, 3, known_of(world))
-    assert_same(found, expected)
+        result = world.evaluate(protocol, 3, known_of(world))
+    assert_same(result, expected)
 
 
 @pytest.mark.parametrize("num_candidates", [None, 5])
@@ -189,20 +189,20 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
     monkeypatch.setattr(KgeModel, "query", noted)
     for scale in (1.0, -0.5):
         with torch.no_grad():
-            for one in world.model.module.parameters():
-                one *= scale
+            for parameter in world.model.module.parameters():
+                parameter *= scale
         world.options = {}
         expected = world.evaluate(protocol, 2, known_of(world))
         assert used and all(module is world.model.module for module in used)
         used.clear()
         world.options = ON_DEVICE
-        found = world.evaluate(protocol, 2, known_of(world))
+        result = world.evaluate(protocol, 2, known_of(world))
         assert used and all(module is world.model.module for module in used)  # the stand-in is a CPU too
         used.clear()
-        assert_same(found, expected)
+        assert_same(result, expected)
     moved = world.model.on_device(torch.device("meta"))
-    assert {one.device.type for one in moved.module.parameters()} == {"meta"}
-    assert {one.device.type for one in world.model.module.parameters()} == {"cpu"}
+    assert {parameter.device.type for parameter in moved.module.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in world.model.module.parameters()} == {"cpu"}
 
 
 @pytest.mark.parametrize("options", [{}, NOT_KEPT], ids=["cpu", "device, rows copied"])
@@ -226,17 +226,17 @@ def test_norms_of_candidates_are_computed_once_a_ranking(options, monkeypatch):
 def test_sampled_ranks_do_not_depend_on_shards_and_batches():
     world = toy_world("distmult", reciprocal=False, num_people=200, seed=3)
     protocol = Protocol(num_candidates=50, seed=11)
-    one = world.evaluate(protocol, 1, known_of(world))
+    alone = world.evaluate(protocol, 1, known_of(world))
     many = world.evaluate(replace(protocol, batch_size=3), 4, known_of(world))
     other = world.evaluate(replace(protocol, seed=12), 1, known_of(world))
     full = world.evaluate(Protocol(), 1, known_of(world))
     visits = world.triples[:, 1] == 1
-    assert_same(many, one)
-    assert one.ranks[Side.HEAD].tolist() != other.ranks[Side.HEAD].tolist()
+    assert_same(many, alone)
+    assert alone.ranks[Side.HEAD].tolist() != other.ranks[Side.HEAD].tolist()
     # Towns are fewer than the draws, so that all of them compete.
-    assert one.ranks[Side.TAIL][visits].tolist() == full.ranks[Side.TAIL][visits].tolist()
-    assert one.num_negatives[Side.HEAD].max() <= 50
-    assert 0.4 < one.both.auc / full.both.auc < 2.5
+    assert alone.ranks[Side.TAIL][visits].tolist() == full.ranks[Side.TAIL][visits].tolist()
+    assert alone.num_negatives[Side.HEAD].max() <= 50
+    assert 0.4 < alone.both.auc / full.both.auc < 2.5
 
 
 def test_progress_counts_every_query():
@@ -286,7 +286,7 @@ def test_missing_rows_are_an_error():
             whole(
                 Protocol(),
                 known=known_of(world),
-                reduce=lambda found: found + [[22, 22 * 11], [7, 21], [0, 0]][: len(found)],
+                reduce=lambda sums: sums + [[22, 22 * 11], [7, 21], [0, 0]][: len(sums)],
             )
 
 
@@ -349,7 +349,7 @@ def test_limits_belong_to_the_close(count):
 def test_scores_need_not_be_contiguous():
     scores = torch.randn(6, 4).T
     row_of, low, high = torch.tensor([0, 3]), torch.tensor([-0.5, 0.0]), torch.tensor([0.5, 0.2])
-    for found, expected in zip(
+    for counts, expected in zip(
         count_greater(scores, row_of, low, high), count_greater(scores.clone(), row_of, low, high)
     ):
-        assert found.tolist() == expected.tolist()
+        assert counts.tolist() == expected.tolist()

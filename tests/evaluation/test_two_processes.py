@@ -88,7 +88,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
     for name, protocol in PROTOCOLS.items():
         expected = world.evaluate(protocol, 1, known)
         for rank in range(WORLD_SIZE):
-            found = np.load(tmp_path / f"{name}_{rank}.npz")
+            arrays = np.load(tmp_path / f"{name}_{rank}.npz")
             for side in Side:
-                assert found[f"ranks_{side.value}"].tolist() == expected.ranks[side].tolist()
-                assert found[f"negatives_{side.value}"].tolist() == expected.num_negatives[side].tolist()
+                assert arrays[f"ranks_{side.value}"].tolist() == expected.ranks[side].tolist()
+                assert arrays[f"negatives_{side.value}"].tolist() == expected.num_negatives[side].tolist()

@@ -75,15 +75,15 @@ class World:
 
     def _bonus(self, side: Side, anchors: np.ndarray, relations: np.ndarray):
         """Return the pairs of queries in no order."""
-        asked = list(enumerate(zip(anchors.tolist(), relations.tolist())))
-        found = [
+        queries = list(enumerate(zip(anchors.tolist(), relations.tolist())))
+        rows = [
             (query, candidate, value)
-            for (own, *of_pair, candidate), value in self.bonus.items()
-            for query, of_query in asked
-            if own is side and tuple(of_pair) == of_query
+            for (bonus_side, *pair, candidate), value in self.bonus.items()
+            for query, anchor_and_relation in queries
+            if bonus_side is side and tuple(pair) == anchor_and_relation
         ]
-        pairs = np.array([one[:2] for one in found], np.int64).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1], np.array([one[2] for one in found])
+        places = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2)
+        return places[:, 0], places[:, 1], np.array([row[2] for row in rows])
 
     def draw_bonus(self, seed: int) -> None:
         """Give a third of all candidates of the tested queries, true answers too, one of three numbers."""
@@ -124,16 +124,16 @@ class World:
         if self.model.reciprocal:
             row = row.chunk(2)[0 if side is Side.TAIL else 1]
             head, tail = (head, tail) if side is Side.TAIL else (tail, head)
-        asked = int(triple[side.anchor_column]), int(triple[1]), int(triple[side.column])
-        added = self.bonus.get((side, *asked), 0.0)
+        key = int(triple[side.anchor_column]), int(triple[1]), int(triple[side.column])
+        added = self.bonus.get((side, *key), 0.0)
         return float64_score(self.name, head.tolist(), row.tolist(), tail.tolist()) + added
 
 
-def assert_same(found: RankingResult, expected: RankingResult) -> None:
+def assert_same(result: RankingResult, expected: RankingResult) -> None:
     """Hold that two rankings have the same ranks among as many candidates."""
     for side in Side:
-        assert found.ranks[side].tolist() == expected.ranks[side].tolist()
-        assert found.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
+        assert result.ranks[side].tolist() == expected.ranks[side].tolist()
+        assert result.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
 
 
 def toy_world(

@@ -43,8 +43,8 @@ def test_loss_one_entity_at_a_time():
         expected -= weights[row] * math.log(value if labels[row] else 1 - value)
     columns = (scores, groups, signs, labels, weights, np.arange(50) // 5)
     examples = Examples(*map(torch.from_numpy, columns))
-    found = examples.loss(torch.from_numpy(slopes), torch.from_numpy(offsets))
-    assert float(found) == pytest.approx(expected / 10)
+    loss = examples.loss(torch.from_numpy(slopes), torch.from_numpy(offsets))
+    assert float(loss) == pytest.approx(expected / 10)
 
 
 def test_questions_need_a_valid_triple_and_their_answers_are_all(run):

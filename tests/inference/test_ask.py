@@ -84,14 +84,14 @@ class BruteForce:
         for ids in itertools.product(*sizes):
             env = {**bound, **dict(zip(local, ids))}
             if isinstance(formula, Fact):
-                one = self.fact(formula, env, side_of)
+                value = self.fact(formula, env, side_of)
             elif isinstance(formula, And):
-                one = float(np.prod([self.value(part, env, side_of) for part in formula.parts]))
+                value = float(np.prod([self.value(part, env, side_of) for part in formula.parts]))
             elif isinstance(formula, Or):
-                one = 1 - float(np.prod([1 - self.value(part, env, side_of) for part in formula.parts]))
+                value = 1 - float(np.prod([1 - self.value(part, env, side_of) for part in formula.parts]))
             else:
-                one = 1 - self.value(formula.part, env, side_of)
-            best = max(best, one)
+                value = 1 - self.value(formula.part, env, side_of)
+            best = max(best, value)
         return best
 
     def fact(self, fact, env, side_of):
@@ -109,14 +109,14 @@ class BruteForce:
 
 def sides(question):
     """The side of each link's variable that is nearer to the answer."""
-    distance, wanted = {question.answer: 0}, list(facts(question.formula))
-    while any({fact.head, fact.tail} - set(distance) for fact in wanted):
-        for fact in wanted:
+    distance, links = {question.answer: 0}, list(facts(question.formula))
+    while any({fact.head, fact.tail} - set(distance) for fact in links):
+        for fact in links:
             near = [distance[term] for term in (fact.head, fact.tail) if term in distance]
             for term in (fact.head, fact.tail):
                 if near and term not in distance:
                     distance[term] = min(near) + 1
-    return {fact: Side.TAIL if distance[fact.tail] < distance[fact.head] else Side.HEAD for fact in wanted}
+    return {fact: Side.TAIL if distance[fact.tail] < distance[fact.head] else Side.HEAD for fact in links}
 
 
 # The product of three variables takes long: 3p is tried once.
@@ -134,12 +134,12 @@ def test_all_types_of_questions(run, kind, splits):
         names[id_]: oracle.value(question.formula, {question.answer: id_}, side_of)
         for id_ in range(len(names))
     }
-    found = run.ask(QUESTIONS[kind], k=len(names), beam=60, known_splits=splits)
-    assert found["probability"].is_monotonic_decreasing
-    assert dict(zip(found["entity"], found["probability"])) == pytest.approx(
+    answers = run.ask(QUESTIONS[kind], k=len(names), beam=60, known_splits=splits)
+    assert answers["probability"].is_monotonic_decreasing
+    assert dict(zip(answers["entity"], answers["probability"])) == pytest.approx(
         {name: value for name, value in expected.items() if value > 0}, abs=1e-5
     )
-    for row in found.head(3).itertuples():
+    for row in answers.head(3).itertuples():
         if kind in ("1p", "2p", "3p", "2i", "3i", "pi", "ip", "backwards"):
             assert np.prod([link["probability"] for link in row.path]) == pytest.approx(
                 row.probability, abs=1e-5
@@ -158,9 +158,9 @@ def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
     plain = [run.ask(QUESTIONS[kind], k=60, known_splits=()) for kind in ("2p", "up", "inp")]
     run.likely_candidates.is_narrow = True
     for kind, expected in zip(("2p", "up", "inp"), plain):
-        found = run.ask(QUESTIONS[kind], k=60, known_splits=())
-        assert found["entity"].tolist() == expected["entity"].tolist() and len(found) > 1
-        np.testing.assert_allclose(found["probability"], expected["probability"], atol=1e-6)
+        answers = run.ask(QUESTIONS[kind], k=60, known_splits=())
+        assert answers["entity"].tolist() == expected["entity"].tolist() and len(answers) > 1
+        np.testing.assert_allclose(answers["probability"], expected["probability"], atol=1e-6)
 
 
 def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
@@ -176,9 +176,9 @@ def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
     search.is_narrow = True
     for low in (-0.5, 0.0, 4.0, 1e9):
         monkeypatch.setattr(narrow_rows, "SCREENED", 1)
-        found = list(search.search("entity", query, low))
+        blocks = list(search.search("entity", query, low))
         exact = query.double() @ rows.double().T
-        pairs = {pair for row, ids, _ in found for pair in zip(row.tolist(), ids.tolist())}
+        pairs = {pair for row, ids, _ in blocks for pair in zip(row.tolist(), ids.tolist())}
         assert pairs == {tuple(pair) for pair in torch.nonzero(exact >= low).tolist()}
 
 
@@ -191,8 +191,8 @@ def test_a_shard_without_rows_has_no_likely_candidates(monkeypatch):
     monkeypatch.setattr(narrow_rows, "SCREENED", 1)
     search = narrow_rows.LikelyCandidates(build_model("distmult", 4, reciprocal=True), tables, lambda _: 2.0)
     search.is_narrow = True
-    found = search.search("entity", torch.ones(1, 4), 0.5)
-    assert [ids.tolist() for _, ids, _ in found] == [[], [0, 1, 2]]
+    blocks = search.search("entity", torch.ones(1, 4), 0.5)
+    assert [ids.tolist() for _, ids, _ in blocks] == [[], [0, 1, 2]]
 
 
 def test_a_narrow_beam_takes_the_best(run):

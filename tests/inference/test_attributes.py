@@ -16,12 +16,12 @@ def test_numbers_that_are_linear_in_rows_are_found(folder):
     run = dglkge.open_run(folder)
     names, rows = run.tables.vocabulary("person").names, run.tables["person"][:].double().numpy()
     truth = 3 + rows @ [1.0, -2.0, 0.5, 0.0, 4.0, 1.0]
-    given = pd.Series(truth[:30], names[:30])
-    frame = run.predict_numbers(given)
+    known_numbers = pd.Series(truth[:30], names[:30])
+    frame = run.predict_numbers(known_numbers)
     assert frame["predicted"].is_monotonic_decreasing and sorted(frame["entity"]) == sorted(names)
     frame = frame.set_index("entity").loc[list(names)]
     assert frame["predicted"].tolist() == pytest.approx(truth, abs=0.05)
-    assert frame["known"][:30].tolist() == given.tolist() and frame["known"][30:].isna().all()
+    assert frame["known"][:30].tolist() == known_numbers.tolist() and frame["known"][30:].isna().all()
     assert frame.attrs["r2"] > 0.999 and frame.attrs["mean_error"] < 0.05
 
 

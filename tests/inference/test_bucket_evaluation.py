@@ -13,14 +13,14 @@ from dglkge.typing import Side
 
 def test_buckets_then_edge_sets_then_all(folder, dataset):
     run = open_run(folder)
-    found = list(run.evaluate_buckets(["valid", "test"], num_ranges=2))
-    names = [name for name, bucket, _ in found if bucket is None]
+    results = list(run.evaluate_buckets(["valid", "test"], num_ranges=2))
+    names = [name for name, bucket, _ in results if bucket is None]
     assert names == ["valid", "test", None]
     for name in ("valid", "test"):
         whole = run.evaluate(name)
-        places = [place for place, one in enumerate(found) if one.edge_set == name]
+        places = [place for place, result in enumerate(results) if result.edge_set == name]
         assert places == list(range(places[0], places[-1] + 1))
-        buckets = [found[place].bucket for place in places[:-1]]
+        buckets = [results[place].bucket for place in places[:-1]]
         assert buckets == sorted(set(buckets)) and len(buckets) > 1
         # Every triple is in the bucket of its own ids, with the rank of the evaluation in one go.
         half = {}
@@ -33,17 +33,19 @@ def test_buckets_then_edge_sets_then_all(folder, dataset):
             ranks = (whole.ranks[Side.HEAD][place], whole.ranks[Side.TAIL][place])
             expected.setdefault(bucket, []).append((relation_id, *ranks))
         for place in places[:-1]:
-            result = found[place].result
+            result = results[place].result
             rows = zip(result.relation_ids.tolist(), result.ranks[Side.HEAD], result.ranks[Side.TAIL])
-            assert list(rows) == expected.pop(found[place].bucket)
+            assert list(rows) == expected.pop(results[place].bucket)
             assert result.protocol.split == name
         assert not expected
-        assert found[places[-1]].result.to_dict() == whole.to_dict()
+        assert results[places[-1]].result.to_dict() == whole.to_dict()
     both = [run.evaluate(name).both for name in ("valid", "test")]
-    last = found[-1].result.both
-    assert last.num_queries == sum(one.num_queries for one in both)
-    assert last.mrr == pytest.approx(sum(one.mrr * one.num_queries for one in both) / last.num_queries)
-    assert found[-1].result.protocol.split == "valid+test"
+    last = results[-1].result.both
+    assert last.num_queries == sum(metrics.num_queries for metrics in both)
+    assert last.mrr == pytest.approx(
+        sum(metrics.mrr * metrics.num_queries for metrics in both) / last.num_queries
+    )
+    assert results[-1].result.protocol.split == "valid+test"
 
 
 def test_results_come_one_by_one(folder, dataset):

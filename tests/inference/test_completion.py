@@ -20,7 +20,7 @@ from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import calibrated
+from tests.checkpoint.toy_checkpoint import calibrated, save_toy_run
 
 CURVE = Platt(slope=3.0, offset=0.5)
 
@@ -41,8 +41,8 @@ def all_missing(run, splits=("train", "valid", "test")):
         whole = run.tables.gather(relation.rhs, torch.arange(len(tails))).double()
         row = run.tables.gather(RELATION, torch.tensor([relation_id])).double()
         for head in range(len(heads)):
-            given = run.tables.gather(relation.lhs, torch.tensor([head])).double()
-            scores = run.model.score(given, row, whole, Side.TAIL)
+            anchor = run.tables.gather(relation.lhs, torch.tensor([head])).double()
+            scores = run.model.score(anchor, row, whole, Side.TAIL)
             rows += [
                 (
                     head,
@@ -60,11 +60,11 @@ def all_missing(run, splits=("train", "valid", "test")):
     return frame.sort_values("score", ascending=False, kind="stable")
 
 
-def same(found, expected):
+def same(frame, expected):
     names = ["head", "relation", "tail"]
-    assert found["score"].is_monotonic_decreasing
+    assert frame["score"].is_monotonic_decreasing
     pd.testing.assert_frame_equal(
-        found[[*names, "score"]].sort_values(names, ignore_index=True),
+        frame[[*names, "score"]].sort_values(names, ignore_index=True),
         expected[[*names, "score"]].sort_values(names, ignore_index=True),
         rtol=1e-12,
     )
@@ -74,10 +74,10 @@ def test_above_a_probability(run):
     expected = all_missing(run)
     probability = CURVE(expected["score"].to_numpy())
     least = float(np.quantile(probability, 0.7))
-    found = run.complete(min_probability=least)
-    assert 100 < len(found) < len(expected)
-    same(found, expected[probability >= least])
-    np.testing.assert_allclose(found["probability"], CURVE(found["score"].to_numpy()))
+    frame = run.complete(min_probability=least)
+    assert 100 < len(frame) < len(expected)
+    same(frame, expected[probability >= least])
+    np.testing.assert_allclose(frame["probability"], CURVE(frame["score"].to_numpy()))
 
 
 def test_curves_of_relations_are_limits_and_order(run, folder):
@@ -90,12 +90,12 @@ def test_curves_of_relations_are_limits_and_order(run, folder):
         for id_, score in zip(expected["r"], expected["score"])
     ]
     least = float(expected["probability"].quantile(0.6))
-    found = found_by.complete(min_probability=least)
-    assert found["probability"].is_monotonic_decreasing and not found["score"].is_monotonic_decreasing
+    frame = found_by.complete(min_probability=least)
+    assert frame["probability"].is_monotonic_decreasing and not frame["score"].is_monotonic_decreasing
     names = ["head", "relation", "tail"]
     expected = expected[expected["probability"] >= least]
     pd.testing.assert_frame_equal(
-        found[[*names, "probability"]].sort_values(names, ignore_index=True),
+        frame[[*names, "probability"]].sort_values(names, ignore_index=True),
         expected[[*names, "probability"]].sort_values(names, ignore_index=True),
     )
 
@@ -103,23 +103,25 @@ def test_curves_of_relations_are_limits_and_order(run, folder):
 def test_best_k_of_each_query(run):
     expected = all_missing(run)
     same(run.complete(k=3), expected.groupby(["h", "r"]).head(3))
-    chosen = expected[(expected["relation"] == "knows") & expected["head"].isin(["person1", "person7"])]
-    found = run.complete(relations=["knows"], heads=["person7", "person1"], k=2, limit=3)
-    same(found, chosen.groupby("h").head(2).head(3))
+    expected_links = expected[
+        (expected["relation"] == "knows") & expected["head"].isin(["person1", "person7"])
+    ]
+    frame = run.complete(relations=["knows"], heads=["person7", "person1"], k=2, limit=3)
+    same(frame, expected_links.groupby("h").head(2).head(3))
 
 
 def test_seen_candidates_and_a_held_out_split(run, tmp_path):
     expected = all_missing(run, ("train", "valid"))
     train = np.concatenate([run.dataset.split(split) for split in ("train", "valid")])
-    seen = expected[
+    expected_links = expected[
         [
             ((train[:, 1] == r) & (train[:, 0] == h)).any()
             and ((train[:, 1] == r) & (train[:, 2] == t)).any()
             for h, r, t in zip(expected["h"], expected["r"], expected["t"])
         ]
     ]
-    found = run.complete(k=4, candidates="seen", held_out="test")
-    same(found, seen.groupby(["h", "r"]).head(4))
+    frame = run.complete(k=4, candidates="seen", held_out="test")
+    same(frame, expected_links.groupby(["h", "r"]).head(4))
 
 
 @pytest.mark.parametrize("question", [{"k": 3}, {"min_probability": 0.4}, {"k": 4, "min_probability": 0.6}])
@@ -128,20 +130,26 @@ def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, mo
     monkeypatch.setattr(row_index, "ROWS_PER_LIST", 8)
     monkeypatch.setattr(row_index, "RECALL_WANTED", 0.4)
     monkeypatch.setattr(approximate, "FIRST_CANDIDATES", 2)
-    names, asked = ["head", "relation", "tail", "score"], {"relations": ["knows"], **question}
-    exact, found = run.complete(**asked), run.complete(**asked, candidates="faiss")
-    both = found[names].merge(exact[names], on=names[:3])
+    names, question_with_relation = (
+        ["head", "relation", "tail", "score"],
+        {"relations": ["knows"], **question},
+    )
+    exact, approximate_frame = (
+        run.complete(**question_with_relation),
+        run.complete(**question_with_relation, candidates="faiss"),
+    )
+    both = approximate_frame[names].merge(exact[names], on=names[:3])
     np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-12)
     if "k" not in question:  # else the fourth best takes the place of one that was missed
-        assert len(both) == len(found)
+        assert len(both) == len(approximate_frame)
     # All queries are the sample: the recall is that of the whole.
-    recall = found.attrs["recall"]
+    recall = approximate_frame.attrs["recall"]
     assert recall["links"] == len(exact) > 10 and recall["recall"] == pytest.approx(len(both) / len(exact))
     index = recall["indexes"]["person"]
     assert 0.2 < recall["recall"] < 1 and index["lists_searched"] < index["lists"]
-    summary = run.complete_to(tmp_path / "all.parquet", **asked, candidates="faiss")
+    summary = run.complete_to(tmp_path / "all.parquet", **question_with_relation, candidates="faiss")
     assert summary["recall"] == recall
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), found)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), approximate_frame)
 
 
 def test_an_index_is_built_once_nothing_is_refused(run, folder, tmp_path, monkeypatch):
@@ -192,9 +200,9 @@ def test_precision_and_recall_of_held_out_triples(run, tmp_path):
     assert pd.read_parquet(tmp_path / "all.parquet")["held_out"].tolist() == hits
     assert 0 < sum(hits) < summary["held_out_triples"] == len(test)
     for point in summary["curve"]:
-        found = sum(hits[: point["rank"]])
-        assert point["precision"] == pytest.approx(found / point["rank"])
-        assert point["recall"] == pytest.approx(found / len(test))
+        num_hits = sum(hits[: point["rank"]])
+        assert point["precision"] == pytest.approx(num_hits / point["rank"])
+        assert point["recall"] == pytest.approx(num_hits / len(test))
     assert summary["curve"][-1]["rank"] == len(expected)
 
 
@@ -214,13 +222,13 @@ def test_goes_on_after_an_interruption(run, tmp_path, monkeypatch):
     assert not path.exists()
     with pytest.raises(InputError, match="another completion"):
         run.complete_to(path, k=3)
-    done = len([one for one in (tmp_path / "missing.parquet.parts").iterdir() if one.name.isdigit()])
+    done = len([path for path in (tmp_path / "missing.parquet.parts").iterdir() if path.name.isdigit()])
     again = []
     run.complete_to(path, k=2, progress=again.append)
     assert 3 <= done < len(again)
     frame = pd.read_parquet(path)
     same(frame, all_missing(run).groupby(["h", "r"]).head(2))
-    assert [one.name for one in tmp_path.glob("missing*")] == [path.name]
+    assert [path_.name for path_ in tmp_path.glob("missing*")] == [path.name]
     with pytest.raises(InputError, match="exists"):
         run.complete_to(path, k=2)
 
@@ -237,14 +245,14 @@ def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, before[1]))
     try:
-        found = list(completion_module._merged(sorted(tmp_path.iterdir())))
+        blocks = list(completion_module._merged(sorted(tmp_path.iterdir())))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    merged, every = np.concatenate(found), np.concatenate(runs)
-    assert len(found) > 3 and (np.diff(completion_module._order(merged)).real >= 0).all()
-    assert np.array_equal(*(np.sort(completion_module._order(one)) for one in (merged, every)))
+    merged, unmerged = np.concatenate(blocks), np.concatenate(runs)
+    assert len(blocks) > 3 and (np.diff(completion_module._order(merged)).real >= 0).all()
+    assert np.array_equal(*(np.sort(completion_module._order(links)) for links in (merged, unmerged)))
     assert np.array_equal(np.sort(completion_module._order(merged)), completion_module._order(merged))
-    assert np.array_equal(np.sort(np.concatenate(found)), np.sort(every))
+    assert np.array_equal(np.sort(np.concatenate(blocks)), np.sort(unmerged))
 
 
 @pytest.mark.parametrize(
@@ -269,6 +277,19 @@ def test_needs_probabilities(folder):
         dglkge.open_run(folder).complete()
 
 
+@pytest.mark.parametrize("entity_type", ["person", "town"])
+@pytest.mark.parametrize("candidates", ["all", "seen", "faiss"])
+def test_rows_that_are_no_numbers_are_refused(tmp_path, dataset, monkeypatch, entity_type, candidates):
+    """Of a head, which is not among those that the recall is measured on, and of a tail."""
+    monkeypatch.setattr(approximate, "SAMPLED_RELATIONS", 1)
+    monkeypatch.setattr(approximate, "SAMPLED_HEADS", 1)
+    if candidates == "faiss":
+        pytest.importorskip("faiss", reason="faiss is not installed")
+    run = dglkge.open_run(save_toy_run(tmp_path / "run", dataset, nan_in=entity_type))
+    with pytest.raises(InputError, match="cannot be searched: a score is not finite"):
+        run.complete(relations=["lives_in"], k=2, candidates=candidates)
+
+
 @pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("share", [0.5, 1e-4])
 def test_rounding_skips_no_pair(share, is_narrow):
@@ -286,9 +307,11 @@ def test_rounding_skips_no_pair(share, is_narrow):
     search = LinkSearch(model, query.double(), norm, (none, none), least, is_narrow=is_narrow)
     for start in range(0, len(rows), 700):
         search.add(torch.arange(start, start + 700), rows[start : start + 700])
-    found = search.take()
-    expected = {tuple(pair) for pair in torch.nonzero(exact >= least).tolist()}
-    assert set(zip(found["query"].tolist(), found["candidate"].tolist())) == expected
+    links = search.take()
+    query_ids, candidate_ids = torch.nonzero(exact >= least).numpy().T
+    order = np.lexsort((links["candidate"], links["query"]))
+    assert np.array_equal(links["query"][order], query_ids)
+    assert np.array_equal(links["candidate"][order], candidate_ids)
 
 
 def test_a_shard_without_rows_is_no_panel():

@@ -111,14 +111,16 @@ class Ours:
         known = np.concatenate([self.dataset.split(name) for name in ("train", "valid", "test")])
         ranks = []
         for head, relation, tail in self.dataset.split(split).tolist():
-            for of_side, answer, given, fixed in (
+            for scores, answer, anchor_column, fixed in (
                 (self.tail_scores(head, relation), tail, 0, head),
                 (self.head_scores(relation, tail), head, 2, tail),
             ):
-                fits = known[(known[:, 1] == relation) & (known[:, given] == fixed)][:, 2 - given]
-                others = np.setdiff1d(np.arange(len(of_side)), fits)
-                better = (of_side[others] > of_side[answer]).sum()
-                equal = (of_side[others] == of_side[answer]).sum()
+                fits = known[(known[:, 1] == relation) & (known[:, anchor_column] == fixed)][
+                    :, 2 - anchor_column
+                ]
+                competitors = np.setdiff1d(np.arange(len(scores)), fits)
+                better = (scores[competitors] > scores[answer]).sum()
+                equal = (scores[competitors] == scores[answer]).sum()
                 ranks.append(1 + better + equal / 2)
         return float(np.mean(1 / np.array(ranks)))
 
@@ -149,11 +151,11 @@ def mrr_of(run, dataset):
 @pytest.mark.parametrize("model", MODELS)
 def test_there_and_back(model, dataset, tmp_path, convert, call):
     """Rows go by the id maps, phases are scaled; DGL-KE scores the exported files as it scored its own."""
-    theirs = Ours(tmp_path / "theirs", dataset, model)
+    dglke = Ours(tmp_path / "theirs", dataset, model)
     run = convert(tmp_path / "theirs")
     opened, names = open_run(run, str(dataset.path)), dataset.vocabulary("entity")
     assert opened.tables.meta.score_function == MODELS[model]
-    assert mrr_of(run, dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(run, dataset) == pytest.approx(dglke.mrr(), abs=1e-6)
     assert call("export", run, "--format", "dglke", "--output", tmp_path / "out")[0] == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert MODELS[config["model_name"]] == MODELS[model] and config["hidden_dim"] == HIDDEN
@@ -167,11 +169,11 @@ def test_there_and_back(model, dataset, tmp_path, convert, call):
     if model == "TransR":
         matrices = np.load(tmp_path / "out" / f"{stem}projection.npy").astype(np.float64)
         relations = np.concatenate([relations, matrices], axis=1)
-    for file, own in (("emp_file", names.names), ("rmap_file", dataset.relations.labels.names)):
+    for file, names_in_order in (("emp_file", names.names), ("rmap_file", dataset.relations.labels.names)):
         lines = (tmp_path / "out" / config[file]).read_text(encoding="utf-8").splitlines()
-        assert lines == [f"{id_}\t{name}" for id_, name in enumerate(own)]
+        assert lines == [f"{id_}\t{name}" for id_, name in enumerate(names_in_order)]
     for head, relation in ((3, 0), (41, 2)):
-        expected = pytest.approx(theirs.tail_scores(head, relation), rel=2e-5, abs=2e-5)
+        expected = pytest.approx(dglke.tail_scores(head, relation), rel=2e-5, abs=2e-5)
         label = dataset.relations.labels[relation]
         answers = opened.predict_tails(names[head], label, k=len(names), known="keep").set_index("entity")
         assert answers["score"].loc[names.names].to_numpy() == expected
@@ -192,33 +194,33 @@ def test_there_and_back(model, dataset, tmp_path, convert, call):
 def test_id_maps_of_other_forms(maps, delimiter, swapped, dataset, tmp_path, convert):
     """Built-in data sets' names, another delimiter, and the two columns in the other order."""
     folder = tmp_path / "theirs"
-    theirs = Ours(folder, dataset, "DistMult", maps=maps)
+    dglke = Ours(folder, dataset, "DistMult", maps=maps)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "delimiter": delimiter}))
     for file in maps:
         rows = [line.split("\t") for line in (folder / file).read_text().splitlines()]
         lines = [delimiter.join(row[::-1] if swapped else row) for row in rows]
         (folder / file).write_text("\n".join(lines) + "\n")
-    assert mrr_of(convert(folder), dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(convert(folder), dataset) == pytest.approx(dglke.mrr(), abs=1e-6)
 
 
 def test_id_maps_are_found_where_the_data_lies(dataset, tmp_path, convert):
     """DGL-KE writes them into ``data_path``, not beside the embeddings."""
-    theirs = Ours(tmp_path / "theirs", dataset, "ComplEx")
+    dglke = Ours(tmp_path / "theirs", dataset, "ComplEx")
     data = tmp_path / "data"
     data.mkdir()
     for file in ("entities.tsv", "relations.tsv"):
         (tmp_path / "theirs" / file).rename(data / file)
     config = tmp_path / "theirs" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "data_path": str(data)}))
-    assert mrr_of(convert(tmp_path / "theirs"), dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(convert(tmp_path / "theirs"), dataset) == pytest.approx(dglke.mrr(), abs=1e-6)
 
 
 def test_without_config_the_files_name_gives_the_model(dataset, tmp_path, convert):
-    theirs = Ours(tmp_path / "theirs", dataset, "TransE_l1", config=False)
+    dglke = Ours(tmp_path / "theirs", dataset, "TransE_l1", config=False)
     run = convert(tmp_path / "theirs")
     assert open_checkpoint(run).meta.score_function == "transe_l1"
-    assert mrr_of(run, dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(run, dataset) == pytest.approx(dglke.mrr(), abs=1e-6)
 
 
 def edit_config(**values):
@@ -292,25 +294,25 @@ def test_what_does_not_fit_is_refused(damage, more, words, dataset, tmp_path, ca
 
 
 def test_without_any_map_the_order_is_that_of_the_data_set_and_is_said(dataset, tmp_path, convert, caplog):
-    theirs = Ours(tmp_path / "theirs", dataset, "DistMult", config=False, maps=())
+    dglke = Ours(tmp_path / "theirs", dataset, "DistMult", config=False, maps=())
     rows = open_checkpoint(convert(tmp_path / "theirs"))["entity"][:].numpy()
     assert "no id map of the table entity" in caplog.text
-    assert np.array_equal(rows, theirs.entities[theirs.order])
+    assert np.array_equal(rows, dglke.entities[dglke.order])
 
 
 def test_a_folder_is_opened_as_it_is(dataset, tmp_path, caplog):
-    theirs = Ours(tmp_path / "theirs", dataset, "RotatE")
+    dglke = Ours(tmp_path / "theirs", dataset, "RotatE")
     run, names = open_run(tmp_path / "theirs"), dataset.vocabulary("entity")
     frame = run.predict_tails(names[3], dataset.relations.labels[1], k=len(names)).set_index("entity")
-    expected = pytest.approx(theirs.tail_scores(3, 1), rel=1e-5)
+    expected = pytest.approx(dglke.tail_scores(3, 1), rel=1e-5)
     assert frame["score"].loc[names.names].to_numpy() == expected
     assert frame["score"].is_monotonic_decreasing and frame["known_from"].isna().all()
     assert "was written by DGL-KE, with ids of its own; to use it with a data set: dglkge" in caplog.text
-    cosines = theirs.entities @ theirs.entities[3] / np.linalg.norm(theirs.entities, axis=1)
+    cosines = dglke.entities @ dglke.entities[3] / np.linalg.norm(dglke.entities, axis=1)
     cosines[3] = -np.inf
     assert run.similar(names[3], k=1)["entity"].tolist() == [names[int(cosines.argmax())]]
     (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
-    assert np.array_equal(np.load(written), theirs.entities[theirs.order])
+    assert np.array_equal(np.load(written), dglke.entities[dglke.order])
 
 
 def test_what_a_folder_does_not_have(dataset, tmp_path):

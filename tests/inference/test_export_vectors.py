@@ -30,17 +30,17 @@ def rows_of(run, table):
 
 
 def same(names, rows, run, table):
-    wanted_names, wanted = rows_of(run, table)
-    return list(names) == wanted_names and np.asarray(rows, np.float32).tobytes() == wanted.tobytes()
+    expected_names, expected_rows = rows_of(run, table)
+    return list(names) == expected_names and np.asarray(rows, np.float32).tobytes() == expected_rows.tobytes()
 
 
 def test_parquet_is_read_by_duckdb(run, tmp_path):
     duckdb = pytest.importorskip("duckdb", reason="needs DuckDB")
     run.export("parquet", tmp_path)
     for table in run.tables_in_order:
-        found = duckdb.sql(f"SELECT name, type, embedding FROM '{tmp_path}/{table}.parquet'").fetchall()
-        assert {row[1] for row in found} == {table}
-        assert same([row[0] for row in found], [row[2] for row in found], run, table)
+        table_rows = duckdb.sql(f"SELECT name, type, embedding FROM '{tmp_path}/{table}.parquet'").fetchall()
+        assert {row[1] for row in table_rows} == {table}
+        assert same([row[0] for row in table_rows], [row[2] for row in table_rows], run, table)
     # A search as in the documentation: entities of all types in one table, the vectors as arrays.
     nearest = duckdb.sql(
         f"""WITH entities AS (FROM read_parquet(['{tmp_path}/person.parquet', '{tmp_path}/town.parquet']))
@@ -97,9 +97,9 @@ def test_faiss_with_another_metric_finds_the_exact_neighbours(folder, tmp_path, 
         "cosine": -products / np.linalg.norm(rows, axis=1),
         "l2": ((queries[:, None] - rows[None]) ** 2).sum(2),
     }[metric]
-    found, places = index.search(queries.astype(np.float32), 40)
+    cosines, places = index.search(queries.astype(np.float32), 40)
     assert np.array_equal(places, np.argsort(expected, axis=1))
-    assert np.allclose(np.abs(found), np.abs(np.sort(expected, axis=1)), rtol=1e-4)
+    assert np.allclose(np.abs(cosines), np.abs(np.sort(expected, axis=1)), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ def test_lancedb(run, tmp_path):
     out = tmp_path / "out"
     run.export("lancedb", out)
     assert sorted(path.name for path in out.iterdir()) == sorted(
-        f"{one}.lance" for one in run.tables_in_order
+        f"{name}.lance" for name in run.tables_in_order
     )
     database = lancedb.connect(out)
     for table in run.tables_in_order:
-        found = database.open_table(table).to_arrow()
-        assert found.schema.field("vector").type.list_size == run.tables[table].shape[1]
-        rows = np.array(found["vector"].to_pylist(), np.float32)
-        assert same(found["name"].to_pylist(), rows, run, table)
-        assert set(found["type"].to_pylist()) == {table}
-    wanted = run.embeddings(["person4"]).to_numpy()[0]
-    near = database.open_table("person").search(wanted).distance_type("cosine").limit(4).to_list()
-    assert [one["name"] for one in near] == ["person4", *run.similar("person4", 3)["entity"]]
+        arrow_table = database.open_table(table).to_arrow()
+        assert arrow_table.schema.field("vector").type.list_size == run.tables[table].shape[1]
+        rows = np.array(arrow_table["vector"].to_pylist(), np.float32)
+        assert same(arrow_table["name"].to_pylist(), rows, run, table)
+        assert set(arrow_table["type"].to_pylist()) == {table}
+    expected_row = run.embeddings(["person4"]).to_numpy()[0]
+    near = database.open_table("person").search(expected_row).distance_type("cosine").limit(4).to_list()
+    assert [neighbour["name"] for neighbour in near] == ["person4", *run.similar("person4", 3)["entity"]]
 
 
 def test_lancedb_replaces_a_table_only_if_allowed(folder, tmp_path, monkeypatch):
@@ -181,22 +181,22 @@ def test_projector(run, tmp_path):
     config = text_format.Parse(
         (tmp_path / "projector_config.pbtxt").read_text(), config_pb2.ProjectorConfig()
     )
-    assert [one.tensor_name for one in config.embeddings] == run.tables_in_order
-    for one in config.embeddings:
-        rows = projector_plugin._read_tensor_tsv_file(str(tmp_path / one.tensor_path))
-        title, *lines = (tmp_path / one.metadata_path).read_text(encoding="utf-8").split("\n")[:-1]
+    assert [embedding.tensor_name for embedding in config.embeddings] == run.tables_in_order
+    for embedding in config.embeddings:
+        rows = projector_plugin._read_tensor_tsv_file(str(tmp_path / embedding.tensor_path))
+        title, *lines = (tmp_path / embedding.metadata_path).read_text(encoding="utf-8").split("\n")[:-1]
         assert title == "name\ttype"
-        assert {line.split("\t")[1] for line in lines} == {one.tensor_name}
-        assert same([line.split("\t")[0] for line in lines], rows, run, one.tensor_name)
+        assert {line.split("\t")[1] for line in lines} == {embedding.tensor_name}
+        assert same([line.split("\t")[0] for line in lines], rows, run, embedding.tensor_name)
 
 
 def test_projector_shows_a_sample_of_a_large_table(run, tmp_path):
     run.export("projector", tmp_path, ["person", "town"], max_rows=12)
     names, rows = rows_of(run, "person")
     lines = (tmp_path / "person.metadata.tsv").read_text().splitlines()[1:]
-    chosen = [names.index(line.split("\t")[0]) for line in lines]
-    assert len(chosen) == 12 and chosen == sorted(set(chosen)) and chosen != list(range(12))
-    assert np.array_equal(np.loadtxt(tmp_path / "person.tensors.tsv").astype(np.float32), rows[chosen])
+    places = [names.index(line.split("\t")[0]) for line in lines]
+    assert len(places) == 12 and places == sorted(set(places)) and places != list(range(12))
+    assert np.array_equal(np.loadtxt(tmp_path / "person.tensors.tsv").astype(np.float32), rows[places])
     assert len((tmp_path / "town.tensors.tsv").read_text().splitlines()) == 10
 
 
@@ -205,7 +205,9 @@ def test_qdrant(run, tmp_path):
     (path,) = run.export("qdrant", tmp_path / "out")
     client = qdrant.QdrantClient(path=str(path))
     try:
-        assert {one.name for one in client.get_collections().collections} == set(run.tables_in_order)
+        assert {collection.name for collection in client.get_collections().collections} == set(
+            run.tables_in_order
+        )
         for table in run.tables_in_order:
             points, _ = client.scroll(table, limit=1000, with_vectors=True)
             points = sorted(points, key=lambda point: point.id)
@@ -216,13 +218,13 @@ def test_qdrant(run, tmp_path):
         query = run.model.query(
             run.tables["person"]["person1"][None], run.tables["relation"]["lives_in"][None], Side.TAIL
         )
-        found = client.query_points("town", query=query[0].tolist(), limit=4).points
+        hits = client.query_points("town", query=query[0].tolist(), limit=4).points
         expected = run.predict_tails("person1", "lives_in", 4)
-        assert [point.payload["name"] for point in found] == expected["entity"].tolist()
-        assert [point.score for point in found] == pytest.approx(expected["score"].tolist(), rel=1e-5)
+        assert [point.payload["name"] for point in hits] == expected["entity"].tolist()
+        assert [point.score for point in hits] == pytest.approx(expected["score"].tolist(), rel=1e-5)
         server = qdrant.QdrantClient(":memory:")
         client.migrate(server)
-        assert server.query_points("town", query=query[0].tolist(), limit=4).points == found
+        assert server.query_points("town", query=query[0].tolist(), limit=4).points == hits
     finally:
         client.close()
     with pytest.raises(InputError, match="qdrant exists; give --overwrite"):
@@ -231,8 +233,8 @@ def test_qdrant(run, tmp_path):
     client = qdrant.QdrantClient(path=str(path))
     try:
         row = run.tables["town"]["town3"].tolist()
-        found = client.query_points("town", query=row, limit=4).points
-        assert [point.payload["name"] for point in found] == ["town3", *run.similar("town3", 3)["entity"]]
+        hits = client.query_points("town", query=row, limit=4).points
+        assert [point.payload["name"] for point in hits] == ["town3", *run.similar("town3", 3)["entity"]]
         assert not client.collection_exists("person")
     finally:
         client.close()

@@ -12,12 +12,12 @@ from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference import fold_in, fold_in_loss
-from dglkge.inference.fold_in import _Given
+from dglkge.inference.fold_in import _EntityTriples
 from dglkge.inference.fold_in_loss import better_rows, run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy_run
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 
 N3 = {"loss": {"name": "softmax"}, "regularizer": {"name": "n3", "weight": 0.05}}
 NO_PENALTY = {"loss": {"name": "softmax"}, "regularizer": {"name": "none"}}
@@ -55,17 +55,17 @@ def definition(run: Run, facts: pd.DataFrame, power: str):
     def numbers(rows):
         return torch.complex(*rows.chunk(2, -1)) if is_complex else rows
 
-    def queries(given, relation, side):
-        given, relation = numbers(given), numbers(relation)
+    def queries(anchor, relation, side):
+        anchor, relation = numbers(anchor), numbers(relation)
         if is_complex and side == "tail":
-            return given * relation
-        return given * relation.conj() if is_complex else given * relation
+            return anchor * relation
+        return anchor * relation.conj() if is_complex else anchor * relation
 
     def scores(query, rows):
         return (query * numbers(rows).conj()).sum(-1).real if is_complex else (query * rows).sum(-1)
 
     names, labels = run.tables.vocabulary("entity"), run.tables.relations
-    own = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
+    known_ids = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
            for h, r, t in facts.itertuples(index=False)]  # fmt: skip
 
     heads, of, tails = torch.from_numpy(run.dataset.split("train").astype(np.int64)).unbind(1)
@@ -75,24 +75,26 @@ def definition(run: Run, facts: pd.DataFrame, power: str):
     def loss(row):
         total = row.new_zeros(())
         rows = dict(enumerate(known)) | {-1: row}
-        for h, r, t in own:
-            for side, given, answer in (("tail", h, t), ("head", t, h)):
-                query = queries(rows[given], relations[r], side)
+        for h, r, t in known_ids:
+            for side, anchor, answer in (("tail", h, t), ("head", t, h)):
+                query = queries(rows[anchor], relations[r], side)
                 answers = known if answer >= 0 else torch.cat([known, row[None]])
                 total = total + scores(query, answers).logsumexp(0) - scores(query, rows[answer])
-                for part in (rows[given], relations[r], rows[answer]):
+                for part in (rows[anchor], relations[r], rows[answer]):
                     total = total + 0.05 * numbers(part).abs().pow(3).sum()
-        for query, others in zip(trained, powers):
-            total = total + torch.logaddexp(others, scores(query, row)).sum()
+        for query, total_power in zip(trained, powers):
+            total = total + torch.logaddexp(total_power, scores(query, row)).sum()
         return total
 
     return loss
 
 
 @pytest.mark.parametrize("score_function", ["complex", "distmult"])
-def test_the_row_has_the_least_loss_by_definition(tmp_path, plain, score_function):
+def test_the_row_has_the_least_loss_by_definition(tmp_path, plain, monkeypatch, score_function):
     run = toy_run(tmp_path, plain, score_function, reciprocal=False)
-    found = run.add_entities(FACTS).tables["entity"]["new"].double()
+    near = run.add_entities(FACTS).tables["entity"]["new"].double()
+    monkeypatch.setattr(fold_in_loss, "TOLERANCE", 1e-7)
+    best = run.add_entities(FACTS).tables["entity"]["new"].double()
     loss = definition(run, FACTS, score_function)
     row = torch.full((6,), 0.1, dtype=torch.float64, requires_grad=True)  # another start, another way
     for _ in range(30):
@@ -100,8 +102,9 @@ def test_the_row_has_the_least_loss_by_definition(tmp_path, plain, score_functio
         hessian = torch.autograd.functional.hessian(loss, row.detach())
         row = (row - 0.7 * torch.linalg.solve(hessian, gradient)).detach().requires_grad_()
     assert gradient.abs().max() < 1e-6
-    assert loss(found).item() == pytest.approx(loss(row).item(), abs=1e-3)
-    assert found.tolist() == pytest.approx(row.tolist(), abs=5e-3)
+    assert loss(best).item() == pytest.approx(loss(row).item(), abs=1e-3)
+    assert best.tolist() == pytest.approx(row.tolist(), abs=5e-3)
+    assert loss(near).item() == pytest.approx(loss(row).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("score_function", ["rotate", "tucker"])
@@ -114,10 +117,14 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     more = run.add_entities(FACTS)
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
-    found = run._fold_in
-    terms = [*found._own_terms("entity", [_Given(60, triples, 9)])[0], *found._other_terms("entity")]
+    fold_in = run._fold_in
+    terms = [
+        *fold_in._own_terms("entity", [_EntityTriples(60, triples, 9)])[0],
+        fold_in._training_term("entity"),
+    ]
     losses = [
-        float(sum(term(one[None].double()) for term in terms)) for one in [row, *run.tables["entity"][:]]
+        float(sum(term(some_row[None].double()) for term in terms))
+        for some_row in [row, *run.tables["entity"][:]]
     ]
     assert losses[0] < np.median(losses[1:])
 
@@ -138,9 +145,10 @@ def test_new_entities_answer_and_are_asked_for(tmp_path, plain):
 def test_many_at_once_are_those_found_alone(tmp_path, plain, monkeypatch):
     """Also where a search takes several rounds, and where an entity has more triples than are taken."""
     run = toy_run(tmp_path, plain)
+    monkeypatch.setattr(fold_in_loss, "TOLERANCE", 1e-7)
     facts = [FACTS.replace("new", f"new{number}").iloc[: number + 1] for number in range(4)]
     facts.append(frame(*((f"e{number:03d}", "turn_1", "new4") for number in range(40))))
-    alone = [run.add_entities(one).tables["entity"][f"new{place}"] for place, one in enumerate(facts)]
+    alone = [run.add_entities(triples).tables["entity"][f"new{place}"] for place, triples in enumerate(facts)]
     monkeypatch.setattr(fold_in_loss, "MAX_STEPS", 8)
     at_once = run.add_entities(pd.concat(facts, ignore_index=True)).tables["entity"]
     for place, row in enumerate(alone):
@@ -164,6 +172,24 @@ def test_relations_give_new_entities_their_types(tmp_path, dataset):
     assert more.type_of("Ada") == "person" and more.type_of("Utopia") == "country"
 
 
+def test_times_of_triples(tmp_path):
+    """A column of times and names of relations at times are the same."""
+    dataset = Dataset.open(temporal_dataset())
+    run = toy_run(tmp_path, dataset, "tcomplex", score_options={"num_times": len(TIMES)})
+    module = build_model("tcomplex", 6, reciprocal=True, options={"num_times": len(TIMES)}).module
+    run.tables.dense_parameters = lambda: dict(module.named_parameters())
+    times = ["2021-04", "2021-06", "2021-03", "2021-04"]
+    facts = FACTS.assign(relation=["turn", "open", "turn", "follow"], time=times)
+    labels = facts["relation"] + " @ " + facts["time"]
+    more, expected = run.add_entities(facts), run.add_entities(FACTS.assign(relation=labels))
+    assert torch.equal(more.tables["entity"]["new"], expected.tables["entity"]["new"])
+    assert more.score(facts)["known_from"].tolist() == ["added"] * 4
+    assert more.score(facts.assign(time="2021-05"))["known_from"].isna().all()
+    for change, words in (({"time": None}, "time is missing"), ({"time": "2022"}, "turn @ 2022")):
+        with pytest.raises(InputError, match=f"row 0: .*{words}"):
+            run.add_entities(facts.assign(**change))
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -171,6 +197,8 @@ def test_relations_give_new_entities_their_types(tmp_path, dataset):
         (frame(("Ada", "lives_in", "country1")), "none"),
         (frame(("Ada", "lives", "town1")), "row 0: .*lives_in"),
         (frame(("Ada", "knows", "Bob")), "no triple joins the new entity 'Ada'"),
+        (frame(("Ada", "knows", "Ada")), "no triple joins the new entity 'Ada'"),
+        (frame(("Ada", "knows", "Ada"), ("Bob", "knows", "person1")), "no triple joins the new entity 'Ada'"),
         (frame(("Ada", "lives_in", "town1")).drop(columns="tail"), "no column tail"),
         (frame(("Ada", "lives_in", "town1"), ("Ada", "lives_in", None)), "row 1: .* is missing"),
         (frame(("Ada", np.nan, "town1")), "row 0: .* is missing"),

@@ -19,9 +19,9 @@ def single_score(run, side, triple):
     """Score one triple of original ids on one side."""
     head, relation_id, tail = triple
     relation = run.tables.relations[relation_id]
-    given, answer = (head, tail) if side is Side.TAIL else (tail, head)
+    anchor, answer = (head, tail) if side is Side.TAIL else (tail, head)
     query = run.model.query(
-        run.tables.gather(relation.anchor_type(side), torch.tensor([given])),
+        run.tables.gather(relation.anchor_type(side), torch.tensor([anchor])),
         run.tables.gather(RELATION, torch.tensor([relation_id])),
         side,
         torch.tensor([relation_id]),
@@ -52,7 +52,7 @@ def test_tails_and_heads(folder, dataset):
     ):
         type_ = dataset.relations[relation_id].candidate_type(side)
         vocabulary = dataset.vocabulary(type_)
-        wanted = {
+        expected = {
             vocabulary[other]: single_score(
                 run, side, (head, relation_id, other) if side is Side.TAIL else (other, relation_id, tail)
             )
@@ -60,8 +60,8 @@ def test_tails_and_heads(folder, dataset):
         }
         assert frame.columns.tolist() == ["rank", "entity", "score", "known_from"]
         assert frame["rank"].tolist() == list(range(1, len(vocabulary) + 1))
-        assert frame["entity"].tolist() == sorted(wanted, key=lambda name: -wanted[name])
-        assert frame["score"].tolist() == pytest.approx(sorted(wanted.values(), reverse=True), rel=1e-4)
+        assert frame["entity"].tolist() == sorted(expected, key=lambda name: -expected[name])
+        assert frame["score"].tolist() == pytest.approx(sorted(expected.values(), reverse=True), rel=1e-4)
         answer = names[2] if side is Side.TAIL else names[0]
         assert frame.set_index("entity")["known_from"][answer] == "valid"
     assert len(run.predict_tails(names[0], names[1], k=2)) == 2
@@ -77,14 +77,14 @@ def test_relations(folder, dataset):
     head, relation_id, tail = (int(part) for part in dataset.split("test")[0])
     names = named(dataset, (head, relation_id, tail))
     types = (dataset.relations[relation_id].lhs, dataset.relations[relation_id].rhs)
-    wanted = {
+    expected = {
         dataset.relations.labels[other]: mean_score(run, (head, other, tail))
         for other, relation in enumerate(dataset.relations.relations)
         if (relation.lhs, relation.rhs) == types
     }
     frame = run.predict_relations(names[0], names[2], k=1000)
-    assert frame["relation"].tolist() == sorted(wanted, key=lambda label: -wanted[label])
-    assert frame["score"].tolist() == pytest.approx(sorted(wanted.values(), reverse=True), rel=1e-4)
+    assert frame["relation"].tolist() == sorted(expected, key=lambda label: -expected[label])
+    assert frame["score"].tolist() == pytest.approx(sorted(expected.values(), reverse=True), rel=1e-4)
     assert frame.set_index("relation")["known_from"][names[1]] == "test"
     dropped = run.predict_relations(names[0], names[2], k=1000, known="drop")
     assert names[1] not in dropped["relation"].tolist()
@@ -106,25 +106,25 @@ def test_many_queries_of_all_kinds(folder, dataset):
         single.append(run.predict_relations(head, tail, k=3))
     rows += [("nobody", "knows", None), ("person1", "knows", "person2"), (None, None, "person2")]
     index = [f"q{place}" for place in range(len(rows))]
-    found = run.predict(pd.DataFrame(rows, columns=COLUMNS, index=index), k=3)
+    answers = run.predict(pd.DataFrame(rows, columns=COLUMNS, index=index), k=3)
     for place, (parts, alone) in enumerate(zip(rows, single)):
         missing = COLUMNS[[part == "?" or pd.isna(part) for part in parts].index(True)]
-        of_query = found[found["query"] == f"q{place}"]
-        assert set(of_query["missing"]) == {missing} and of_query["problem"].isna().all()
+        query_rows = answers[answers["query"] == f"q{place}"]
+        assert set(query_rows["missing"]) == {missing} and query_rows["problem"].isna().all()
         name = "relation" if missing == "relation" else "entity"
-        for column, wanted in ((missing, name), ("rank", "rank"), ("known_from", "known_from")):
-            assert of_query[column].tolist() == alone[wanted].tolist()
+        for column, other_column in ((missing, name), ("rank", "rank"), ("known_from", "known_from")):
+            assert query_rows[column].tolist() == alone[other_column].tolist()
         # A batch of queries adds in another order than one.
-        assert of_query["score"].tolist() == pytest.approx(alone["score"].tolist(), rel=1e-5)
+        assert query_rows["score"].tolist() == pytest.approx(alone["score"].tolist(), rel=1e-5)
         for column, part in zip(COLUMNS, parts):
             if column != missing:
-                assert set(of_query[column]) == {part}
-    problems = found.set_index("query")["problem"].dropna()
+                assert set(query_rows[column]) == {part}
+    problems = answers.set_index("query")["problem"].dropna()
     assert problems.index.tolist() == ["q12", "q13", "q14"]
     assert problems["q12"].startswith("unknown entity 'nobody'")
     assert problems["q13"] == ("a query has two of head, relation and tail; (person1, knows, person2) has 3")
     assert problems["q14"].endswith("(?, ?, person2) has 1")
-    assert found["rank"].isna().sum() == 3
+    assert answers["rank"].isna().sum() == 3
     with pytest.raises(InputError, match="row q12: unknown entity 'nobody'"):
         run.predict(pd.DataFrame(rows, columns=COLUMNS, index=index), strict=True)
     # A column may be absent; no query at all gives an empty frame of the same columns.
@@ -133,7 +133,7 @@ def test_many_queries_of_all_kinds(folder, dataset):
         2,
     ]
     nothing = run.predict(pd.DataFrame(columns=COLUMNS))
-    assert len(nothing) == 0 and nothing.columns.tolist() == found.columns.tolist()
+    assert len(nothing) == 0 and nothing.columns.tolist() == answers.columns.tolist()
 
 
 def test_scores_of_triples(folder, dataset):
@@ -148,8 +148,8 @@ def test_scores_of_triples(folder, dataset):
     assert scored.columns.tolist() == [*COLUMNS, "score", "known_from", "problem"]
     assert scored.index.tolist() == frame.index.tolist()
     good = [place for place in range(20) if place not in (5, 7)]
-    wanted = [mean_score(run, [int(part) for part in triples[place]]) for place in good]
-    assert scored["score"].iloc[good].tolist() == pytest.approx(wanted, rel=1e-6)
+    expected_scores = [mean_score(run, [int(part) for part in triples[place]]) for place in good]
+    assert scored["score"].iloc[good].tolist() == pytest.approx(expected_scores, rel=1e-6)
     assert set(scored["known_from"].iloc[good]) == {"train"}
     assert np.isnan(scored.loc[105, "score"]) and "unknown" in scored.loc[105, "problem"]
     assert scored.loc[107, "problem"].startswith("a triple has head, relation and tail; got (")
@@ -181,9 +181,11 @@ def test_similar_and_embeddings(folder, dataset):
     people = run.embeddings(entity_type="person")
     assert people.index.tolist() == dataset.vocabulary("person").names
     vectors = people.to_numpy(np.float64)
-    own = dataset.vocabulary("person").id("person3")
-    cosines = vectors @ vectors[own] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(vectors[own])
-    order = [int(place) for place in np.argsort(-cosines) if place != own][:4]
+    person_id = dataset.vocabulary("person").id("person3")
+    cosines = (
+        vectors @ vectors[person_id] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(vectors[person_id])
+    )
+    order = [int(place) for place in np.argsort(-cosines) if place != person_id][:4]
     frame = run.similar("person3", k=4)
     assert frame["rank"].tolist() == [1, 2, 3, 4]
     assert frame["entity"].tolist() == [dataset.vocabulary("person")[place] for place in order]

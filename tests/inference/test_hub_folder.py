@@ -66,12 +66,12 @@ def test_card_is_one_of_the_hub(hub):
     card = huggingface_hub.ModelCard.load(hub / "README.md")
     assert card.data.library_name == "dglkge" and "link-prediction" in card.data.tags
     results = card.data.eval_results
-    found = {(one.metric_name, one.metric_value) for one in results if one.metric_type == "mrr"}
-    assert found == {
+    metrics = {(result.metric_name, result.metric_value) for result in results if result.metric_type == "mrr"}
+    assert metrics == {
         ("mrr (test, filtered, all candidates, realistic ties)", 0.61),
         ("mrr (test, raw, all candidates, realistic ties, 14 triples)", 0.61),
     }
-    assert {(one.task_type, one.dataset_split) for one in results} == {("link-prediction", "test")}
+    assert {(result.task_type, result.dataset_split) for result in results} == {("link-prediction", "test")}
     assert "| test, filtered, all candidates, realistic ties | 3.5000 | 0.6100 | 0.5000 |" in card.text
     assert "optimistic" not in card.text
 
@@ -99,9 +99,9 @@ def test_examples_of_the_card_work(hub, folder, monkeypatch):
 def test_dglkge_reads_the_folder_like_the_run(hub, folder, dataset):
     run, copy = open_run(folder), open_run(hub, str(dataset.path))
     columns = ["entity", "known_from"]
-    one, other = (model.predict_tails("person3", "near (person → town)", k=10) for model in (run, copy))
-    assert one[columns].equals(other[columns]) and one["known_from"].notna().any()
-    assert np.allclose(one["score"], other["score"], rtol=1e-5)
+    original, other = (model.predict_tails("person3", "near (person → town)", k=10) for model in (run, copy))
+    assert original[columns].equals(other[columns]) and original["known_from"].notna().any()
+    assert np.allclose(original["score"], other["score"], rtol=1e-5)
     near = [model.similar("town1") for model in (run, copy)]
     assert near[0]["entity"].equals(near[1]["entity"])
     assert np.allclose(near[0]["cosine"], near[1]["cosine"], atol=1e-6)
@@ -172,7 +172,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """The part of the hub's interface that uploads and downloads of one revision need; in memory."""
 
     files: dict[str, bytes] = {}
-    asked: list[str] = []
+    requested: list[str] = []
     protocol_version = "HTTP/1.1"
 
     def _answer(self, content: bytes, status: int = 200, **headers: str) -> None:
@@ -186,12 +186,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         answer: dict = {"url": f"http://{self.headers['Host']}/me/graph"}
         if "/preupload/" in self.path:
-            paths = [one["path"] for one in json.loads(body)["files"]]
+            paths = [file["path"] for file in json.loads(body)["files"]]
             answer = {
-                "files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]
+                "files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
             }
         elif "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
@@ -201,7 +201,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self._answer(json.dumps(answer).encode())
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         if self.path.startswith("/api/models/me/graph/tree/"):
             tree = [
                 {"type": "file", "path": name, "size": len(content), "oid": "0"}
@@ -259,7 +259,7 @@ except dglkge.InputError as error:
     expected = open_run(folder).predict_tails("person1", "lives_in", 1, "keep")["entity"].tolist()
     assert [answer] == expected and refusal.startswith("hf://me/other: ") and "404" in refusal
     assert {"README.md", "config.json", "model.safetensors", "town.names.txt"} <= set(Hub.files)
-    assert "/api/repos/create" in Hub.asked
+    assert "/api/repos/create" in Hub.requested
     script = f"""
 import dglkge
 run = dglkge.open_run({str(folder)!r})

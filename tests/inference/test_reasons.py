@@ -25,13 +25,13 @@ DIM = 16
 @pytest.fixture
 def links(dataset):
     """By typed entity: (step, entity) of every training triple, in both directions."""
-    found = {}
+    pairs = {}
     for head, relation_id, tail in dataset.split("train").tolist():
         relation = dataset.relations[relation_id]
         ends = (relation.lhs, head), (relation.rhs, tail)
         for (start, end), side in ((ends, Side.TAIL), (ends[::-1], Side.HEAD)):
-            found.setdefault(start, []).append(((relation_id, side), end))
-    return found
+            pairs.setdefault(start, []).append(((relation_id, side), end))
+    return pairs
 
 
 def chains(links, start, length, visited=()):
@@ -65,12 +65,14 @@ def test_rules_count_the_pairs_of_a_chain(dataset, links):
     for relation_id, relation in enumerate(dataset.relations.relations):
         triples = dataset.split("train")
         rules = graph.rules(relation_id, triples[triples[:, 1] == relation_id], 5, 20)
-        assert [rule.confidence for rule in rules] == sorted((one.confidence for one in rules), reverse=True)
+        assert [rule.confidence for rule in rules] == sorted(
+            (mined.confidence for mined in rules), reverse=True
+        )
         for rule in rules[:4]:
             ends = {entity for entity in links if entity[0] == relation.lhs}
             pairs = {(start, start) for start in ends}
             for step in rule.steps:
-                pairs = {(a, c) for a, b in pairs for one, c in links.get(b, ()) if one == step and a != c}
+                pairs = {(a, c) for a, b in pairs for link, c in links.get(b, ()) if link == step and a != c}
             hits = sum((a[1], relation_id, b[1]) in train for a, b in pairs)
             assert (rule.support, rule.pairs, rule.confidence) == (hits, len(pairs), hits / (len(pairs) + 5))
 
@@ -98,12 +100,12 @@ def trained(triples):
         cubes = [rows[name][ids].abs().pow(3).sum()
                  for name, ids in (("entity", heads), ("entity", tails), (RELATION, relations))]  # fmt: skip
         loss = 0.1 * sum(cubes)
-        for side, given, answers in ((Side.TAIL, heads, tails), (Side.HEAD, tails, heads)):
-            query = model.query(rows["entity"][given], rows[RELATION][relations], side)
+        for side, anchors, answers in ((Side.TAIL, heads, tails), (Side.HEAD, tails, heads)):
+            query = model.query(rows["entity"][anchors], rows[RELATION][relations], side)
             loss = loss + functional.cross_entropy(query @ rows["entity"].T, answers, reduction="sum")
         (loss / len(triples)).backward()
         optimizer.step()
-    return {name: one.detach() for name, one in rows.items()}
+    return {name: row.detach() for name, row in rows.items()}
 
 
 def test_influences_order_triples_as_training_without_them_does():
@@ -121,8 +123,8 @@ def test_influences_order_triples_as_training_without_them_does():
         return sum(model.score(*parts, side).item() for side in Side) / 2
 
     explainer, falls = Explainer(run), {"strong": [], "weak": []}
-    for asked in triples[-40::10].tolist():
-        link, influence_of = Link(("entity", asked[0]), asked[1], ("entity", asked[2])), Counter()
+    for link_ids in triples[-40::10].tolist():
+        link, influence_of = Link(("entity", link_ids[0]), link_ids[1], ("entity", link_ids[2])), Counter()
         for side in Side:
             for triple, influence in zip(*explainer.influences(link, side)):
                 influence_of[tuple(triple)] += influence
@@ -130,7 +132,7 @@ def test_influences_order_triples_as_training_without_them_does():
         for name, some in (("strong", order[-3:]), ("weak", order[:3])):
             for triple in some:
                 rows = trained(train[~(train == triple).all(1)])
-                falls[name].append(score(whole, *asked) - score(rows, *asked))
+                falls[name].append(score(whole, *link_ids) - score(rows, *link_ids))
     assert np.mean(falls["strong"]) > 0.1 and np.mean(falls["weak"]) < 0
 
 
@@ -139,28 +141,28 @@ def test_reasons_by_name(dataset, folder):
     head, relation_id, tail = train[train[:, 1] == dataset.relations.id("knows")][0].tolist()
     names = dataset.vocabulary("person")
     link = (names[head], "knows", names[tail])
-    found = run.explain(*link, k=4)
-    assert (found["head"], found["relation"], found["tail"]) == link and found["probability"] is None
-    triples = [tuple(one[role] for role in ("head", "relation", "tail")) for one in found["triples"]]
+    reasons = run.explain(*link, k=4)
+    assert (reasons["head"], reasons["relation"], reasons["tail"]) == link and reasons["probability"] is None
+    triples = [tuple(reason[role] for role in ("head", "relation", "tail")) for reason in reasons["triples"]]
     # A known link is no reason for itself.
     assert triples and link not in triples
     assert all({link[0], link[2]} & {head, tail} for head, _, tail in triples)
-    influences = [one["influence"] for one in found["triples"]]
+    influences = [reason["influence"] for reason in reasons["triples"]]
     assert influences == sorted(influences, reverse=True) and min(influences) > 0
-    assert found["rules"]
-    for rule in found["rules"]:
+    assert reasons["rules"]
+    for rule in reasons["rules"]:
         ends = [{link["head"], link["tail"]} for link in rule["path"]]
         assert link[0] in ends[0] and link[2] in ends[-1]
-        assert all(one & other for one, other in itertools.pairwise(ends))
+        assert all(before & after for before, after in itertools.pairwise(ends))
     rules = run.rules("knows", k=3)
     assert rules["rule"].str.endswith("=> (x, knows, y)").all() and len(rules) == 3
 
 
 def test_similar_links_are_the_known_ones_by_cosine(dataset, folder):
     run = dglkge.open_run(folder)
-    found = run.explain("person1", "lives_in", "town1", k=50)["similar"]
+    similar = run.explain("person1", "lives_in", "town1", k=50)["similar"]
     train, relation_id = run.dataset.split("train"), run.tables.relations.id("lives_in")
-    own = train[train[:, 1] == relation_id]
+    relation_triples = train[train[:, 1] == relation_id]
     people, towns = run.tables.vocabulary("person"), run.tables.vocabulary("town")
     expected = []
     for column, other, table, names, name in (
@@ -168,12 +170,14 @@ def test_similar_links_are_the_known_ones_by_cosine(dataset, folder):
         (2, 0, "town", towns, "town1"),
     ):
         anchor = {0: towns.id("town1"), 2: people.id("person1")}[column]
-        for id_ in set(own[own[:, other] == anchor][:, column].tolist()) - {names.id(name)}:
+        for id_ in set(relation_triples[relation_triples[:, other] == anchor][:, column].tolist()) - {
+            names.id(name)
+        }:
             rows = run.tables.gather(table, torch.tensor([id_, names.id(name)])).double()
             expected.append((functional.cosine_similarity(rows[0], rows[1], dim=0).item(), names[id_]))
     expected.sort(reverse=True)
-    assert [one["entity"] for one in found] == [name for _, name in expected]
-    assert [one["cosine"] for one in found] == pytest.approx([cosine for cosine, _ in expected], abs=1e-6)
+    assert [link["entity"] for link in similar] == [name for _, name in expected]
+    assert [link["cosine"] for link in similar] == pytest.approx([cosine for cosine, _ in expected], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,18 @@ def expected_confidences(run, scores, side, relation_id, anchor):
         steps = rule.steps if side is Side.TAIL else rules.mirrored(rule.steps)
         reached = {start}
         for step in steps:
-            of_type = relations[step[0]].candidate_type(step[1])
-            reached = {(of_type, end) for own, begin, end in links if own == step and begin in reached}
+            type_ = relations[step[0]].candidate_type(step[1])
+            reached = {(type_, end) for taken, begin, end in links if taken == step and begin in reached}
             reached -= {start}
         for _, end in reached:
             best[end] = max(best.get(end, 0), rule.confidence)
-    pairs = {(begin, end) for own, begin, end in links if own == (relation_id, side)}
+    pairs = {(begin, end) for taken, begin, end in links if taken == (relation_id, side)}
     for step, begin, constant in links:
         if begin != start:
             continue
-        examples = {one for own, one, end in links if own == step and end == constant}
+        examples = {example for taken, example, end in links if taken == step and end == constant}
         for conclusion in {end for _, end in pairs}:
-            support = len({one for one in examples if (one, conclusion) in pairs})
+            support = len({example for example in examples if (example, conclusion) in pairs})
             confidence = support / (len(examples) + PESSIMISM)
             is_itself = (step, constant) == ((relation_id, side), conclusion)
             if support >= rules.MIN_SUPPORT and confidence >= rules.MIN_CONFIDENCE and not is_itself:
@@ -69,9 +69,9 @@ def test_confidences_are_those_of_the_best_rule(run, monkeypatch):
             query, candidate, confidence = scores.confidences(side, relation_id, anchors)
             for place, anchor in enumerate(anchors.tolist()):
                 mine = query == place
-                found = dict(zip(candidate[mine].tolist(), confidence[mine].tolist()))
+                best = dict(zip(candidate[mine].tolist(), confidence[mine].tolist()))
                 expected = expected_confidences(run, scores, side, relation_id, anchor)
-                assert found == pytest.approx(expected, rel=1e-6)
+                assert best == pytest.approx(expected, rel=1e-6)
                 without = expected_confidences(
                     run, replace(scores, rules={relation_id: []}), side, relation_id, anchor
                 )
@@ -86,8 +86,8 @@ def test_only_the_best_candidates_count(run, monkeypatch):
     monkeypatch.setattr(rule_scores, "MOST_CANDIDATES", 2)
     few, _, kept = scores.confidences(Side.TAIL, knows, anchors)
     for place in range(len(anchors)):
-        own = np.sort(confidence[query == place])[::-1]
-        assert np.sort(kept[few == place])[::-1].tolist() == own[own >= own[1]].tolist()
+        descending = np.sort(confidence[query == place])[::-1]
+        assert np.sort(kept[few == place])[::-1].tolist() == descending[descending >= descending[1]].tolist()
     assert len(few) < len(query)
 
 
@@ -97,20 +97,22 @@ def test_one_ranking(run, folder):
     assert both.bonus.weights.any()
     relation_id, head = run.tables.relations.id("lives_in"), run.tables.vocabulary("person").id("person1")
     plain = run.predict_tails("person1", "lives_in", k=100, known="keep").set_index("entity")["score"]
-    found = both.predict_tails("person1", "lives_in", k=100, known="keep").set_index("entity")["score"]
+    answer_scores = both.predict_tails("person1", "lives_in", k=100, known="keep").set_index("entity")[
+        "score"
+    ]
     _, towns, added = both.bonus(Side.TAIL, np.array([head]), np.array([relation_id]))
     names = run.tables.vocabulary("town").names
     expected = plain.add(pd.Series(added, [names[id_] for id_ in towns.tolist()]), fill_value=0)
-    assert found.to_dict() == pytest.approx(expected.to_dict(), rel=1e-5) and len(added)
-    assert found.is_monotonic_decreasing
-    frame = pd.DataFrame({"head": ["person1"], "relation": ["lives_in"], "tail": [found.index[0]]})
+    assert answer_scores.to_dict() == pytest.approx(expected.to_dict(), rel=1e-5) and len(added)
+    assert answer_scores.is_monotonic_decreasing
+    frame = pd.DataFrame({"head": ["person1"], "relation": ["lives_in"], "tail": [answer_scores.index[0]]})
     by_hand = [
         both.bonus(side, np.array([anchor]), np.array([relation_id]))
-        for side, anchor in ((Side.TAIL, head), (Side.HEAD, names.index(found.index[0])))
+        for side, anchor in ((Side.TAIL, head), (Side.HEAD, names.index(answer_scores.index[0])))
     ]
     added = [
         value[ids == answer].sum()
-        for (_, ids, value), answer in zip(by_hand, (names.index(found.index[0]), head))
+        for (_, ids, value), answer in zip(by_hand, (names.index(answer_scores.index[0]), head))
     ]
     assert both.score(frame)["score"][0] == pytest.approx(run.score(frame)["score"][0] + np.mean(added))
     # Ranks are those of the predictions, which no known answer precedes.
@@ -121,8 +123,20 @@ def test_one_ranking(run, folder):
             run.tables.vocabulary(relation.lhs)[row[0]], run.tables.relations.labels[row[1]], k=10_000
         )
         score = frame["score"][frame["entity"] == name].item()
-        others = frame[(frame["entity"] != name) & frame["known_from"].isna()]["score"]
-        assert (others > score + 1e-5).sum() + 1 <= rank <= (others >= score - 1e-5).sum() + 1
+        other_scores = frame[(frame["entity"] != name) & frame["known_from"].isna()]["score"]
+        assert (other_scores > score + 1e-5).sum() + 1 <= rank <= (other_scores >= score - 1e-5).sum() + 1
+
+
+def test_new_entities_come_before_or_after_rules(run):
+    triples = [("Ann", "lives_in", "town4"), ("Ann", "knows", "person3"), ("person3", "near", "Utopia")]
+    facts = pd.DataFrame(triples, columns=["head", "relation", "tail"])
+    rows = run.add_entities(facts)
+    run.with_rules()  # mined without the new entities
+    before, after = rows.with_rules(), run.with_rules().add_entities(facts)
+    for name, relation in (("Ann", "near"), ("person3", "lives_in"), ("Ann", "knows")):
+        plain, *both = (model.predict_tails(name, relation, k=100) for model in (rows, before, after))
+        pd.testing.assert_frame_equal(*both)
+        assert both[0]["score"].tolist() != plain["score"].tolist()
 
 
 def test_weights_are_the_best_on_the_valid_split(run, monkeypatch):
@@ -131,12 +145,12 @@ def test_weights_are_the_best_on_the_valid_split(run, monkeypatch):
     scores = rule_scores.weighted(run, rule_scores.mined(run, rule_scores.plain_rules(run)))
     valid = run.dataset.split("valid")
     for relation_id in np.unique(valid[:, 1]).tolist():
-        own = valid[valid[:, 1] == relation_id]
+        relation_triples = valid[valid[:, 1] == relation_id]
         for number, side in enumerate(Side):
             means = []
             for weight in rule_scores.WEIGHTS:
                 run.bonus = replace(scores, weights=np.full_like(scores.weights, weight))
-                means.append((1 / run.evaluate(Protocol("valid"), own).ranks[side]).mean())
+                means.append((1 / run.evaluate(Protocol("valid"), relation_triples).ranks[side]).mean())
             assert scores.weights[relation_id, number] == rule_scores.WEIGHTS[int(np.argmax(means))]
 
 
@@ -149,7 +163,7 @@ def test_rules_are_mined_once_for_a_version(run, folder, monkeypatch, caplog):
         patch.setattr(rule_scores, "mined", None)
         again = dglkge.open_run(folder).with_rules().bonus
     assert again.rules == first.rules and (again.weights == first.weights).all()
-    assert all(isinstance(rule, Rule) for of_relation in again.rules.values() for rule in of_relation)
+    assert all(isinstance(rule, Rule) for relation_rules in again.rules.values() for rule in relation_rules)
     # Of another version, they are mined again.
     path.write_text(json.dumps({**fields, "version": fields["version"] + 1, "relations": {}}))
     renewed = dglkge.open_run(folder).with_rules().bonus

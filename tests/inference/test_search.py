@@ -62,12 +62,12 @@ class Toy:
     def expected(self, query, k, known, candidates):
         """Score every candidate as a triple of its own, in float64."""
         relation = self.meta.relations[query.relation_id]
-        seen = set(KNOWN[KNOWN[:, 1] == query.relation_id, query.side.column].tolist())
-        found = []
+        allowed_ids = set(KNOWN[KNOWN[:, 1] == query.relation_id, query.side.column].tolist())
+        answers = []
         for id_ in range(self.meta.entity_types[relation.candidate_type(query.side)]):
             head, tail = (query.entity_id, id_) if query.side is Side.TAIL else (id_, query.entity_id)
             split = split_of([head, query.relation_id, tail])
-            if (known is Known.DROP and split) or (candidates == SEEN and id_ not in seen):
+            if (known is Known.DROP and split) or (candidates == SEEN and id_ not in allowed_ids):
                 continue
             rows = (
                 self.tables[relation.lhs].rows[head],
@@ -75,8 +75,8 @@ class Toy:
                 self.tables[relation.rhs].rows[tail],
             )
             score = self.model.score(*(row.double()[None] for row in rows), query.side).item()
-            found.append((score, id_, split if known is Known.MARK else None))
-        return sorted(found, key=lambda one: (-one[0], one[1]))[:k]
+            answers.append((score, id_, split if known is Known.MARK else None))
+        return sorted(answers, key=lambda pair: (-pair[0], pair[1]))[:k]
 
 
 CASES = [
@@ -93,7 +93,7 @@ def test_against_brute_force(tmp_path, score_function, reciprocal, known, candid
     assert len(answers) == len(QUERIES)
     for query, got in zip(QUERIES, answers):
         expected = toy.expected(query, 4, known, candidates)
-        assert [(answer.entity_id, answer.known) for answer in got] == [one[1:] for one in expected]
+        assert [(answer.entity_id, answer.known) for answer in got] == [answer_[1:] for answer_ in expected]
         scores = [score for score, *_ in expected]
         np.testing.assert_allclose([answer.score for answer in got], scores, rtol=1e-4)
 

@@ -37,12 +37,12 @@ def runs(tmp_path_factory) -> Runs:
     (folder / "types.tsv").write_text(lines, encoding="utf-8")
     options = ["--entity-types", str(folder / "types.tsv"), "--method", "random", "--num-parts", "2"]
     dataset = Dataset.open(partition(folder / "source", folder / "dataset", *options))
-    found = Runs(
+    runs = Runs(
         save_toy_run(folder / "first", dataset), save_toy_run(folder / "second <b>", dataset), dataset
     )
     text = "".join(json.dumps(line) + "\n" for line in stats_lines())
-    (found.first / "stats.jsonl").write_text(text + '{"epoch": 3, "batch', encoding="utf-8")
-    return found
+    (runs.first / "stats.jsonl").write_text(text + '{"epoch": 3, "batch', encoding="utf-8")
+    return runs
 
 
 def write_plain_splits(folder: Path, frame: pd.DataFrame) -> None:

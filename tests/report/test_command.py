@@ -33,12 +33,14 @@ def test_names_are_text(page):
     reader.feed(html)
     assert sum(tag == "script" for tag, _ in reader.elements) == 3
     assert not [tag for tag, _ in reader.elements if tag in ("img", "i", "iframe", "base", "form")]
-    assert not [name for _, given in reader.elements for name in given if name.startswith("on")]
-    assert not [given for _, given in reader.elements if "src" in given]
-    assert [given["href"] for tag, given in reader.elements if tag == "link"] == ["data:,"]
+    assert not [name for _, attributes in reader.elements for name in attributes if name.startswith("on")]
+    assert not [attributes for _, attributes in reader.elements if "src" in attributes]
+    assert [attributes["href"] for tag, attributes in reader.elements if tag == "link"] == ["data:,"]
     assert any(HOSTILE["near"] in text for text in reader.texts)
     assert "window.broken = 1</script>" not in html and "{{ 7 * 7 }}" in html
-    (start,) = [place for place, (_, given) in enumerate(reader.elements) if given.get("id") == "plots"]
+    (start,) = [
+        place for place, (_, attributes) in enumerate(reader.elements) if attributes.get("id") == "plots"
+    ]
     assert reader.elements[start][1]["type"] == "application/json"
 
 
@@ -103,9 +105,9 @@ def test_the_best_run_of_a_row_is_bold(runs):
 
 def test_json_has_the_figures(call, runs):
     status, out, err = call("report", runs.first, "--json", "--limit", 5, "--points", 0)
-    found = json.loads(out)
+    fields = json.loads(out)
     assert (status, err) == (0, "") and not (runs.first / "report.html").exists()
-    assert found["runs"][0]["ranking"]["num_triples"] == 5 and "map" not in found["runs"][0]
+    assert fields["runs"][0]["ranking"]["num_triples"] == 5 and "map" not in fields["runs"][0]
 
 
 def test_a_page_that_exists_is_kept(refusal, runs, tmp_path):
@@ -130,7 +132,7 @@ def test_a_page_that_exists_is_kept(refusal, runs, tmp_path):
 def test_bad_input_is_one_line(refusal, runs, tmp_path, arguments, message):
     pytest.importorskip("plotly", reason="plotly is not installed")
     names = {"FIRST": runs.first, "SECOND": runs.second, "OUT": tmp_path / "page.html"}
-    assert refusal("report", *(names.get(one, one) for one in arguments.split())).startswith(message)
+    assert refusal("report", *(names.get(word, word) for word in arguments.split())).startswith(message)
     assert not (tmp_path / "page.html").exists()
 
 

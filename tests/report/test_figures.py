@@ -23,11 +23,11 @@ def figures(runs):
 
 def test_ranking_is_that_of_the_run(runs, figures):
     result = dglkge.open_run(runs.first).evaluate("test")
-    found, wanted = figures["runs"][0]["ranking"], result.to_dict()
-    assert found["sides"] == {side: wanted[side] for side in ("both", "head", "tail")}
-    assert found["relations"] == wanted["per_relation"]
-    assert found["categories"] == wanted["per_category"]
-    assert found["num_triples"] == found["num_triples_of_split"] == len(runs.dataset.split("test"))
+    ranking, expected = figures["runs"][0]["ranking"], result.to_dict()
+    assert ranking["sides"] == {side: expected[side] for side in ("both", "head", "tail")}
+    assert ranking["relations"] == expected["per_relation"]
+    assert ranking["categories"] == expected["per_category"]
+    assert ranking["num_triples"] == ranking["num_triples_of_split"] == len(runs.dataset.split("test"))
 
 
 def test_a_limit_draws_triples_of_the_whole_split(runs):
@@ -35,22 +35,24 @@ def test_a_limit_draws_triples_of_the_whole_split(runs):
         collect([str(runs.first)], Choices(limit=6, points=0, seed=seed))["runs"][0]["ranking"]
         for seed in (0, 0, 1)
     ]
-    assert [one["num_triples"] for one in drawn] == [6, 6, 6]
+    assert [ranking["num_triples"] for ranking in drawn] == [6, 6, 6]
     assert drawn[0]["sides"]["both"]["num_queries"] == 12
     assert drawn[0]["relations"] == drawn[1]["relations"] != drawn[2]["relations"]
 
 
 def test_examples_have_the_rank_of_their_triple(runs, figures):
     run = dglkge.open_run(runs.first)
-    found = figures["runs"][0]["examples"]
-    assert found["best"][0]["mrr"] >= found["worst"][0]["mrr"]
-    assert not {one["relation"] for one in found["best"]} & {one["relation"] for one in found["worst"]}
+    examples = figures["runs"][0]["examples"]
+    assert examples["best"][0]["mrr"] >= examples["worst"][0]["mrr"]
+    assert not {example["relation"] for example in examples["best"]} & {
+        example["relation"] for example in examples["worst"]
+    }
     relations, checked = runs.dataset.relations, 0
-    for one in [*found["best"], *found["worst"]]:
-        for query in one["queries"]:
+    for example in [*examples["best"], *examples["worst"]]:
+        for query in example["queries"]:
             ends = (query["given"], query["true"])
             head, tail = ends if query["side"] == "tail" else ends[::-1]
-            relation = relations.labels.id(one["relation"])
+            relation = relations.labels.id(example["relation"])
             pair = relations[relation]
             ids = [
                 runs.dataset.vocabulary(pair.lhs).id(head),
@@ -59,7 +61,7 @@ def test_examples_have_the_rank_of_their_triple(runs, figures):
             ]
             result = run.evaluate("test", np.array([ids]))
             assert getattr(result, query["side"]).mr == query["rank"]
-            best = run.predict_tails(head, one["relation"], k=5) if query["side"] == "tail" else None
+            best = run.predict_tails(head, example["relation"], k=5) if query["side"] == "tail" else None
             if best is not None:
                 assert [answer["name"] for answer in query["answers"]] == best["entity"].tolist()
             checked += 1
@@ -76,21 +78,25 @@ def test_the_data_set_and_its_partitions(runs, figures):
         pair = runs.dataset.relations[relation]
         counts[pair.lhs, head] += 1
         counts[pair.rhs, tail] += 1
-    found = dglkge.open_run(str(runs.first)).degrees
-    assert {(name, id_): n for name, of in found.items() for id_, n in enumerate(of.tolist()) if n} == counts
+    degrees = dglkge.open_run(str(runs.first)).degrees
+    assert {
+        (name, id_): n for name, of in degrees.items() for id_, n in enumerate(of.tolist()) if n
+    } == counts
     assert sum(count for *_, count in data["degrees"]["histogram"]) == sum(data["entities"].values())
 
 
 def test_the_map_shows_the_entities_of_the_highest_degrees(runs):
-    found = collect([str(runs.first)], Choices(limit=5, points=12))["runs"][0]["map"]
-    assert found["num_entities"] == sum(len(one["names"]) for one in found["types"].values())
-    assert 12 <= found["num_entities"] <= 14 and set(found["types"]) == set(runs.dataset.entity_types)
-    assert HOSTILE["town0"] in found["types"]["town"]["names"]
-    of_entities = dglkge.open_run(str(runs.first)).degrees
-    chosen = frequent_entities(of_entities, 12)
-    for name, ids in chosen.items():
-        rest = np.delete(of_entities[name], ids)
-        assert not len(rest) or of_entities[name][ids].min() >= rest.max()
+    entity_map = collect([str(runs.first)], Choices(limit=5, points=12))["runs"][0]["map"]
+    assert entity_map["num_entities"] == sum(len(type_["names"]) for type_ in entity_map["types"].values())
+    assert 12 <= entity_map["num_entities"] <= 14 and set(entity_map["types"]) == set(
+        runs.dataset.entity_types
+    )
+    assert HOSTILE["town0"] in entity_map["types"]["town"]["names"]
+    degrees = dglkge.open_run(str(runs.first)).degrees
+    frequent = frequent_entities(degrees, 12)
+    for name, ids in frequent.items():
+        rest = np.delete(degrees[name], ids)
+        assert not len(rest) or degrees[name][ids].min() >= rest.max()
 
 
 def test_pca_is_that_of_the_singular_values():
@@ -113,10 +119,10 @@ def test_tsne_keeps_groups_together_and_equal_rows_have_a_map():
 
 
 def test_changed_fields_are_marked():
-    found = {one["field"]: one for one in configuration([{"model": {"dimension": 6}}, {}])}
-    assert found["model.dimension"]["values"] == [6, 400] and found["model.dimension"]["differs"]
-    assert found["model.dimension"]["is_changed"] == [True, False]
-    assert not found["training.batch_size"]["differs"]
+    by_field = {row["field"]: row for row in configuration([{"model": {"dimension": 6}}, {}])}
+    assert by_field["model.dimension"]["values"] == [6, 400] and by_field["model.dimension"]["differs"]
+    assert by_field["model.dimension"]["is_changed"] == [True, False]
+    assert not by_field["training.batch_size"]["differs"]
 
 
 def test_what_auto_has_decided_is_no_change():

@@ -19,8 +19,8 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def screenshots(tmp_path_factory) -> Path:
-    given = os.environ.get("DGLKGE_SCREENSHOTS")
-    folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
+    path = os.environ.get("DGLKGE_SCREENSHOTS")
+    folder = Path(path) if path else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -11,13 +11,13 @@ from tests.report.toy_report import stats_lines
 
 
 def test_batches_that_were_trained_again_replace_the_earlier_ones():
-    found = learning_curves(stats_lines())
-    assert found["loss"] == [[0.5, 7.0], [1.0, 6.0], [1.5, 4.0], [2.0, 3.0], [2.5, 2.0], [3.0, 1.0]]
+    curves = learning_curves(stats_lines())
+    assert curves["loss"] == [[0.5, 7.0], [1.0, 6.0], [1.5, 4.0], [2.0, 3.0], [2.5, 2.0], [3.0, 1.0]]
     # 6 s of each epoch, and 3 s of the one that was begun twice.
-    assert found["seconds"] == 3 * 6.0 + 3.0
-    assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2, 3]
-    assert {epoch["trainer_memory_bytes"] for epoch in found["epochs"]} == {2**30}
-    assert found["phase_seconds"] == {"score": 3.0, "loss": 9.0}
+    assert curves["seconds"] == 3 * 6.0 + 3.0
+    assert [epoch["epoch"] for epoch in curves["epochs"]] == [1, 2, 3]
+    assert {epoch["trainer_memory_bytes"] for epoch in curves["epochs"]} == {2**30}
+    assert curves["phase_seconds"] == {"score": 3.0, "loss": 9.0}
 
 
 def test_the_last_ranking_of_an_epoch_counts():
@@ -51,5 +51,5 @@ def test_buckets_of_the_last_epoch():
     """A bucket that was trained again replaces the record of the earlier time."""
     records = [{"index": number, "seconds": 1.0} for number in (4, 5)]
     lines = [{"epoch": 0, "bucket_record": {"index": 0, "seconds": 1.0}}]
-    lines += [{"epoch": 1, "bucket_record": one} for one in [{"index": 5, "seconds": 9.0}, *records]]
+    lines += [{"epoch": 1, "bucket_record": record} for record in [{"index": 5, "seconds": 9.0}, *records]]
     assert learning_curves([*stats_lines(), *lines])["buckets"] == records

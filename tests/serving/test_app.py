@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import dglkge
+from dglkge.data import dataset as dataset_module
+from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
 from tests.checkpoint import toy_checkpoint as toy
@@ -117,9 +119,9 @@ def test_numbers_are_those_of_the_run(client, run):
     expected = run.predict_numbers(values)
     assert [row["entity"] for row in content["entities"]] == expected["entity"].tolist()[:-4:-1]
     assert (content["r2"], content["mean_error"]) == (expected.attrs["r2"], expected.attrs["mean_error"])
-    found = client.post("/attributes", json={"values": values, "k": 2}).json()["entities"]
-    assert [row["entity"] for row in found] == expected["entity"][expected["known"].isna()].tolist()[:2]
-    assert {row["known"] for row in found} == {None}
+    entities = client.post("/attributes", json={"values": values, "k": 2}).json()["entities"]
+    assert [row["entity"] for row in entities] == expected["entity"][expected["known"].isna()].tolist()[:2]
+    assert {row["known"] for row in entities} == {None}
 
 
 def test_a_new_entity_is_that_of_its_triples(client, run):
@@ -134,9 +136,12 @@ def test_a_new_entity_is_that_of_its_triples(client, run):
     check_schema("UnseenResponse", content)
     expected = run.add_entities(pd.DataFrame(facts))
     assert (content["entity"], content["type"]) == ("Ann", "person")
-    assert [one["name"] for one in content["similar"]] == expected.similar("Ann", 4)["entity"].tolist()
+    assert [neighbour["name"] for neighbour in content["similar"]] == expected.similar("Ann", 4)[
+        "entity"
+    ].tolist()
     towns, people = (
-        [one[role] for one in result["answers"]] for result, role in zip(content["results"], ("tail", "head"))
+        [answer[role] for answer in result["answers"]]
+        for result, role in zip(content["results"], ("tail", "head"))
     )
     assert towns == expected.predict_tails("Ann", "lives_in", 4)["entity"].tolist()
     assert people == expected.predict_heads(SCRIPT, "Ann", 4)["entity"].tolist()
@@ -151,6 +156,18 @@ def test_a_new_entity_is_that_of_its_triples(client, run):
     ):
         status = 404 if "no entity" in text else 400
         assert text in error_of(client.post("/unseen", json={"name": "Ann", **body}), status)
+
+
+def test_new_entities_open_nothing_again_and_keep_rules(run_folder, tmp_path, calls, monkeypatch):
+    run = dglkge.open_run(shutil.copytree(run_folder, tmp_path / "run")).with_rules()
+    facts = [{"head": "Ann", "relation": "lives_in", "tail": "town4"}]
+    expected = run.add_entities(pd.DataFrame(facts)).predict_tails("Ann", "near", 9)["score"].tolist()
+    client = client_of(Explorer(run), calls)
+    monkeypatch.setattr(Dataset, "open", None)
+    monkeypatch.setattr(dataset_module, "open_known_index", None)
+    body = {"name": "Ann", "triples": facts, "queries": [{"head": "Ann", "relation": "near"}], "k": 9}
+    (result,) = client.post("/unseen", json=body).json()["results"]
+    assert [answer["score"] for answer in result["answers"]] == expected
 
 
 def test_reasons_are_those_of_the_run(client, run):
@@ -171,10 +188,10 @@ def test_predictions_are_those_of_the_run(client, run):
     body = {"queries": queries, "k": 7, "known": "mark"}
     content = client.post("/predict", json=body).json()
     check_schema("PredictResponse", content)
-    wanted = run.predict(pd.DataFrame(queries).astype(object), 7, "mark")
+    expected_answers = run.predict(pd.DataFrame(queries).astype(object), 7, "mark")
     assert len(content["results"]) == len(queries)
     for place, result in enumerate(content["results"]):
-        rows = wanted[wanted["query"] == place]
+        rows = expected_answers[expected_answers["query"] == place]
         if result["problem"] is not None:
             assert [result["problem"]] == rows["problem"].tolist() and not result["answers"]
             continue
@@ -196,20 +213,20 @@ def test_scores_are_those_of_the_run(client, run, hostile_dataset):
     triples = [known, {"head": "nobody", "relation": SCRIPT, "tail": IMAGE}]
     content = client.post("/score", json={"triples": triples}).json()
     check_schema("ScoreResponse", content)
-    wanted = run.score(pd.DataFrame(triples))
+    expected = run.score(pd.DataFrame(triples))
     first, second = content["triples"]
     assert first == {
-        **known, "score": wanted["score"][0], "probability": None, "known_from": "test", "problem": None,
+        **known, "score": expected["score"][0], "probability": None, "known_from": "test", "problem": None,
     }  # fmt: skip
-    assert second["score"] is None and second["problem"] == wanted["problem"][1]
+    assert second["score"] is None and second["problem"] == expected["problem"][1]
 
 
 def test_similar_entities_are_those_of_the_run(client, run):
     content = client.get("/similar", params={"entity": ODD, "k": 4}).json()
     check_schema("SimilarResponse", content)
-    wanted = run.similar(ODD, 4)
-    assert [one["name"] for one in content["similar"]] == wanted["entity"].tolist()
-    assert [one["cosine"] for one in content["similar"]] == wanted["cosine"].tolist()
+    expected = run.similar(ODD, 4)
+    assert [neighbour["name"] for neighbour in content["similar"]] == expected["entity"].tolist()
+    assert [neighbour["cosine"] for neighbour in content["similar"]] == expected["cosine"].tolist()
     assert (content["type"], content["method"]) == ("town", "exact")
     assert "unknown" in error_of(client.get("/similar?entity=persn1&type=person"), 404)
     assert "person1" in error_of(client.get("/similar?entity=persn1&type=person"), 404)
@@ -221,19 +238,19 @@ def test_similar_entities_are_those_of_the_run(client, run):
 def test_known_triples_are_those_of_the_data_set(client, hostile_dataset, entity):
     content = client.get("/triples", params={"entity": entity, "limit": 1000}).json()
     check_schema("TriplesResponse", content)
-    found = {}
+    splits = {}
     for group in content["groups"]:
         assert group["count"] == len(group["others"]) > 0
         for other in group["others"]:
             ends = (entity, other["name"]) if group["role"] == "head" else (other["name"], entity)
-            found[(ends[0], group["relation"], ends[1])] = other["split"]
-    wanted: dict[tuple[str, ...], str] = {}
+            splits[(ends[0], group["relation"], ends[1])] = other["split"]
+    expected: dict[tuple[str, ...], str] = {}
     for split in ("train", "valid", "test"):
         for triple in hostile_dataset.split(split):
             names = tuple(named(hostile_dataset, triple).values())
             if entity in (names[0], names[2]):
-                wanted.setdefault(names, split)  # the first of several
-    assert found == wanted and content["triples"] == len(wanted)
+                expected.setdefault(names, split)  # the first of several
+    assert splits == expected and content["triples"] == len(expected)
     counts = [group["count"] for group in content["groups"]]
     assert counts == sorted(counts, reverse=True)
 
@@ -255,7 +272,9 @@ def test_names_and_relations(client, run, hostile_dataset):
     assert content["entities"] == [{"name": name, "type": "town"} for name in ("town0", "town2", "town3")]
     everywhere = client.get("/entities?prefix=o&k=1000&anywhere=true").json()["entities"]
     names = [name for type_ in run.tables.entity_types for name in run.tables.vocabulary(type_).names]
-    assert sorted(one["name"] for one in everywhere) == sorted(name for name in names if "o" in name.lower())
+    assert sorted(entity["name"] for entity in everywhere) == sorted(
+        name for name in names if "o" in name.lower()
+    )
     assert client.get("/entities?prefix=o&k=1000").json()["entities"] == []
     first = client.get("/entities?k=1000").json()["entities"]
     counts = Counter()  # without a text, those with most training triples come first
@@ -426,8 +445,8 @@ def test_page_and_headers(client):
         # nothing from elsewhere; the one address is the namespace of a picture
         assert "//" not in answer.text.replace("// ", "") and "innerHTML" not in answer.text
     assert page.text.count("<script") == 1 and "style=" not in page.text and " on" not in page.text
-    others = [client.get("/model"), client.get("/nowhere"), client.get("/model", headers={"host": "x"})]
-    for answer in (page, *others):
+    responses = [client.get("/model"), client.get("/nowhere"), client.get("/model", headers={"host": "x"})]
+    for answer in (page, *responses):
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store" and "server" not in answer.headers
     assert client.head("/health").status_code in (200, 405)
@@ -455,12 +474,12 @@ def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplo
     client = client_of(explorer, calls)
     assert "/nowhere/toy is not there" in client.get("/model").json()["no_triples"]
     assert "known triples are not available" in error_of(client.get("/triples?entity=n1&type=film"), 400)
-    assert {one["triples"] for one in client.get("/relations").json()["relations"]} == {None}
+    assert {relation["triples"] for relation in client.get("/relations").json()["relations"]} == {None}
     text = error_of(client.get("/similar?entity=n1"), 400)
     assert text == "'n1' is the name of entities of several types: person, film; say which by the type"
     assert len(client.get("/similar?entity=n1&type=film").json()["similar"]) == 4
     (result,) = predictions(client, [{"head": "n1", "relation": "made"}])
-    assert len(result["answers"]) == 5 and {one["known_from"] for one in result["answers"]} == {None}
+    assert len(result["answers"]) == 5 and {answer["known_from"] for answer in result["answers"]} == {None}
     answer = client.post("/predict", json={"queries": [{"head": "n1", "relation": "made"}], "known": "drop"})
     assert "is not there" in error_of(answer, 400)
     both = client.get("/entities?prefix=n1&k=2").json()["entities"]
@@ -513,10 +532,10 @@ def test_full_queue(explorer, monkeypatch):
 def test_requests_of_clients_that_left_are_not_computed(explorer, monkeypatch):
     calls = ModelCalls(1)
     app = create_app(explorer, calls, HostNames("127.0.0.1", True))
-    begun, go_on, asked = threading.Event(), threading.Event(), []
+    begun, go_on, computed = threading.Event(), threading.Event(), []
 
-    def similar(entity, *_others):
-        asked.append(entity)
+    def similar(entity, *_arguments):
+        computed.append(entity)
         begun.set()
         assert go_on.wait(60)
         return {"entity": entity}
@@ -546,10 +565,10 @@ def test_requests_of_clients_that_left_are_not_computed(explorer, monkeypatch):
         stays, leaves = asyncio.Event(), asyncio.Event()
         first = asyncio.ensure_future(ask("a", stays))
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)
-        others = [asyncio.ensure_future(ask("b", leaves)) for _ in range(10)]
+        leaving = [asyncio.ensure_future(ask("b", leaves)) for _ in range(10)]
         last = asyncio.ensure_future(ask("c", stays))
         leaves.set()
-        await asyncio.gather(*others)
+        await asyncio.gather(*leaving)
         go_on.set()
         await asyncio.gather(first, last)
 
@@ -558,7 +577,7 @@ def test_requests_of_clients_that_left_are_not_computed(explorer, monkeypatch):
     finally:
         go_on.set()
         calls.close()
-    assert asked == ["a", "c"]
+    assert computed == ["a", "c"]
     assert [entity for entity, message in answers if message.get("status") == 200] == ["a", "c"]
 
 
@@ -571,7 +590,7 @@ def test_rows_that_are_no_numbers(calls, tmp_path):
     toy.save_toy(tmp_path / "run" / "checkpoint", meta, tables)
     client = client_of(Explorer(dglkge.open_run(tmp_path / "run")), calls)
     similar = client.get("/similar?entity=person-1&k=3").json()["similar"]
-    assert [one["cosine"] for one in similar] == [None] * 3
+    assert [neighbour["cosine"] for neighbour in similar] == [None] * 3
     (result,) = predictions(client, [{"head": "person-1", "relation": "likes"}], k=3)
     assert [answer["score"] for answer in result["answers"]] == [None] * 3
 

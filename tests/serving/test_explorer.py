@@ -27,9 +27,9 @@ def test_as_a_loop_over_all_names(names):
     for text in TEXTS:
         folded = text.casefold()
         starting = [id_ for id_, name in enumerate(names) if name.casefold().startswith(folded)]
-        found = list(index.starting(text))
-        assert sorted(found) == starting
-        assert [names[id_].casefold() for id_ in found] == sorted(names[id_].casefold() for id_ in starting)
+        ids = list(index.starting(text))
+        assert sorted(ids) == starting
+        assert [names[id_].casefold() for id_ in ids] == sorted(names[id_].casefold() for id_ in starting)
         inside = [id_ for id_, name in enumerate(names) if folded in name.casefold() and id_ not in starting]
         assert list(index.containing(text)) == inside
 
@@ -58,13 +58,13 @@ def test_recall_and_cosines(run):
     assert index.recall >= 0.95 and 1 <= index.num_searched < index.num_lists
     hits = 0
     for entity in range(0, 3000, 100):
-        found = index.search(entity, 10)
+        neighbours = index.search(entity, 10)
         exact = dict(run.nearest(f"person-{entity}", "person", 3000))
-        assert len(found) == 10 and entity not in [id_ for id_, _ in found]
-        cosines = [cosine for _, cosine in found]
+        assert len(neighbours) == 10 and entity not in [id_ for id_, _ in neighbours]
+        cosines = [cosine for _, cosine in neighbours]
         assert cosines == sorted(cosines, reverse=True)
-        np.testing.assert_allclose(cosines, [exact[f"person-{id_}"] for id_, _ in found], atol=1e-6)
-        hits += len({f"person-{id_}" for id_, _ in found} & set(list(exact)[:10]))
+        np.testing.assert_allclose(cosines, [exact[f"person-{id_}"] for id_, _ in neighbours], atol=1e-6)
+        hits += len({f"person-{id_}" for id_, _ in neighbours} & set(list(exact)[:10]))
     assert hits / 300 > 0.9
 
 
@@ -72,8 +72,8 @@ def test_only_large_types_are_searched_so(run):
     pytest.importorskip("faiss", reason="faiss is not installed")
     assert Explorer(run, 3001).describe()["similarity"] == {"person": {"method": "exact"}}
     explorer = Explorer(run, 3000)
-    found = explorer.similar("person-7", None, 5)
-    assert found["method"] == "faiss" and len(found["similar"]) == 5
-    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0][0]
+    neighbours = explorer.similar("person-7", None, 5)
+    assert neighbours["method"] == "faiss" and len(neighbours["similar"]) == 5
+    assert neighbours["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0][0]
     described = explorer.describe()["similarity"]["person"]
     assert described["recall_at_10"] >= 0.95 and described["lists_searched"] < described["lists"]

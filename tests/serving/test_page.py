@@ -55,13 +55,13 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     assert names_in(page, "Similar") == run.similar("person10", 20)["entity"].tolist()
     assert "lives_in →" in page.locator("section[aria-label='Known triples'] summary .name").all_inner_texts()
     group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
-    wanted = run.predict_tails("person10", "lives_in", 10, "drop")
-    assert group.locator(".rows .name").all_inner_texts() == wanted["entity"].tolist()
+    expected = run.predict_tails("person10", "lives_in", 10, "drop")
+    assert group.locator(".rows .name").all_inner_texts() == expected["entity"].tolist()
     assert float(group.locator(".rows .value").first.inner_text()) == pytest.approx(
-        wanted["score"][0], abs=6e-4
+        expected["score"][0], abs=6e-4
     )
     first = page.url
-    town = wanted["entity"][0]
+    town = expected["entity"][0]
     group.locator(".rows a").first.click()
     wait_for(page, town)
     assert steps_of(page) == ["person10", town]
@@ -105,10 +105,10 @@ def test_a_prediction_opens_its_reasons(server, open_page, run_folder):
     why.click()
     group.locator(".reasons li").first.wait_for()
     shown = group.locator(".reasons").first.inner_text()
-    wanted = dglkge.open_run(run_folder).explain("person10", "lives_in", town)
-    assert all(one["rule"] in shown for one in wanted["rules"])
-    assert all(f"{one['entity']} instead of" in shown for one in wanted["similar"])
-    assert len(wanted["triples"]) <= shown.count("\n") and why.get_attribute("aria-expanded") == "true"
+    expected = dglkge.open_run(run_folder).explain("person10", "lives_in", town)
+    assert all(rule["rule"] in shown for rule in expected["rules"])
+    assert all(f"{link['entity']} instead of" in shown for link in expected["similar"])
+    assert len(expected["triples"]) <= shown.count("\n") and why.get_attribute("aria-expanded") == "true"
     why.click()
     assert group.locator(".reasons").first.inner_text() == ""
 
@@ -185,7 +185,7 @@ def test_an_answer_that_is_no_json(server, open_page):
 
 def test_colours_and_a_phone(server, open_page, tmp_path):
     address = f"{server}?at=town3&type=town&by="
-    seen = {}
+    brightness = {}
     for scheme in ("light", "dark"):
         phone = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
         page = open_page(address, color_scheme=scheme, **phone)
@@ -194,14 +194,14 @@ def test_colours_and_a_phone(server, open_page, tmp_path):
             page.evaluate(f"getComputedStyle(document.{element}).{name}")
             for element, name in (("documentElement", "backgroundColor"), ("body", "color"))
         ]
-        seen[scheme] = [sum(map(int, colour[4:-1].split(","))) for colour in colours]
+        brightness[scheme] = [sum(map(int, colour[4:-1].split(","))) for colour in colours]
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         top = page.locator("section[aria-label=Similar]").bounding_box()["y"]
         page.tap(".jumps button >> nth=2")
         page.wait_for_function("top => scrollY > 0 || top < 740", arg=top)
         page.screenshot(path=str(tmp_path / f"phone_{scheme}.png"), full_page=True)
         assert (tmp_path / f"phone_{scheme}.png").stat().st_size > 10_000
-    (light_back, light_text), (dark_back, dark_text) = seen["light"], seen["dark"]
+    (light_back, light_text), (dark_back, dark_text) = brightness["light"], brightness["dark"]
     assert light_back > 600 > 200 > light_text and dark_back < 200 < 600 < dark_text
 
 
@@ -212,12 +212,12 @@ def test_token(run_folder, open_page):
         assert TOKEN not in page.url and "#" not in page.url
         page.reload()
         wait_for(page, "town3")
-        asked = open_page(url)
-        asked.wait_for_selector("#token-dialog[open]")
-        asked.fill("#token", TOKEN)
-        asked.keyboard.press("Enter")
-        asked.wait_for_selector(READY)
-        assert TOKEN not in asked.url and "town" in asked.inner_text("main")
+        locked_page = open_page(url)
+        locked_page.wait_for_selector("#token-dialog[open]")
+        locked_page.fill("#token", TOKEN)
+        locked_page.keyboard.press("Enter")
+        locked_page.wait_for_selector(READY)
+        assert TOKEN not in locked_page.url and "town" in locked_page.inner_text("main")
 
 
 def test_a_new_entity_and_numbers(run_folder, open_page):
@@ -247,15 +247,15 @@ def test_a_question_of_several_hops(run_folder, open_page, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
     calibrated(folder, 1.0, 0.0)
     question = "?x : (person10, lives_in, ?y), (?x, lives_in, ?y)"
-    wanted = dglkge.open_run(folder).ask(question, 20)
+    expected = dglkge.open_run(folder).ask(question, 20)
     with served(folder) as url:
         page = open_page(url)
         page.wait_for_selector(READY)
         page.fill("section[aria-label=Ask] input", question)
         page.keyboard.press("Enter")
         page.locator("section[aria-label=Ask] .rows .name").first.wait_for()
-        assert names_in(page, "Ask") == wanted["entity"].tolist()
+        assert names_in(page, "Ask") == expected["entity"].tolist()
         path = page.locator("section[aria-label=Ask] .note").first.inner_text()
-        assert path.startswith("(person10, lives_in, ") and f"({wanted['entity'][0]}, lives_in, " in path
+        assert path.startswith("(person10, lives_in, ") and f"({expected['entity'][0]}, lives_in, " in path
         page.click("section[aria-label=Ask] .rows a >> nth=0")
-        wait_for(page, wanted["entity"][0])
+        wait_for(page, expected["entity"][0])

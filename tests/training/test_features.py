@@ -284,6 +284,9 @@ def test_new_entities_from_texts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     expected = run.with_new_entities(["Ann"], open_encoder(vectors)([text]), "person")
     extended = run.with_new_texts({"Ann": text})
     assert torch.equal(extended.tables["person"]["Ann"], expected.tables["person"]["Ann"])
+    with_rules = [run.with_rules().with_new_texts({"Ann": text}), expected.with_rules()]
+    scores = [ruled.predict_heads("knows", "person1", k=50)["score"].tolist() for ruled in with_rules]
+    assert scores[0] == scores[1] != expected.predict_heads("knows", "person1", k=50)["score"].tolist()
     tails = expected.predict_tails("Ann", "lives_in", k=3)["entity"].tolist()
     words = ["predict", str(tmp_path / "run"), "--head", "Ann", "--relation", "lives_in", "-k", "3", "--json"]
     assert main([*words, "--about", f"Ann={text}"]) == 0

@@ -56,12 +56,12 @@ pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
-    found = []
+    triples = []
     for head, relation_id, tail in dataset.split(split).tolist():
         relation = dataset.relations[relation_id]
         names = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
-        found.append((names[0], relation.name, names[1], relation.lhs, relation.rhs))
-    return sorted(found)
+        triples.append((names[0], relation.name, names[1], relation.lhs, relation.rhs))
+    return sorted(triples)
 
 
 @pytest.mark.parametrize("core", [1, 2, 3])
@@ -69,16 +69,16 @@ def test_core_of_typed_entities(core, tmp_path, monkeypatch):
     monkeypatch.setattr("dglkge.tuning.tune.FEWEST_VALID", 0)
     dataset = Dataset.open(toy_dataset(typed=True))
     Cores(dataset).write(core, tmp_path / "core", seed=0)
-    found = Dataset.open(tmp_path / "core")
+    smaller = Dataset.open(tmp_path / "core")
     train = core_by_deletion(named(dataset, "train"), core)
-    assert named(found, "train") == train and (core == 1 or len(train) < len(dataset.split("train")))
+    assert named(smaller, "train") == train and (core == 1 or len(train) < len(dataset.split("train")))
     entities = {end for head, _, tail, *_ in train for end in (head, tail)}
     relations = {(name, lhs, rhs) for _, name, _, lhs, rhs in train}
-    assert named(found, "valid") == [
+    assert named(smaller, "valid") == [
         t for t in named(dataset, "valid") if {t[0], t[2]} <= entities and (t[1], *t[3:]) in relations
     ]
-    assert {name for type_ in found.entity_types for name in found.vocabulary(type_).names} == entities
-    assert len(found.split("test")) == 0 and found.num_parts == 1
+    assert {name for type_ in smaller.entity_types for name in smaller.vocabulary(type_).names} == entities
+    assert len(smaller.split("test")) == 0 and smaller.num_parts == 1
 
 
 def test_training_triples_are_held_out_where_valid_ones_are_few(tmp_path):
@@ -91,14 +91,18 @@ def test_training_triples_are_held_out_where_valid_ones_are_few(tmp_path):
     weight_of = dict(zip(named(dataset, "train"), [0.0] * len(rows)))
     weight_of.update({(*row, "entity", "entity"): i + 1.0 for i, row in enumerate(rows)})
     Cores(dataset).write(2, tmp_path / "core", seed=1)
-    found = Dataset.open(tmp_path / "core")
-    assert len(found.split("valid")) == int(0.05 * len(rows))
-    assert sorted(named(found, "train") + named(found, "valid")) == named(dataset, "train")
+    smaller = Dataset.open(tmp_path / "core")
+    assert len(smaller.split("valid")) == int(0.05 * len(rows))
+    assert sorted(named(smaller, "train") + named(smaller, "valid")) == named(dataset, "train")
     by_id = [
-        (f"{found.vocabulary('entity')[h]}", found.relations[r].name, f"{found.vocabulary('entity')[t]}")
-        for h, r, t in found.split("train").tolist()
+        (
+            f"{smaller.vocabulary('entity')[h]}",
+            smaller.relations[r].name,
+            f"{smaller.vocabulary('entity')[t]}",
+        )
+        for h, r, t in smaller.split("train").tolist()
     ]
-    assert found.train_weights().tolist() == [weight_of[(*names, "entity", "entity")] for names in by_id]
+    assert smaller.train_weights().tolist() == [weight_of[(*names, "entity", "entity")] for names in by_id]
 
 
 def test_nothing_to_rank(tmp_path):
@@ -118,9 +122,9 @@ def test_a_core_has_the_times_of_its_triples(tmp_path):
     core = Dataset.open(tmp_path / "core")
     assert set(core.relations.times) == set(dataset.relations.times) == set(TIMES)
 
-    def facts(found: Dataset, split: str) -> set[tuple[str, str, str]]:
-        names = found.vocabulary("entity")
-        return {(names[h], found.relations[r].name, names[t]) for h, r, t in found.split(split).tolist()}
+    def facts(dataset: Dataset, split: str) -> set[tuple[str, str, str]]:
+        names = dataset.vocabulary("entity")
+        return {(names[h], dataset.relations[r].name, names[t]) for h, r, t in dataset.split(split).tolist()}
 
     assert facts(core, "train") <= facts(dataset, "train") and len(core.split("train")) > 100
     assert facts(core, "valid") <= facts(dataset, "valid") | facts(dataset, "train")

@@ -56,18 +56,18 @@ def test_plan_by_hand():
 @settings(max_examples=100, deadline=None)
 @given(cost=st.floats(0.001, 2), full_epochs=st.integers(1, 100), shares=some_shares)
 def test_fidelity_against_all_choices(cost, full_epochs, shares):
-    found = choose_fidelity(5, cost, full_epochs, shares)
-    wanted = math.sqrt(min(cost, 1))
+    rungs = choose_fidelity(5, cost, full_epochs, shares)
+    target = math.sqrt(min(cost, 1))
     affordable = [share for share in shares if share / full_epochs <= cost + 1e-9]
-    if found is None:
+    if rungs is None:
         assert not [share for share in shares if share / full_epochs <= cost]
         return
-    assert max(found.share / wanted, wanted / found.share) <= 1e-9 + min(
-        max(share / wanted, wanted / share) for share in affordable
+    assert max(rungs.share / target, target / rungs.share) <= 1e-9 + min(
+        max(share / target, target / share) for share in affordable
     )
-    assert found.trial_cost <= cost + 1e-6
-    more = found.share * (found.num_epochs + 1) / full_epochs
-    assert found.num_epochs == full_epochs or more > cost
+    assert rungs.trial_cost <= cost + 1e-6
+    more = rungs.share * (rungs.num_epochs + 1) / full_epochs
+    assert rungs.num_epochs == full_epochs or more > cost
 
 
 def test_few_epochs_mean_few_trials():
@@ -126,7 +126,7 @@ def runner(log):
 
 def test_best_of_each_rung_go_on(tmp_path):
     log, ended = [], []
-    found = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
+    best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
     assert [(job.rung_index, job.rung) for job in log] == [(0, RUNGS[0])] * 9 + [(1, RUNGS[1])] * 3
     first, second = log[:9], log[9:]
     for job in first:
@@ -135,7 +135,7 @@ def test_best_of_each_rung_go_on(tmp_path):
         assert values["loss.name"] in ("softmax", "logistic") and type(values["negatives.own_entity"]) is bool
     best = sorted((job.values for job in first), key=quality, reverse=True)
     assert [job.values for job in second] == best[:3]
-    assert found == best[0] and sum(ended) == 12
+    assert best_settings == best[0] and sum(ended) == 12
     records = Search(SPACE, RUNGS, tmp_path).records()
     assert [record["value"] for record in records] == [quality(job.values) for job in log]
     assert [record["name"] for record in records][::11] == ["rung0-trial000", "rung1-trial002"]
@@ -166,19 +166,19 @@ def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
     states = [record["state"] for record in Search(SPACE, RUNGS, tmp_path).records()]
     assert states == ["complete"] * interrupted_at + ["unfinished"]
     ended = []
-    found = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
+    best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
     # the interrupted trial again, under its name and with its settings; no other twice
     assert log[interrupted_at + 1] == log[interrupted_at]
     names = [job.name for job in log]
     assert len(names) == 13 and len(set(names)) == 12 and sum(ended) == 12
     (tmp_path / "whole").mkdir()
     whole = []
-    assert Search(SPACE, RUNGS, tmp_path / "whole").run(runner(whole)) == found
+    assert Search(SPACE, RUNGS, tmp_path / "whole").run(runner(whole)) == best_settings
     assert [job.values for job in whole] == [
         job.values for job in log[:interrupted_at] + log[interrupted_at + 1 :]
     ]
     again = []
-    assert Search(SPACE, RUNGS, tmp_path).run(runner(again)) == found and again == []
+    assert Search(SPACE, RUNGS, tmp_path).run(runner(again)) == best_settings and again == []
 
 
 def test_failures_are_left_out(tmp_path):
@@ -193,13 +193,13 @@ def test_failures_are_left_out(tmp_path):
         return Outcome(quality(job.values), 1.0)
 
     search = Search(SPACE, RUNGS, tmp_path)
-    found = search.run(run_trial)
+    best_settings = search.run(run_trial)
     records = search.records()
     assert [record["state"] for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
     reasons = [None, "no memory"] * 2 + ["the metric of the valid split is nan"]
     assert [record["reason"] for record in records[:5]] == reasons
     good = [record for record in records if record["state"] == "complete" and record["rung"] == 0]
-    assert found == max(good, key=lambda record: record["value"])["values"]
+    assert best_settings == max(good, key=lambda record: record["value"])["values"]
 
 
 def test_first_failures_end_the_search(tmp_path):

@@ -46,8 +46,10 @@ INIT_EPSILON = 2.0
 
 def models() -> dict[str, str]:
     """Return DGL-KE's names of the models that dglkge has, to its score functions; other spellings first."""
-    others = {other: name for name, of_name in DGLKE_MODELS.items() for other in of_name[1:]}
-    return {**others, **{of_name[0]: name for name, of_name in DGLKE_MODELS.items()}}
+    other_spellings = {
+        spelling: name for name, dglke_names in DGLKE_MODELS.items() for spelling in dglke_names[1:]
+    }
+    return {**other_spellings, **{dglke_names[0]: name for name, dglke_names in DGLKE_MODELS.items()}}
 
 
 @dataclass(frozen=True)

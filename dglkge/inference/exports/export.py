@@ -177,14 +177,14 @@ def _plan_word2vec(export: Export) -> Iterable[Output]:
     """Plan word2vec text files; refuse names that are equal once their white space is replaced."""
     for table in export.tables:
         changed = [name for name in table.names if word2vec_name(name) != name]
-        seen = set(table.names) if changed else set()
+        names = set(table.names) if changed else set()
         for name in changed:
-            if word2vec_name(name) in seen:
+            if word2vec_name(name) in names:
                 raise InputError(
                     f"the name {name!r} of table {table.name!r} becomes {word2vec_name(name)!r} in "
                     "the format word2vec, as another one does; parquet and lancedb hold any name"
                 )
-            seen.add(word2vec_name(name))
+            names.add(word2vec_name(name))
     return each_table(".vec", _write_word2vec)(export)
 
 

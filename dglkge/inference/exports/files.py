@@ -182,17 +182,17 @@ def write_safetensors(
     file: BinaryIO,
     tables: Mapping[str, ExportedTable],
     metadata: Mapping[str, str] | None = None,
-    others: Mapping[str, np.ndarray] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write tables, and arrays of any shape, as tensors of one safetensors file.
 
     By hand, because the package needs all tensors in memory. The format:
     https://huggingface.co/docs/safetensors.
     """
-    others = others or {}
+    arrays = arrays or {}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **others}
+    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
     for name, tensor in tensors.items():
         stop = start + 4 * math.prod(tensor.shape)
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
@@ -202,7 +202,7 @@ def write_safetensors(
     file.write(struct.pack("<Q", len(text)) + text)
     for table in tables.values():
         write_rows(file, table.blocks())
-    for values in others.values():
+    for values in arrays.values():
         file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
 
 

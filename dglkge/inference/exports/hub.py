@@ -111,7 +111,9 @@ class HubTables(WholeTables):
                     f"{folder / TENSORS}: tensor {table!r} has shape {tensors[table].shape}, {CONFIG} says "
                     f"{count} rows"
                 )
-        self._dense = {name[len(prefix) :]: one for name, one in tensors.items() if name.startswith(prefix)}
+        self._dense = {
+            name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)
+        }
         super().__init__(folder, meta, {table: torch.from_numpy(tensors[table]) for table in counts})
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
@@ -155,8 +157,8 @@ def push(write: Callable[[Path], object], name: str, private: bool) -> str:
 
 def download(path: str) -> str:
     """Return the folder of a model of the hub in the user's cache; other paths as they are."""
-    found = HUB_URL.fullmatch(path)
-    if found is None:
+    match = HUB_URL.fullmatch(path)
+    if match is None:
         return path
     with _hub(path) as hub:
-        return str(hub.snapshot_download(found[1], revision=found[2]))
+        return str(hub.snapshot_download(match[1], revision=match[2]))

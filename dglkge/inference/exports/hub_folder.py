@@ -60,18 +60,18 @@ def plan_huggingface(export: Export) -> list[Output]:
     missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
     if missing:
         raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
-    own = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
+    shared_settings = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
     config = {
         LIBRARY_FIELD: LIBRARY,
         "dglkge_version": __version__,
         **{field: getattr(meta, name) for name, field in HUB_FIELDS.items()},
-        HUB_FIELDS["config"]: own,
+        HUB_FIELDS["config"]: shared_settings,
         RELATIONS_FIELD: [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations],
     }
     dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
-    write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, others=dense)
+    write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, arrays=dense)
     return [
         file_output(TENSORS, write),
         *map(names_output, tables.values()),
@@ -102,7 +102,7 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
         ("reciprocal relations", meta.reciprocal),
         *((f"rows of `{name}`", f"{table.shape[0]} x {table.shape[1]}") for name, table in tables.items()),
     ]
-    figures = [[words, *(_figure(found.get(name)) for name in SHOWN_METRICS)] for words, found in results]
+    figures = [[words, *(_figure(metrics.get(name)) for name in SHOWN_METRICS)] for words, metrics in results]
     parts = [
         f"---\n{front}---\n\n# {title}\n",
         f"Knowledge-graph embeddings, trained by dglkge {meta.versions.get('dglkge', '')}".rstrip() + ".\n",

@@ -161,13 +161,13 @@ def _dglke_reader(
             f"neither config.json nor the names of the files in {folder} say what model the rows belong to; "
             "--score-function does"
         )
-    theirs = models()[files.model] if files.model else score_function
-    if score_function not in (None, theirs):
+    file_model = models()[files.model] if files.model else score_function
+    if score_function not in (None, file_model):
         raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
 
     def read(folder: Path, table: str) -> Named:
         name = RELATION if table == RELATION else ENTITY
-        rows = files.rows(name, str(theirs))
+        rows = files.rows(name, str(file_model))
         names = files.names(name, len(rows)) or _names(folder, table)
         if not names:
             logger.warning(
@@ -177,7 +177,7 @@ def _dglke_reader(
             )
         return names, rows
 
-    return str(theirs), read
+    return str(file_model), read
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:

@@ -68,10 +68,10 @@ def _write_faiss(metric: str, faiss: ModuleType, table: ExportedTable, file: Bin
     index.add(np.zeros((1, width), np.float32))
     header = bytearray(faiss.serialize_index(index).tobytes()[: -4 * width])
     places = {FAISS_COUNT_OFFSET: (1, num_rows), len(header) - FAISS_COUNT.size: (width, num_rows * width)}
-    for place, (of_one, of_all) in places.items():
-        if FAISS_COUNT.unpack_from(header, place) != (of_one,):
+    for place, (expected_count, count) in places.items():
+        if FAISS_COUNT.unpack_from(header, place) != (expected_count,):
             raise JobError(f"faiss {faiss.__version__} writes an index in a form that is not known here")
-        FAISS_COUNT.pack_into(header, place, of_all)
+        FAISS_COUNT.pack_into(header, place, count)
     file.write(header)
     for _, rows in table.blocks():
         block = np.ascontiguousarray(rows, dtype=np.float32)

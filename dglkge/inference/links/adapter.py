@@ -66,9 +66,9 @@ class Examples:
     weights: Tensor
     question: Tensor
 
-    def of(self, chosen: Tensor) -> Examples:
+    def of(self, places: Tensor) -> Examples:
         """Return some rows."""
-        return Examples(*(column[chosen] for column in vars(self).values()))
+        return Examples(*(column[places] for column in vars(self).values()))
 
     def loss(self, slopes: Tensor, offsets: Tensor) -> Tensor:
         """Return the log loss per question of the curves (G,) of all groups."""
@@ -100,9 +100,9 @@ class QuestionMaker:
             for place, side in enumerate(Side):
                 relations = run.tables.relations.relations
                 fits = np.array([relation.candidate_type(side) == type_ for relation in relations])
-                own = triples[fits[triples[:, 1]]]
-                columns = own[:, [side.column, side.anchor_column, 1]]
-                parts.append(np.column_stack([columns, np.full(len(own), place)]))
+                side_triples = triples[fits[triples[:, 1]]]
+                columns = side_triples[:, [side.column, side.anchor_column, 1]]
+                parts.append(np.column_stack([columns, np.full(len(side_triples), place)]))
             links = np.concatenate(parts)
             links = links[np.argsort(links[:, 0], kind="stable")]
             counts = np.arange(len(run.tables.vocabulary(type_)) + 1)
@@ -138,22 +138,22 @@ class QuestionMaker:
         is_true, is_known = (
             self._satisfied(known, links, num_entities) for known in (self._true, self._known)
         )
-        fulfils, is_proved = ((found != is_negated).all(0) for found in (is_true, is_known))
+        fulfils, is_proved = ((satisfied != is_negated).all(0) for satisfied in (is_true, is_known))
         answers = np.flatnonzero(fulfils & ~(is_known | is_negated).all(0))
         # What a known link excludes needs no probability.
         is_excluded = (is_known & is_negated).any(0)
-        others = drawn[~(fulfils | is_proved | is_excluded)[drawn]]
-        if not len(answers) or not len(others):
+        negatives = drawn[~(fulfils | is_proved | is_excluded)[drawn]]
+        if not len(answers) or not len(negatives):
             return None
-        ids = np.concatenate([answers[:LIKELIEST], others])
+        ids = np.concatenate([answers[:LIKELIEST], negatives])
         scores, known = self._scores(type_, links, ids), is_known[:, ids].T
         values = np.where(known, 1.0, self._curve(scores))
         values = np.where(signs > 0, values, 1 - values).prod(1)
-        num_answers = len(ids) - len(others)
+        num_answers = len(ids) - len(negatives)
         order = num_answers + np.argsort(-values[num_answers:], kind="stable")
         likeliest, rest = order[:LIKELIEST], self._draws.permutation(order[LIKELIEST:])
         kept = np.concatenate([np.arange(num_answers), likeliest, rest[:OTHERS]])
-        share = (num_entities - len(answers)) / len(others)
+        share = (num_entities - len(answers)) / len(negatives)
         weights = np.ones(len(kept))
         weights[num_answers:] = share
         weights[num_answers + len(likeliest) :] *= max(1.0, len(rest) / OTHERS)
@@ -169,12 +169,12 @@ class QuestionMaker:
 
     def _satisfied(self, known: KnownTriples, links: np.ndarray, num_entities: int) -> np.ndarray:
         """Return which entities each link is known of, (L, N)."""
-        found = np.zeros((len(links), num_entities), bool)
+        is_known = np.zeros((len(links), num_entities), bool)
         for place, side in enumerate(Side):
-            own = np.flatnonzero(links[:, 2] == place)
-            index, ids = known.answers(side, links[own, 0], links[own, 1])
-            found[own[index], ids] = True
-        return found
+            side_links = np.flatnonzero(links[:, 2] == place)
+            index, ids = known.answers(side, links[side_links, 0], links[side_links, 1])
+            is_known[side_links[index], ids] = True
+        return is_known
 
     @torch.no_grad()
     def _scores(self, type_: str, links: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -218,17 +218,17 @@ def fit_adapter(
         examples = None if question is None else maker.examples(*question)
         if examples is not None:
             parts.append((*examples, np.full(len(examples[-1]), len(parts))))
-    every = Examples(*(torch.from_numpy(np.concatenate(columns)) for columns in zip(*parts)))
+    all_examples = Examples(*(torch.from_numpy(np.concatenate(columns)) for columns in zip(*parts)))
     features = _features(run)
-    is_tried = every.question % TRIED_SHARE == 0
-    fitted, tried = every.of(~is_tried), every.of(is_tried)
+    is_tried = all_examples.question % TRIED_SHARE == 0
+    fitted, tried = all_examples.of(~is_tried), all_examples.of(is_tried)
     quality = {}
     for ridge in RIDGES if len(parts) >= TRIED_SHARE else RIDGES[:1]:
         slopes, offsets = _curves(_fit(fitted, features, curve, ridge), features, curve)
         quality[ridge] = float(tried.loss(slopes, offsets))
     logger.info("log loss of questions left out, by the adapter's ridge: %s", quality)
     slopes, offsets = _curves(
-        _fit(every, features, curve, min(quality, key=quality.__getitem__)), features, curve
+        _fit(all_examples, features, curve, min(quality, key=quality.__getitem__)), features, curve
     )
     sides = list(Side)
     return {

@@ -61,11 +61,11 @@ class IndexedTails:
         known_keys = np.sort(known[0] * base + known[1])
         most_known = int(np.bincount(known[0]).max()) if len(known[0]) else 0
         count = FIRST_CANDIDATES if k is None else SPARE * k + most_known
-        parts, left = [np.empty(0, PAIR)], np.arange(len(query))
-        while len(left):
+        parts, open_queries = [np.empty(0, PAIR)], np.arange(len(query))
+        while len(open_queries):
             count, again = min(count, base), []
             step = max(1, CANDIDATES_AT_A_TIME // count)
-            for places in np.split(left, range(step, len(left), step)):
+            for places in np.split(open_queries, range(step, len(open_queries), step)):
                 links, has_more = self._nearest(entity_type, query, places, count)
                 if k is None and count < base:
                     lowest = np.full(len(query), np.inf)
@@ -77,7 +77,7 @@ class IndexedTails:
                 order = np.lexsort((links["candidate"], -links["score"], links["query"]))
                 starts = np.searchsorted(links["query"][order], links["query"][order])
                 parts.append(links[order[np.arange(len(order)) - starts < (k or base)]])
-            left, count = np.concatenate([np.empty(0, np.int64), *again]), 4 * count
+            open_queries, count = np.concatenate([np.empty(0, np.int64), *again]), 4 * count
         return np.concatenate(parts)
 
     def _nearest(
@@ -90,8 +90,8 @@ class IndexedTails:
         links["query"], links["candidate"] = places[place], ids[place, column]
         distinct, row = np.unique(links["candidate"], return_inverse=True)
         rows = self._tables.gather(entity_type, torch.from_numpy(distinct))
-        of_query = torch.from_numpy(np.ascontiguousarray(links["query"]))
-        links["score"] = exact_scores(self._model, query, of_query, rows, torch.from_numpy(row.reshape(-1)))
+        query_ids = torch.from_numpy(np.ascontiguousarray(links["query"]))
+        links["score"] = exact_scores(self._model, query, query_ids, rows, torch.from_numpy(row.reshape(-1)))
         return links, np.asarray(ids.min(axis=1) >= 0)
 
     def describe(self) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def recall_of(
     """Return how many links of the exact search of a sample another one has found, and how many there are."""
     hits = total = 0
     for relation_id, heads in sample:
-        right, found = (
+        exact_links, approximate_links = (
             {tuple(pair) for links in search(relation_id, heads) for pair in links[["head", "tail"]].tolist()}
             for search in (exact, approximate)
         )
-        hits, total = hits + len(right & found), total + len(right)
+        hits, total = hits + len(exact_links & approximate_links), total + len(exact_links)
     return hits, total

@@ -27,7 +27,7 @@ from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
 from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite
 from dglkge.inference.links.narrow_rows import has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -134,8 +134,8 @@ class Completion:
         type_ = self.relation(relation_id).lhs
         heads = None if self.heads is None else self.heads.get(type_, np.empty(0, np.int64))
         if self.candidates == SEEN:
-            seen = self.known.seen(Side.HEAD, relation_id)
-            return seen if heads is None else np.intersect1d(heads, seen)
+            known_heads = self.known.seen(Side.HEAD, relation_id)
+            return known_heads if heads is None else np.intersect1d(heads, known_heads)
         return np.arange(len(self.run.tables.vocabulary(type_))) if heads is None else heads
 
     def num_tails(self, relation_id: int) -> int:
@@ -165,10 +165,6 @@ class Completion:
         """Number of pairs (head, relation)."""
         return sum(len(self.head_ids(id_)) for id_ in self.relation_ids)
 
-    def search(self, task: Task) -> Iterator[np.ndarray]:
-        """Yield the missing links of a task, in no order."""
-        yield from self.links(task.relation_id, self.head_ids(task.relation_id)[task.start : task.stop])
-
     @torch.no_grad()
     def links(self, relation_id: int, head_ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the missing links of a relation and some heads (n,), in no order."""
@@ -194,6 +190,7 @@ class Completion:
             return table
 
         if self.candidates == FAISS:
+            check_finite(query.float())
             yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
             return
         places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
@@ -212,6 +209,7 @@ class Completion:
         best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
         for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
             ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
+            check_finite(torch.tensor(self.run.max_norm(type_)))
             indexed.build(type_)
             tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
             tuned.__dict__["indexed"] = indexed
@@ -262,13 +260,13 @@ class Completion:
         triples = np.unique(self.run.dataset.split(self.held_out), axis=0)
         kept = []
         for relation_id in self.relation_ids:
-            of_relation = triples[triples[:, 1] == relation_id]
-            is_candidate = np.isin(of_relation[:, 0], self.head_ids(relation_id))
+            relation_triples = triples[triples[:, 1] == relation_id]
+            is_candidate = np.isin(relation_triples[:, 0], self.head_ids(relation_id))
             if self.candidates == SEEN:
-                is_candidate &= np.isin(of_relation[:, 2], self.known.seen(Side.TAIL, relation_id))
-            kept.append(of_relation[is_candidate])
-        found = np.concatenate(kept) if kept else triples[:0]
-        return int((~self.known.contain(Side.TAIL, *found.T)).sum())
+                is_candidate &= np.isin(relation_triples[:, 2], self.known.seen(Side.TAIL, relation_id))
+            kept.append(relation_triples[is_candidate])
+        candidates = np.concatenate(kept) if kept else triples[:0]
+        return int((~self.known.contain(Side.TAIL, *candidates.T)).sum())
 
 
 def least_score(curve: Curve, probability: float) -> float:
@@ -312,13 +310,13 @@ def plan_completion(
         min_probability = 0.5
     if min_probability is not None and not 0 < min_probability <= 1:
         raise InputError(f"the least probability must be above 0 and at most 1, got {min_probability:g}")
-    chosen = set(range(len(tables.relations)))
+    relation_ids = set(range(len(tables.relations)))
     if relations is not None:
-        chosen = {id_ for name in relations for id_ in tables.relations.ids_of(name)}
+        relation_ids = {id_ for name in relations for id_ in tables.relations.ids_of(name)}
     for name in head_types or ():
         run.type_of("", name)
     ids = tuple(
-        id_ for id_ in sorted(chosen) if head_types is None or tables.relations[id_].lhs in head_types
+        id_ for id_ in sorted(relation_ids) if head_types is None or tables.relations[id_].lhs in head_types
     )
     types = list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids))
     completion = Completion(
@@ -347,7 +345,7 @@ def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) 
             raise InputError(f"{name!r} is of type {type_}, and no chosen relation has heads of that type")
         for type_ in fitting:
             ids[type_].append(run.tables.vocabulary(type_).id(name))
-    return {type_: np.unique(np.array(of_type, np.int64)) for type_, of_type in ids.items()}
+    return {type_: np.unique(np.array(type_ids, np.int64)) for type_, type_ids in ids.items()}
 
 
 def _search(
@@ -406,7 +404,8 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
             pending.clear()
 
     for task in tasks:
-        for links in completion.search(task):
+        heads = completion.head_ids(task.relation_id)[task.start : task.stop]
+        for links in completion.links(task.relation_id, heads):
             if stop.is_set():
                 return
             pending.append(links)
@@ -433,18 +432,22 @@ def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
     # Read piece by piece and not mapped: a mapped file stays open, and there may be thousands.
     chunk = max(1024, MERGED_ROWS // max(1, len(paths)))
     num_rows = {path: path.stat().st_size // LINK.itemsize for path in paths}
-    places, left = dict.fromkeys(paths, 0), dict.fromkeys(paths, np.empty(0, LINK))
-    while left:
-        for path in [path for path, rows in left.items() if not len(rows)]:
-            left[path] = np.fromfile(path, LINK, chunk, offset=places[path] * LINK.itemsize)
-            places[path] += len(left[path])
+    places, unmerged = dict.fromkeys(paths, 0), dict.fromkeys(paths, np.empty(0, LINK))
+    while unmerged:
+        for path in [path for path, rows in unmerged.items() if not len(rows)]:
+            unmerged[path] = np.fromfile(path, LINK, chunk, offset=places[path] * LINK.itemsize)
+            places[path] += len(unmerged[path])
         # What a file still has is not above its last row in memory.
-        unread = {path for path in left if places[path] < num_rows[path]}
-        last = np.concatenate([_order(left[path][-1:]) for path in unread] or [np.array([complex(np.inf)])])
-        ends = {path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in left.items()}
-        yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in left.items()]))
-        left = {path: rows[ends[path] :] for path, rows in left.items()}
-        left = {path: rows for path, rows in left.items() if len(rows) or path in unread}
+        unread = {path for path in unmerged if places[path] < num_rows[path]}
+        last = np.concatenate(
+            [_order(unmerged[path][-1:]) for path in unread] or [np.array([complex(np.inf)])]
+        )
+        ends = {
+            path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in unmerged.items()
+        }
+        yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in unmerged.items()]))
+        unmerged = {path: rows[ends[path] :] for path, rows in unmerged.items()}
+        unmerged = {path: rows for path, rows in unmerged.items() if len(rows) or path in unread}
 
 
 def _curve(hits: np.ndarray, num_links: int, num_held_out: int) -> list[dict[str, float]]:
@@ -485,7 +488,7 @@ def _names(completion: Completion, links: np.ndarray, side: str) -> pa.Array:
     names = np.empty(len(links), object)
     relation_ids, place = np.unique(links["relation"], return_inverse=True)
     relations = map(completion.relation, relation_ids.tolist())
-    types = np.array([one.lhs if side == "head" else one.rhs for one in relations], object)
+    types = np.array([relation.lhs if side == "head" else relation.rhs for relation in relations], object)
     for type_ in dict.fromkeys(types.tolist()):
         rows = np.flatnonzero((types == type_)[place.reshape(-1)])
         ids, index = np.unique(links[side][rows], return_inverse=True)
@@ -543,11 +546,11 @@ def write_completion(
 def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
     """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
-        blocks, left = [np.empty(0, LINK)], limit
+        blocks, remaining = [np.empty(0, LINK)], limit
         for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
-            blocks.append(links[:left])
-            if left is not None:
-                left -= len(blocks[-1])
-                if not left:
+            blocks.append(links[:remaining])
+            if remaining is not None:
+                remaining -= len(blocks[-1])
+                if not remaining:
                     break
         return as_table(completion, np.concatenate(blocks))

@@ -40,6 +40,15 @@ def at_least(scores: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     return row, column
 
 
+def check_finite(numbers: Tensor) -> None:
+    """Refuse rows with a number that is not finite."""
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(
+            "the embeddings cannot be searched: a score is not finite or overflows float32; the training "
+            "diverged, or the rows are not this model's"
+        )
+
+
 @dataclass
 class LinkSearch:
     """Queries of one relation against panels of candidates.
@@ -66,18 +75,14 @@ class LinkSearch:
     least_score: float
     k: int | None = None
     is_narrow: bool = False
-    _found: list[np.ndarray] = field(default_factory=list)
+    _links: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limit = torch.full((len(self.query),), self.least_score, dtype=torch.float64)
         # Without a least score any bound will do for the first panel; it is set by the k-th best.
         scale = limit.masked_fill(limit.isinf(), 0.0)
         bound = self.model.score_function.rounding_bound(self.query, self.max_norm, scale)
-        if not bool(torch.isfinite(bound).all()):
-            raise InputError(
-                "the embeddings cannot be searched: a score is not finite or overflows float32; the training "
-                "diverged, or the rows are not this model's"
-            )
+        check_finite(bound)
         self._rounded = self.query.float()
         self._low = limit - bound  # pairs with a lower float32 score are left out
         if self.is_narrow:
@@ -131,24 +136,24 @@ class LinkSearch:
         row, column = pairs[0] + tile.start, pairs[1]
         if len(row):
             scores = exact_scores(self.model, self.query, row, rows, column)
-            found = np.empty(len(row), PAIR)
-            found["score"], found["query"], found["candidate"] = scores, row, ids[column]
-            self._found.append(found[((scores >= self.least_score) & ~scores.isinf()).numpy()])
+            links = np.empty(len(row), PAIR)
+            links["score"], links["query"], links["candidate"] = scores, row, ids[column]
+            self._links.append(links[((scores >= self.least_score) & ~scores.isinf()).numpy()])
 
     def num_found(self) -> int:
         """Return the number of links found and not taken."""
-        return sum(map(len, self._found))
+        return sum(map(len, self._links))
 
     def take(self, is_last: bool = True) -> np.ndarray:
         """Return the links found; with k only at the end, since until then better ones may come."""
-        links = np.concatenate([np.empty(0, PAIR), *self._found])
+        links = np.concatenate([np.empty(0, PAIR), *self._links])
         links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
-        self._found = []
+        self._links = []
         if self.k is None:
             return links
         starts = np.searchsorted(links["query"], links["query"])
         links = links[np.arange(len(links)) - starts < self.k]
         if is_last:
             return links
-        self._found = [links]
+        self._links = [links]
         return links[:0]

@@ -105,20 +105,20 @@ class LikelyCandidates:
         queries[:num_queries] = query
         step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
         scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
-        left, found = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
+        remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
         # Positive numbers and their bits have one order, and integers are compared several times as fast.
         kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
         for start in range(0, len(narrow), step):
             rows = narrow[start : start + step]
             torch.mm(rows, queries.T, out=scores[: len(rows)])
-            own = scores[: len(rows), :num_queries]
-            torch.ge(own.view(kind), limits.view(kind), out=flags[: len(rows)])
+            query_scores = scores[: len(rows), :num_queries]
+            torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
             places = _true_places(flags[: len(rows)])
-            left -= len(places)
-            if left < 0:
+            remaining -= len(places)
+            if remaining < 0:
                 return None
-            found.append(places + start * num_queries)
-        column, row = np.divmod(np.concatenate(found), num_queries)
+            passing.append(places + start * num_queries)
+        column, row = np.divmod(np.concatenate(passing), num_queries)
         order = np.argsort(row, kind="stable")
         return row[order], column[order]
 

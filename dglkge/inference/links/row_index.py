@@ -88,14 +88,14 @@ class RowIndex:
         # A setting of the calling thread, which is not the one that built the index.
         self._faiss.omp_set_num_threads(self.threads)
         _, ids = self._index.search(queries, k)
-        found: np.ndarray = ids
-        return found
+        nearest: np.ndarray = ids
+        return nearest
 
     def tune(self, recall: Callable[[], float]) -> float:
         """Double the number of searched lists until a recall suffices; return the last one."""
         while True:
             self._index.nprobe = self.num_searched
-            found = recall()
-            if found >= RECALL_WANTED or self.num_searched == self.num_lists:
-                return found
+            share = recall()
+            if share >= RECALL_WANTED or self.num_searched == self.num_lists:
+                return share
             self.num_searched = min(2 * self.num_searched, self.num_lists)
