@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ import numpy as np
 
 PRELOADED = (
     "torch.distributed",
+    "torch._dynamo",
     "dglkge",  # before DGL
     "dgl.distributed",
     "dglkge.training.build",
@@ -291,6 +293,8 @@ def import_all() -> None:
         __import__(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # numba's would touch, and so copy, most of what they are about
     gc.collect()
     gc.freeze()  # copies look for garbage among what is theirs
     gc.enable()
