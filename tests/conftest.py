@@ -182,6 +182,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # What torch has compiled for one test, and the headers that it prepares for that, serve the others.
         compiled = os.path.join(os.environ[surroundings.SHARED_FOLDER], "compiled-by-torch")
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+        # It would compile ten small files to see which vector instructions it can use.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
         surroundings.reset_signals_and_input()
         # Once for all processes that the tests start, also where Python is told to write no such files. A
         # folder that is read-only stays as it is.
