@@ -96,16 +96,16 @@ def serve(path: str) -> Callable[[], Any]:
             for pid, _ in running.values():
                 _kill(pid)
             os._exit(0)
-        for one in ready:
-            if one in running:
-                pid, client = running.pop(one)
+        for descriptor in ready:
+            if descriptor in running:
+                pid, client = running.pop(descriptor)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                os.close(one)
+                os.close(descriptor)
                 with client, contextlib.suppress(OSError):
                     client.sendall(b"%d\n" % status)
-        for one in set(ready) & clients.keys():
-            if clients[one] in running:
-                _pass_on(*running[clients[one]])
+        for number in set(ready) & clients.keys():
+            if clients[number] in running:
+                _pass_on(*running[clients[number]])
         if listener in ready:
             client, _ = listener.accept()
             # The kernel gives the number that the process has here, from wherever it has connected.
@@ -232,9 +232,9 @@ def become(
     before = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
     os.environ.update(environment)
-    own = set(before.split(os.pathsep))
+    replaced = set(before.split(os.pathsep))
     added = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[1:] = added + [entry for entry in sys.path[1:] if entry not in own]
+    sys.path[1:] = added + [entry for entry in sys.path[1:] if entry not in replaced]
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = _stream(1, unbuffered, "strict")
