@@ -7,6 +7,7 @@ there is no other list of component names.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -85,7 +86,7 @@ class Registry(Generic[T]):
             importlib.import_module(self._also.pop(0))
         if self._group:
             group, self._group = self._group, ""
-            for entry in importlib.metadata.entry_points(group=group):
+            for entry in _entry_points(tuple(sys.path)).select(group=group):
                 try:
                     member = entry.load()
                 except Exception as error:  # another package's code: anything can be raised
@@ -143,6 +144,12 @@ class Registry(Generic[T]):
     def __len__(self) -> int:
         self._complete()
         return len(self._members)
+
+
+@functools.lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> Any:
+    """Entry points of all groups: each search opens files of every installed package."""
+    return importlib.metadata.entry_points()
 
 
 def registry_of(noun: str) -> Registry[Any]:

@@ -62,29 +62,31 @@ def shared_datasets() -> Path:
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Return the living processes, this one apart, with a mark of this session: its own or a worker's."""
-    found = []
+    marked = []
     for process in psutil.process_iter():
         try:
-            ours = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
+            is_marked = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
             # Python's own helper of multiprocessing stays until this process ends.
-            helper = ours and any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-            if ours and not helper and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            helper = is_marked and any(
+                "multiprocessing.resource_tracker" in word for word in process.cmdline()
+            )
+            if is_marked and not helper and process.status() != psutil.STATUS_ZOMBIE:
+                marked.append(process)
         except psutil.Error:  # ended meanwhile, or another user's
             continue
-    return found
+    return marked
 
 
 def locked_files(names: set[str]) -> set[str]:
     """Select the files that a living process holds a lock on."""
-    found = set()
+    locked = set()
     for name in names:
         with contextlib.suppress(OSError), open(SHARED_MEMORY / name, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.add(name)
-    return found
+                locked.add(name)
+    return locked
 
 
 def unused_segments() -> set[str]:
@@ -151,8 +153,8 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: Any) -> None:
     """Collect what the tests of a worker left behind."""
-    left = getattr(node, "workeroutput", {}).get("left_behind", [])
-    node.config.stash.setdefault(LEFT_BEHIND, []).extend(left)
+    lines = getattr(node, "workeroutput", {}).get("left_behind", [])
+    node.config.stash.setdefault(LEFT_BEHIND, []).extend(lines)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -182,6 +184,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # What torch has compiled for one test, and the headers that it prepares for that, serve the others.
         compiled = os.path.join(os.environ[surroundings.SHARED_FOLDER], "compiled-by-torch")
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+        # It would compile ten small files to see which vector instructions it can use.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
         surroundings.reset_signals_and_input()
         # Once for all processes that the tests start, also where Python is told to write no such files. A
         # folder that is read-only stays as it is.
@@ -275,25 +279,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     before = session.config.stash.get(SEGMENTS_BEFORE, None)
     if before is None:
         return
-    left = end_processes(session.config.stash[SESSION_MARK])
+    lines = end_processes(session.config.stash[SESSION_MARK])
     from dglkge.distributed.jobs import remove_stale_entries  # only now: files of tests set up what it reads
 
     # A launcher that a test has killed cannot remove its entry in the register of jobs; the next job does so.
     remove_stale_entries(str(SHARED_MEMORY))
-    left += [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
+    lines += [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
     if hasattr(session.config, "workeroutput"):  # this process is a worker, and its /dev/shm goes with it
-        session.config.workeroutput["left_behind"] = left
+        session.config.workeroutput["left_behind"] = lines
         return
-    left = session.config.stash.setdefault(LEFT_BEHIND, []) + left
-    session.config.stash[LEFT_BEHIND] = left
-    if left:
+    lines = session.config.stash.setdefault(LEFT_BEHIND, []) + lines
+    session.config.stash[LEFT_BEHIND] = lines
+    if lines:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Name what the tests left behind."""
-    left = config.stash.get(LEFT_BEHIND, [])
-    if left:
+    lines = config.stash.get(LEFT_BEHIND, [])
+    if lines:
         terminalreporter.section("FAILED: the tests left behind", red=True, bold=True)
-        for line in left:
+        for line in lines:
             terminalreporter.line(line)

@@ -197,14 +197,14 @@ class Alltoall:
         # In a thread: the store's client has no timeout, and waits for ever where rank 0 is stopped.
         threading.Thread(target=ask, daemon=True, name="dglkge-store").start()
         try:
-            found = answer.get(timeout=_STORE_SECONDS)
+            reply = answer.get(timeout=_STORE_SECONDS)
         except queue.Empty:
             # The thread holds the client's lock, so that later questions would wait as well.
             self._store_is_silent = True
             raise RuntimeError(_SILENT) from None
-        if isinstance(found, RuntimeError):
-            raise found
-        return int(found)
+        if isinstance(reply, RuntimeError):
+            raise reply
+        return int(reply)
 
     def _failure(self, error: RuntimeError) -> Exception:
         """Exception for a collective that did not complete; names the ranks that have not announced it."""

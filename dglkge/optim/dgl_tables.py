@@ -248,8 +248,8 @@ def fetch(tensors: Sequence[Any], ids: ndarray) -> list[ndarray]:
 
     Words of 16 bits stay words, uint16.
     """
-    wanted = torch.from_numpy(ids)
-    fetched = [tensor[wanted] for tensor in tensors]
+    index = torch.from_numpy(ids)
+    fetched = [tensor[index] for tensor in tensors]
     kept = (*IN_PLACE_DTYPES, WORD_DTYPE)
     return [as_array(rows if rows.dtype in kept else rows.float()).copy() for rows in fetched]
 
@@ -269,16 +269,16 @@ def write_back(
     TimeoutError
         The rows cannot be read back in time.
     """
-    wanted = torch.from_numpy(ids)
+    index = torch.from_numpy(ids)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for tensor, new_rows in zip(tensors, rows):
         if tensor.dtype == WORD_DTYPE:
             value = torch.from_numpy(new_rows.view(np.int16))
         else:
             value = torch.from_numpy(new_rows).to(tensor.dtype)
-        tensor[wanted] = value
+        tensor[index] = value
         while deadline is not None and not torch.allclose(
-            tensor[wanted], value, rtol=0, atol=0, equal_nan=True
+            tensor[index], value, rtol=0, atol=0, equal_nan=True
         ):
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -343,8 +343,8 @@ class ScaledGradients(Tensor):
         if getattr(function, "__name__", "") != _UNSCALE_OF_TORCH:
             return super().__torch_function__(function, types, args, kwargs or {})
         gradients, found_inf, inverse_scale = args
-        for each in gradients:
-            unscale = each._unscale()
+        for gradient in gradients:
+            unscale = gradient._unscale()
             if unscale is not None and unscale(inverse_scale):
                 found_inf.fill_(1.0)
         return None

@@ -175,7 +175,7 @@ def update_rows(
     max_row_norm, weight_decay, kept, max_norm = limits
     finite = torch.isfinite(gradient).all(dim=1)
     before = [table[targets] for table in tables]
-    rows, *state = [one.clone() for one in before]
+    rows, *state = [rows_before.clone() for rows_before in before]
     gradient = torch.where(finite[:, None], gradient, 0)
     if max_row_norm < math.inf:
         norms = gradient.norm(dim=1, keepdim=True)

@@ -53,18 +53,18 @@ def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str
     # The compiled loop reads at these places without a check of bounds.
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(rows):
         raise IndexError(f"rows {int(places.min())} to {int(places.max())}, expected 0 to {len(rows) - 1}")
-    found = torch.empty(len(places), rows.shape[1]) if out is None else out
-    widen_rows(words_of(rows), places, rows.dtype == torch.float16, found.numpy())
-    return found
+    widened = torch.empty(len(places), rows.shape[1]) if out is None else out
+    widen_rows(words_of(rows), places, rows.dtype == torch.float16, widened.numpy())
+    return widened
 
 
 def widen_plain(rows: Tensor, places: ndarray, out: Tensor | None = None) -> Tensor:
     """Plain twin of :func:`widen`, by torch alone."""
-    wanted = torch.from_numpy(places)
+    index = torch.from_numpy(places)
     if not is_narrow(rows):
-        return torch.index_select(rows, 0, wanted, out=out)
-    found = torch.index_select(rows, 0, wanted)
-    return found.float() if out is None else out.copy_(found)
+        return torch.index_select(rows, 0, index, out=out)
+    narrow = torch.index_select(rows, 0, index)
+    return narrow.float() if out is None else out.copy_(narrow)
 
 
 class NarrowEmbedding(DistEmbedding):
@@ -210,7 +210,7 @@ class NarrowUpdate:
             size = max(1, len(rows[0]))
         num_bad = 0
         for start in range(0, len(rows[0]), size):
-            targets, selected, ids = (one[start : start + size] for one in rows)
+            targets, selected, ids = (numbers[start : start + size] for numbers in rows)
             copies = self._copies(arrays, targets)
             num_bad += gradients.update(step, copies, np.arange(len(targets)), selected)
             # A skipped row has 16 bits already, so rounding leaves it as it was.

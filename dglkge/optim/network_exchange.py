@@ -284,7 +284,7 @@ class LaggedExchange(GradientExchange):
         apply: Callable[[], None],
     ) -> None:
         super().__init__(group, routes, chains, wire)
-        self.arrived = [type(one)(one.dim, one.dtype) for one in chains]
+        self.arrived = [type(table_chains)(table_chains.dim, table_chains.dtype) for table_chains in chains]
         self._receiver = GradientExchange(group, routes, self.arrived, self.wire)
         self._part_id, self.max_lag, self._apply = part_id, max_lag, apply
         self._changed = threading.Condition()
@@ -308,7 +308,7 @@ class LaggedExchange(GradientExchange):
         TimeoutError
             If the slowest trainer stays behind for as long as a collective may take.
         """
-        own, messages = self._pack_step()
+        own_keys, messages = self._pack_step()
         with self._changed:
             self._check()
             if self._thread is None:
@@ -328,7 +328,7 @@ class LaggedExchange(GradientExchange):
             self._num_posted += 1
             self._flags |= flags
             self._changed.notify_all()
-        return own
+        return own_keys
 
     def agreed_flags(self) -> int:
         """Return the sum of all trainers' flags at the one step after which all act on them, else 0.
@@ -366,14 +366,14 @@ class LaggedExchange(GradientExchange):
         size, num_tables = self.group.size, len(self.chains)
         by_rank = [self._by_rank(table) for table in range(num_tables)]
         here = self.routes[0].machines[self._part_id]
-        own = [np.sort(np.concatenate([parts[rank] for rank in here])) for parts in by_rank]
+        own_keys = [np.sort(np.concatenate([parts[rank] for rank in here])) for parts in by_rank]
         counts = np.array(
             [[0 if rank in here else len(parts[rank]) for parts in by_rank] for rank in range(size)], np.int64
         )
         packed, sizes = self._pack(counts, by_rank)
         ends = np.cumsum(sizes)
         # A message says how many rows of each table it has: several may travel in a round.
-        return own, [
+        return own_keys, [
             counts[rank].tobytes() + packed[end - num : end].tobytes() if counts[rank].any() else b""
             for rank, (end, num) in enumerate(zip(ends, sizes))
         ]
@@ -428,5 +428,5 @@ class LaggedExchange(GradientExchange):
             self._receiver._unpack(arrived[start : start + num_bytes].copy(), [(sections, num_bytes)])
             start += num_bytes
             self._apply()
-            for one in self.arrived:
-                one.clear()
+            for table_chains in self.arrived:
+                table_chains.clear()

@@ -146,13 +146,13 @@ class GradientRows:
         ndarray
             "(n,) int64" position of each id in :attr:`keys`, -1 where it is absent.
         """
-        found = np.empty(len(ids), np.int64)
-        match_keys((self._slots, self._keys), ids, place, num_places, owners, shared, found)
-        return found
+        positions = np.empty(len(ids), np.int64)
+        match_keys((self._slots, self._keys), ids, place, num_places, owners, shared, positions)
+        return positions
 
     def add_delivered(
         self,
-        found: ndarray,
+        positions: ndarray,
         owners: ndarray,
         place: int,
         delivered: tuple[ndarray, ndarray],
@@ -162,7 +162,7 @@ class GradientRows:
 
         Parameters
         ----------
-        found, owners : ndarray
+        positions, owners : ndarray
             Of its ids, as :meth:`match` returned them and left them.
         place : int
         delivered : tuple of ndarray
@@ -170,11 +170,13 @@ class GradientRows:
         rows : ndarray
             "(r, D)", referred to as by :meth:`add`.
         """
-        self._reserve(self.num_sources + len(found))
+        self._reserve(self.num_sources + len(positions))
         self._kept.append(rows)
         where = rows.__array_interface__["data"][0], rows.strides[0]
         chain = self._tails, self._links, self._addresses, self._counts
-        self.num_sources = chain_delivered(found, owners, place, delivered, where, chain, self.num_sources)
+        self.num_sources = chain_delivered(
+            positions, owners, place, delivered, where, chain, self.num_sources
+        )
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
         """Apply the rule of a step to target rows; see :meth:`RuleStep.update`."""
@@ -219,8 +221,8 @@ class PlainRows(GradientRows):
             index = torch.from_numpy(positions)
             sums.index_add_(0, index, torch.from_numpy(np.array(rows)))
             counts.index_add_(0, index, torch.from_numpy(numbers))
-        chosen = torch.from_numpy(np.asarray(selected, np.int64))
-        return sums[chosen], counts[chosen]
+        index = torch.from_numpy(np.asarray(selected, np.int64))
+        return sums[index], counts[index]
 
     def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
         sums, counts = self._sums(selected)
@@ -228,25 +230,25 @@ class PlainRows(GradientRows):
         merged_counts[:] = counts.numpy()
 
     def match(self, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray) -> ndarray:
-        found = self._find(ids)
-        keys, ids = found[found >= 0], ids[found >= 0]
+        positions = self._find(ids)
+        keys, ids = positions[positions >= 0], ids[positions >= 0]
         nearer = (place - ids) % num_places < (owners[keys] - ids) % num_places
         owners[keys[nearer]] = place
         shared[keys] = True
-        return found
+        return positions
 
     def add_delivered(
         self,
-        found: ndarray,
+        positions: ndarray,
         owners: ndarray,
         place: int,
         delivered: tuple[ndarray, ndarray],
         rows: ndarray,
     ) -> None:
-        taken = np.flatnonzero(found >= 0)
-        taken = taken[owners[found[taken]] == place]
+        taken = np.flatnonzero(positions >= 0)
+        taken = taken[owners[positions[taken]] == place]
         row_of, count_of = delivered[0][taken], delivered[1].astype(np.int64)
-        self._sources.append((found[taken], rows[row_of], count_of[row_of]))
+        self._sources.append((positions[taken], rows[row_of], count_of[row_of]))
         self.num_sources += len(taken)
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
@@ -285,10 +287,10 @@ class Clipping:
         hide them.
         """
         merged, squares = [], 0.0
-        for number, (of_table, keys) in enumerate(zip(chains, selected)):
-            rows = self._scratch.take(number, len(keys), of_table.dim, of_table.row_dtype)
+        for number, (table_chains, keys) in enumerate(zip(chains, selected)):
+            rows = self._scratch.take(number, len(keys), table_chains.dim, table_chains.row_dtype)
             counts = np.empty(len(keys), np.int64)
-            of_table.merge_into(keys, rows, counts, self._scratch)
+            table_chains.merge_into(keys, rows, counts, self._scratch)
             if self._mean:
                 rows /= torch.from_numpy(counts).to(rows.dtype)[:, None]
             squares += clipped_squares(rows, self.value)

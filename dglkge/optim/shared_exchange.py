@@ -242,16 +242,16 @@ class SharedExchange:
         enter("waiting")
         self._wait(_PUBLISHED)
         enter("exchange")
-        owners, found, is_shared = self._choose()
-        mine = [chosen[keys] == self._place for chosen, keys in zip(owners, owned)]
-        shared = [of_table[keys] for of_table, keys in zip(is_shared, owned)]
+        owners, positions, is_shared = self._choose()
+        mine = [key_owners[keys] == self._place for key_owners, keys in zip(owners, owned)]
+        shared = [table_shared[keys] for table_shared, keys in zip(is_shared, owned)]
         self._deliver(owned, mine)
         yield [keys[~also] for keys, also in zip(owned, shared)]
         enter("waiting")
         self._wait(_DELIVERED)
         enter("exchange")
-        self._collect(owners, found)
-        yield [keys[ours & also] for keys, ours, also in zip(owned, mine, shared)]
+        self._collect(owners, positions)
+        yield [keys[is_mine & also] for keys, is_mine, also in zip(owned, mine, shared)]
 
     def active(self) -> ndarray:
         """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
@@ -272,8 +272,8 @@ class SharedExchange:
         self._outbox.fields[_FINISHED] = self._step
         self._wait(_FINISHED)
         extra_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
-        others = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
-        return num_bad + np.sum(others, axis=0, dtype=np.int64), extra_sum
+        neighbours_bad = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
+        return num_bad + np.sum(neighbours_bad, axis=0, dtype=np.int64), extra_sum
 
     def fail(self) -> None:
         """Mark this trainer as failed: the others stop waiting for it."""
@@ -306,14 +306,14 @@ class SharedExchange:
         num_places = len(self._neighbours) + 1
         owners = [np.full(chains.num_keys, self._place, np.int64) for chains in self._chains]
         shared = [np.zeros(chains.num_keys, bool) for chains in self._chains]
-        found = [
+        positions = [
             [
                 chains.match(self._ids(box, table), place, num_places, owners[table], shared[table])
                 for place, box in zip(self._places, self._neighbours)
             ]
             for table, chains in enumerate(self._chains)
         ]
-        return owners, found, shared
+        return owners, positions, shared
 
     def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
         """Ids that a neighbour published for a table, "(n,) int64"."""
@@ -325,16 +325,16 @@ class SharedExchange:
         them.
         """
         body = self._outbox.body
-        for table, (keys, ours) in enumerate(zip(owned, mine)):
+        for table, (keys, is_mine) in enumerate(zip(owned, mine)):
             chains, dtype = self._chains[table], self._wire.row_dtypes[table]
-            selected = keys[~ours]
+            selected = keys[~is_mine]
             num_keys, num_rows = len(keys), len(selected)
             _, _, _, slots, counts, rows, _, _ = self._outbox.fields[self._fields[table]]
             self._outbox.fields[self._fields[table]][7] = num_rows
             if num_rows == 0:
                 continue
             slot_of = _view(body, slots, num_keys, np.dtype(np.int32))
-            slot_of[~ours] = np.arange(num_rows)
+            slot_of[~is_mine] = np.arange(num_rows)
             counts_of = np.empty(num_rows, np.int64)
             target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
             chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)
@@ -342,12 +342,12 @@ class SharedExchange:
             self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
         self._outbox.fields[_DELIVERED] = self._step
 
-    def _collect(self, owners: Sequence[ndarray], found: Sequence[Sequence[ndarray]]) -> None:
+    def _collect(self, owners: Sequence[ndarray], positions: Sequence[Sequence[ndarray]]) -> None:
         """Chain the rows that neighbours delivered for this trainer's keys."""
-        for table, (chains, chosen) in enumerate(zip(self._chains, owners)):
+        for table, (chains, key_owners) in enumerate(zip(self._chains, owners)):
             dtype = self._wire.row_dtypes[table]
             plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
-            for number, (box, keys) in enumerate(zip(self._neighbours, found[table])):
+            for number, (box, keys) in enumerate(zip(self._neighbours, positions[table])):
                 num_keys, _, _, slots, counts, rows, _, num_rows = box.fields[self._fields[table]]
                 if num_rows == 0:
                     continue
@@ -361,7 +361,7 @@ class SharedExchange:
                     sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
                 else:
                     sums = sums.view(chains.dtype)
-                chains.add_delivered(keys, chosen, self._place, (row_of, count_of), sums)
+                chains.add_delivered(keys, key_owners, self._place, (row_of, count_of), sums)
 
     def _wait(self, field: int) -> None:
         """Wait until every neighbour has reached this point of the current step."""
@@ -386,9 +386,9 @@ class SharedExchange:
         missing = [box for box in self._neighbours if box.fields[field] < self._step]
         for box in missing:
             if box.has_failed or not is_alive(box.pid):
-                what = "gave up" if box.has_failed else "ended"
+                end = "gave up" if box.has_failed else "ended"
                 return ConnectionError(
-                    f"optimizer step {self._step}: trainer {box.rank} (process {box.pid}) {what}"
+                    f"optimizer step {self._step}: trainer {box.rank} (process {box.pid}) {end}"
                 )
         if not missing or not is_late:
             return None

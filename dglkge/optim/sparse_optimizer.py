@@ -450,17 +450,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     ) -> tuple[list[GradientRows], list[tuple[list[ndarray], ndarray]], float]:
         """Clip the gradients of all rows that this trainer updates; returns them, one turn, the factor."""
         self._enter("merge")
-        selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
+        selected = [np.concatenate(table_keys) for table_keys in zip(*(keys for keys, _ in turns))]
         chains, gradients = [table.chains for table in self.tables], []
         merged, squares = clipping.merge(chains, selected)
         self._enter("exchange")
         factor = clipping.factor(squares, other_squares, self._group.sum)
-        for of_table, keys, rows in zip(chains, selected, merged):
+        for table_chains, keys, rows in zip(chains, selected, merged):
             if factor != 1:
                 rows *= factor
             # Each merged gradient is the only one of its row.
-            gradients.append(type(of_table)(of_table.dim, of_table.dtype))
-            gradients[-1].add(of_table.keys[keys], rows.numpy())
+            gradients.append(type(table_chains)(table_chains.dim, table_chains.dtype))
+            gradients[-1].add(table_chains.keys[keys], rows.numpy())
         return gradients, [([np.arange(len(keys)) for keys in selected], turns[0][1])], factor
 
     def report_nonfinite(self, num_bad: ndarray) -> None:

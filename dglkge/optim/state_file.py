@@ -66,18 +66,18 @@ class SavedRows(NamedTuple):
     states: Mapping[str, Tensor]
     are_roots: bool
 
-    def rows(self, tensor: Any, chosen: ndarray) -> ndarray:
-        """Chosen rows of a state tensor, in its type."""
-        rows = self.states[tensor.name][torch.from_numpy(chosen)].to(tensor.dtype)
+    def rows(self, tensor: Any, selected: ndarray) -> ndarray:
+        """Selected rows of a state tensor, in its type."""
+        rows = self.states[tensor.name][torch.from_numpy(selected)].to(tensor.dtype)
         return (rows.square() if self.are_roots else rows).numpy()
 
     def write_here(self, place: int = 0, num_places: int = 1) -> None:
         """Write rows place, place + num_places, ... of this machine to its state tensors."""
         start, stop = self.table.own_range
         places = self.ids - start
-        chosen = np.flatnonzero((places >= 0) & (self.ids < stop) & (places % num_places == place))
+        selected = np.flatnonzero((places >= 0) & (self.ids < stop) & (places % num_places == place))
         for tensor in self.table.state.values():
-            state_array(tensor)[places[chosen]] = self.rows(tensor, chosen)
+            state_array(tensor)[places[selected]] = self.rows(tensor, selected)
 
     def write_away(self, timeout_seconds: float) -> None:
         """Write the rows of other machines through the kvstore."""
@@ -165,13 +165,13 @@ def read_files(path: str | bytes | os.PathLike[str]) -> list[dict[str, Any]]:
 def _read_file(path: Path) -> dict[str, Any]:
     """Read one file; ValueError if it is not one of optimizer state."""
     try:
-        found = torch.load(str(path), weights_only=True, mmap=True)
+        content = torch.load(str(path), weights_only=True, mmap=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is no optimizer state: {reason}") from error
-    if not isinstance(found, dict) or not {PARAMS, EMB_STATES} <= set(found):
+    if not isinstance(content, dict) or not {PARAMS, EMB_STATES} <= set(content):
         raise ValueError(f"{path} is no optimizer state: it lacks {PARAMS!r} and {EMB_STATES!r}")
-    return found
+    return content
 
 
 def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,9 @@ class SavedState(abc.ABC):
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
-        return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
+        return [
+            ([key_of(table.embedding) for table in group["params"]], group) for group in self.param_groups
+        ]
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -309,11 +311,11 @@ class SavedState(abc.ABC):
             The rows do not fit this optimizer; nothing is written then.
         """
         self.finish()
-        found = self._saved_rows([local_state_dict], original_ids or {}, dgl_keeps_roots)
+        saved_rows = self._saved_rows([local_state_dict], original_ids or {}, dgl_keeps_roots)
         self._take_over(local_state_dict[PARAMS])
-        for saved in found:
-            saved.write_here()
-            saved.write_away(self._timeout_seconds)
+        for part in saved_rows:
+            part.write_here()
+            part.write_away(self._timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike[str], original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; a collective.
@@ -352,18 +354,18 @@ class SavedState(abc.ABC):
 
         def read() -> tuple[Any, list[SavedRows]]:
             contents = read_files(f)
-            found = self._saved_rows(contents, original_ids or {}, dgl_keeps_roots)
-            return contents[0][PARAMS] if contents else None, found
+            saved_rows = self._saved_rows(contents, original_ids or {}, dgl_keeps_roots)
+            return contents[0][PARAMS] if contents else None, saved_rows
 
-        params, found = self._together("load", ValueError, read)
+        params, saved_rows = self._together("load", ValueError, read)
         # Without a shared disk a machine may see no file: all trainers take the same hyper-parameters.
-        seen = [each for each in self._group.gather(params) if each is not None]
-        if not seen:
+        hyper_parameters = [entry for entry in self._group.gather(params) if entry is not None]
+        if not hyper_parameters:
             raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
-        self._take_over(seen[0])
-        for saved in found:
-            saved.write_here(self._exchange.place, self._exchange.num_places)
-        self._warn_of_missing_rows(found)
+        self._take_over(hyper_parameters[0])
+        for part in saved_rows:
+            part.write_here(self._exchange.place, self._exchange.num_places)
+        self._warn_of_missing_rows(saved_rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this trainer's share of the state; no collective.
@@ -427,7 +429,7 @@ class SavedState(abc.ABC):
         self, contents: Sequence[Mapping[str, Any]], maps: Mapping[str, Any], dgl_keeps_roots: bool
     ) -> list[SavedRows]:
         """Check the rows of some files; nothing is written yet. Tables that are not here are ignored."""
-        found, unknown = [], set()
+        saved_rows, unknown = [], set()
         for saved in contents:
             params = saved.get(PARAMS, {})
             for label, state in saved[EMB_STATES].items():
@@ -440,11 +442,11 @@ class SavedState(abc.ABC):
                 are_roots = GROUPS not in params and dgl_keeps_roots and set(table.state) == {"sum"}
                 if are_roots:
                     logger.info("%r: the roots that DGL's Adagrad keeps are squared", label)
-                found.append(SavedRows(table, ids, states, are_roots))
+                saved_rows.append(SavedRows(table, ids, states, are_roots))
         if unknown:
             message = "ignored the saved state of %s: not among this optimizer's embeddings"
             logger.warning(message, sorted(unknown))
-        return found
+        return saved_rows
 
     def _take_over(self, params: Mapping[str, Any]) -> None:
         """Take over saved hyper-parameters and numbers of steps; nothing if a ValueError is raised."""
@@ -477,15 +479,15 @@ class SavedState(abc.ABC):
             if (table := _table_of(label, params, self.tables)) is not None:
                 table.num_steps = num_steps
 
-    def _warn_of_missing_rows(self, found: Sequence[SavedRows]) -> None:
+    def _warn_of_missing_rows(self, saved_rows: Sequence[SavedRows]) -> None:
         """Log for each table how many rows are in no file; a collective."""
         missing = []
         for table in self.tables:
             start, stop = table.own_range
             is_missing = np.ones(stop - start, bool)
-            for saved in found:
-                if saved.table is table:
-                    is_missing[saved.ids[(saved.ids >= start) & (saved.ids < stop)] - start] = False
+            for part in saved_rows:
+                if part.table is table:
+                    is_missing[part.ids[(part.ids >= start) & (part.ids < stop)] - start] = False
             missing.append(is_missing[self._exchange.place :: self._exchange.num_places].sum())
         for table, number in zip(self.tables, self._group.sum(np.array(missing, np.int64))):
             if number:

@@ -84,7 +84,7 @@ class StepExchange:
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         if not synchronous:
             if num_machines > 1:
-                routes = [Route(of_table, machines) for of_table in starts]
+                routes = [Route(table_starts, machines) for table_starts in starts]
                 self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
             return
         neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
@@ -103,7 +103,7 @@ class StepExchange:
             )
         if len(machines) > 1 or self._neighbours is None:
             self._network = GradientExchange(
-                group, [Route(of_table, machines) for of_table in starts], chains, wire
+                group, [Route(table_starts, machines) for table_starts in starts], chains, wire
             )
 
     @property

@@ -90,9 +90,9 @@ class Table:
         fence_rows(self.embedding, finish)
         self.state = {key: FencedTensor(tensor, finish) for key, tensor in self.state.items()}
 
-    def wire_dtype(self, wanted: torch.dtype | None) -> torch.dtype:
+    def wire_dtype(self, row_dtype: torch.dtype | None) -> torch.dtype:
         """Type in which gradient rows are sent; rows computed in float64 are never narrowed."""
-        return self.compute_dtype if wanted is None or self.compute_dtype == torch.float64 else wanted
+        return self.compute_dtype if row_dtype is None or self.compute_dtype == torch.float64 else row_dtype
 
     def collect(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Group the gradients of a step, pairs of ids "(n,)" and gradients "(n, D)" on any device, by row.
@@ -126,11 +126,11 @@ class Table:
         chains = type(self.chains)(self.dim, self.chains.dtype)
         first = np.zeros(1, np.int64)
         chains.add(np.zeros(2, np.int64), np.zeros((2, self.dim), chains.dtype))
-        found = chains.match(first, 0, 1, first.copy(), np.zeros(1, bool))
+        positions = chains.match(first, 0, 1, first.copy(), np.zeros(1, bool))
         delivered = np.zeros(1, np.int32), np.ones(1, np.int32)
-        for one in delivered:
-            one.setflags(write=False)  # as they are in another trainer's memory
-        chains.add_delivered(found, first, 0, delivered, np.zeros((1, self.dim), chains.dtype))
+        for numbers in delivered:
+            numbers.setflags(write=False)  # as they are in another trainer's memory
+        chains.add_delivered(positions, first, 0, delivered, np.zeros((1, self.dim), chains.dtype))
         chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Scratch())
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self.tensors]
         if self._narrow is not None:
@@ -149,8 +149,8 @@ class Table:
             return 0
         ids = gradients.keys[selected]
         tensors = self.tensors
-        found = [local_array(tensor) for tensor in tensors]
-        arrays = [array for array in found if array is not None]
+        views = [local_array(tensor) for tensor in tensors]
+        arrays = [array for array in views if array is not None]
         start, stop = self.own_range
         here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < stop)
         if len(arrays) < len(tensors):
@@ -195,12 +195,12 @@ class DeviceRows:
 
     def __init__(self, table: Table, run: slice, device: torch.device) -> None:
         arrays = [local_array(tensor) for tensor in table.tensors]
-        found = [torch.from_numpy(array[run]) for array in arrays if array is not None]
-        if len(found) < len(arrays) or any(not one.is_floating_point() for one in found):
+        parts = [torch.from_numpy(array[run]) for array in arrays if array is not None]
+        if len(parts) < len(arrays) or any(not part.is_floating_point() for part in parts):
             raise ValueError(f"{table.label}: rows and state must be float32 or float64 in shared memory")
         self.table = table
-        self._host = found
-        self._there = [torch.empty_like(one, device=device) for one in found]
+        self._host = parts
+        self._there = [torch.empty_like(part, device=device) for part in parts]
 
     @property
     def rows(self) -> Tensor:
@@ -231,7 +231,7 @@ class DeviceRows:
             By torch.compile, in one pass.
         """
         num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
-        for some, of_some in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
+        for some, sums in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
             update = step.update_compiled if is_compiled else step.update_plain
-            num_bad += int(update(self._there, some, of_some))
+            num_bad += int(update(self._there, some, sums))
         return num_bad

@@ -45,7 +45,7 @@ class _Pool:
         for place, part in enumerate(parts):
             self._work.put((place, part, done))
         # Every part has ended when an error is raised: none still writes to memory that is reused.
-        ended = sorted((done.get() for _ in parts), key=lambda one: one[0])
+        ended = sorted((done.get() for _ in parts), key=lambda part: part[0])
         for _, _, error in ended:
             if error is not None:
                 raise error

@@ -119,13 +119,13 @@ def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py"
 
     Copies keep command line and environment of what they copy, so they have names: see :mod:`tests.warm`.
     """
-    found = warm.processes(role)
+    numbered = warm.processes(role)
     for process in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             env = process.environ()
             if env.get("DGL_ROLE") == role and script in " ".join(process.cmdline()):
-                found.append((int(env.get("RANK", env.get("DGL_SERVER_ID", "0"))), process))
-    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+                numbered.append((int(env.get("RANK", env.get("DGL_SERVER_ID", "0"))), process))
+    return [process for _, process in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def wait_for(path: Path, job: subprocess.Popen[str], log: Path | None = None, num_lines: int = 0) -> None:
@@ -133,8 +133,8 @@ def wait_for(path: Path, job: subprocess.Popen[str], log: Path | None = None, nu
     limit = time.monotonic() + TIME_LIMIT_SECONDS
     while not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < num_lines:
         if job.poll() is not None:
-            said = log.read_text() if log else job.stdout.read() if job.stdout else ""
-            raise RuntimeError(f"the job ended with {job.returncode}:\n{said}")
+            output = log.read_text() if log else job.stdout.read() if job.stdout else ""
+            raise RuntimeError(f"the job ended with {job.returncode}:\n{output}")
         if time.monotonic() > limit:
             raise TimeoutError(f"{path} had no {num_lines} lines after {TIME_LIMIT_SECONDS} s")
         time.sleep(0.05)

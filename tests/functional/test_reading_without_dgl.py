@@ -6,6 +6,7 @@ tune in test_tune.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from dglkge.cli.main import COMMANDS
-from tests.functional.job import environment, train_alone
-from tests.functional.job import run as run_command
+from tests import warm
+from tests.functional.job import environment, run, train_alone
 from tests.toy_kg import ring_triples, toy_dataset, write_splits
 
 TRAINING = ("data build", "data extend", "train", "tune")
@@ -59,52 +60,71 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_command([str(python), *words], None, folder, DGLKGE_DATA=str(folder / "named"))
-
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
 COPIES = """
 import json, os, runpy, sys
-import torch
+for name in sys.argv[1:]:
+    __import__(name)
 for line in sys.stdin:
     words = json.loads(line)
     pid = os.fork()
     if pid == 0:
         for number, name in enumerate((os.devnull, "stdout", "stderr")):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-        sys.argv = ["dglkge", *words]
-        runpy.run_module("dglkge", run_name="__main__", alter_sys=True)
+        sys.argv = words
+        if words[0] == "-c":
+            exec(words[1])
+        else:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         sys.exit()
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-"""Runs ``dglkge`` with the words of each line in a copy of itself; torch takes longest to import."""
+"""Runs a module, or a program after ``-c``, with the words of each line in a copy of itself."""
+
+IMPORTED = (
+    "torch",
+    "numba",
+    "pandas",
+    "pyarrow.parquet",
+    "h5py",
+    "pydantic",
+    "rich.progress",
+    "scipy.sparse",
+)
+"""Imported once for all copies: what takes longest."""
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def command(python: Path, folder: Path) -> Iterator[Command]:
-    """Run ``dglkge`` without DGL."""
+def copy(python: Path, folder: Path) -> Iterator[Command]:
+    """Run Python without DGL."""
     copies = subprocess.Popen(
-        [str(python), "-c", COPIES], cwd=folder, env={**environment(), "DGLKGE_DATA": str(folder / "named")},
+        [str(python), "-c", COPIES, *IMPORTED],
+        cwd=folder, env={**environment(), "DGLKGE_DATA": str(folder / "named")},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert copies.stdin is not None and copies.stdout is not None
 
-    def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+    def run_copy(*words: str) -> subprocess.CompletedProcess[str]:
         copies.stdin.write(json.dumps(words) + "\n")
         copies.stdin.flush()
         status = int(copies.stdout.readline())
         out, err = ((folder / name).read_text() for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess(words, status, out, err)
 
-    yield run_command
+    yield run_copy
     copies.stdin.close()
     assert copies.wait(timeout=60) == 0
 
 
-def test_dgl_is_not_there(python: Path, folder: Path) -> None:
-    done = run(python, folder, "-c", "import dglkge, dgl")
+@pytest.fixture
+def command(copy: Command) -> Command:
+    """Run ``dglkge`` without DGL."""
+    return functools.partial(copy, "dglkge")
+
+
+def test_dgl_is_not_there(copy: Command) -> None:
+    done = copy("-c", "import dglkge, dgl")
     assert done.returncode == 1 and done.stderr.endswith("ModuleNotFoundError: No module named 'dgl'\n")
 
 
@@ -170,17 +190,17 @@ def test_serve(python: Path, folder: Path) -> None:
     assert server.returncode in (0, 143)
 
 
-def test_python(python: Path, folder: Path) -> None:
+def test_python(copy: Command, folder: Path) -> None:
     """The answers are those of an environment with DGL."""
     program = (
         "import dglkge\n"
         "run = dglkge.open_run('run')\n"
         "print(run.predict_tails('person0', 'lives_in', k=3).to_csv())\n"
     )
-    without = run(python, folder, "-c", program)
+    without = copy("-c", program)
     assert without.returncode == 0, without.stderr
     assert without.stdout.count("town") == 3
-    assert run(Path(sys.executable), folder, "-c", program).stdout == without.stdout
+    assert run([*warm.python(), "-c", program], folder=folder).stdout == without.stdout
 
 
 WORDS = {
@@ -199,11 +219,11 @@ def test_training_names_the_extra(command: Command, folder: Path, name: str) -> 
     assert not (folder / "made").exists() and not (folder / "new").exists()
 
 
-def test_other_doors_name_the_extra(python: Path, folder: Path) -> None:
-    done = run(python, folder, "-c", "import dglkge; dglkge.train('triples', 'complex', output='new')")
+def test_other_doors_name_the_extra(copy: Command, folder: Path) -> None:
+    done = copy("-c", "import dglkge; dglkge.train('triples', 'complex', output='new')")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"dglkge.errors.InputError: {message('dglkge.train')}"
-    done = run(python, folder, "-m", "dglkge.cli.launch", "some_script.py")
+    done = copy("dglkge.cli.launch", "some_script.py")
     assert (done.returncode, done.stderr) == (2, f"dglkge-launch: error: {message('dglkge-launch')}\n")
     assert not (folder / "new").exists()
 

@@ -10,13 +10,13 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests import warm
 from tests.simulated_machines import SimulatedJob
 from tests.surroundings import made_once
 
@@ -43,7 +43,7 @@ def partitions(num_parts: int, num_nodes: tuple[tuple[str, int], ...]) -> Path:
 
     def make(folder: Path) -> None:
         subprocess.run(
-            [sys.executable, "-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))],
+            [*warm.python(), "-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=120,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, is_alive, usable
+from tests import warm
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -66,7 +67,7 @@ def test_an_outbox_is_read_by_another_process() -> None:
         "box = NeighbourOutbox(3, Address(*map(int, sys.argv[1:]))); "
         "print(box.fields[0], box.fields[999], box.body[:10].sum(), len(box.body) >= 10, box.has_failed)"
     )
-    command = [sys.executable, "-c", script, *map(str, outbox.address)]
+    command = [*warm.python(), "-c", script, *map(str, outbox.address)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.check_output(command, text=True, env=environment).split() == [
         "41",

@@ -107,8 +107,11 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("compiler")
 def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
-    """Whole and last batches of an epoch, of which none is compiled for; violators are counted there too."""
+    """Whole and last batches of an epoch; violators are counted there too. One code with, one without a
+    negative for each query.
+    """
     torch._dynamo.reset()  # it keeps at most 8 forms of a function a process, those of other tests among them
+    torch._dynamo.utils.counters.clear()
     common = (
         "training.batch_statistics=true",
         "model.init_scale=0.5",
@@ -118,6 +121,7 @@ def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path)
     _, expected, _ = trained(tmp_path, "reference", *common)
     losses, got, objective = trained(tmp_path, "auto", STAGED, "training.compile=true", *common)
     assert np.isfinite(losses).all() and isinstance(objective, AutogradLoss)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert_same_tables(got, expected, 1e-3, 1e-4)
 
 

@@ -81,8 +81,8 @@ class Server:
         self.socket = Path(self._folder.name, "socket")
         self.executable = Path(self._folder.name, "python")
         client = [sys.executable, "-I", "-S", str(HERE / "client.py")]
-        own = shlex.quote(f"{VARIABLE}={self.socket}")
-        self.executable.write_text(f'#!/bin/sh\nexec env {own} {shlex.join(client)} "$@"\n')
+        assignment = shlex.quote(f"{VARIABLE}={self.socket}")
+        self.executable.write_text(f'#!/bin/sh\nexec env {assignment} {shlex.join(client)} "$@"\n')
         self.executable.chmod(0o755)
         site = self.socket.with_name("site")
         site.mkdir()
@@ -92,10 +92,10 @@ class Server:
         command = [*client, "--serve"] if template else [sys.executable, "-m", "tests.warm.server"]
         # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so
         # with this process, however this ends.
-        given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), VARIABLE: template or ""}
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), VARIABLE: template or ""}
         self._process = subprocess.Popen(
             [*command, str(self.socket)],
-            env={**environment, **given},
+            env={**environment, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -137,13 +137,13 @@ def executable() -> str:
 
 
 def processes(role: str) -> list[tuple[int, psutil.Process]]:
-    found = []
+    numbered = []
     for process in psutil.Process(_server().pid).children(recursive=True) if os.environ.get(VARIABLE) else ():
         with contextlib.suppress(psutil.Error):
             name, _, number = process.name().partition(" ")
             if name == role:
-                found.append((int(number), process))
-    return found
+                numbered.append((int(number), process))
+    return numbered
 
 
 def stop() -> None:

@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ import numpy as np
 
 PRELOADED = (
     "torch.distributed",
+    "torch._dynamo",
     "dglkge",  # before DGL
     "dgl.distributed",
     "dglkge.training.build",
@@ -94,16 +96,16 @@ def serve(path: str) -> Callable[[], Any]:
             for pid, _ in running.values():
                 _kill(pid)
             os._exit(0)
-        for one in ready:
-            if one in running:
-                pid, client = running.pop(one)
+        for descriptor in ready:
+            if descriptor in running:
+                pid, client = running.pop(descriptor)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                os.close(one)
+                os.close(descriptor)
                 with client, contextlib.suppress(OSError):
                     client.sendall(b"%d\n" % status)
-        for one in set(ready) & clients.keys():
-            if clients[one] in running:
-                _pass_on(*running[clients[one]])
+        for number in set(ready) & clients.keys():
+            if clients[number] in running:
+                _pass_on(*running[clients[number]])
         if listener in ready:
             client, _ = listener.accept()
             # The kernel gives the number that the process has here, from wherever it has connected.
@@ -230,9 +232,9 @@ def become(
     before = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
     os.environ.update(environment)
-    own = set(before.split(os.pathsep))
+    replaced = set(before.split(os.pathsep))
     added = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[1:] = added + [entry for entry in sys.path[1:] if entry not in own]
+    sys.path[1:] = added + [entry for entry in sys.path[1:] if entry not in replaced]
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = _stream(1, unbuffered, "strict")
@@ -291,6 +293,8 @@ def import_all() -> None:
         __import__(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # numba's would touch, and so copy, most of what they are about
     gc.collect()
     gc.freeze()  # copies look for garbage among what is theirs
     gc.enable()

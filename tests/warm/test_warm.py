@@ -29,12 +29,11 @@ def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status:
     """Of a client, and of a process of a node program that becomes one: as without the server."""
     (tmp_path / "show.py").write_text(SHOW)
     plain, copied = [sys.executable], warm.python()
-    runner, given = (
-        [*plain, script_runner.__file__],
-        {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
-    )
+    runner = [*plain, script_runner.__file__]
+    variables = {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)}
     told = []
-    for python, env in ((plain, given), (copied, given), (runner, given), (runner, warm.runners(given))):
+    cases = (plain, variables), (copied, variables), (runner, variables), (runner, warm.runners(variables))
+    for python, env in cases:
         done = subprocess.run(
             [*python, "show.py", str(status), "a b"],
             input="given",

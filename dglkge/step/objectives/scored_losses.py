@@ -293,9 +293,11 @@ class ScoredLosses:
         above : () int64 tensor or None
             Negatives that score above the true answer, of all queries; None unless they are counted.
         """
-        is_small = min(len(query), len(candidates)) < LEAST_COMPILED
-        run = self._compute if is_small else self._run
-        return run(query, candidates, own_rows, truths, ignored, labels, ranges)
+        if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
+            return self._compute(query, candidates, own_rows, truths, ignored, labels, ranges)
+        # Copies: torch.compile makes further code for rows that begin within a larger tensor.
+        own_rows = None if own_rows is None else own_rows.clone()
+        return self._run(query, candidates.clone(), own_rows, truths.clone(), ignored, labels, ranges)
 
     def try_out(self, dim: int, own_entity: bool) -> None:
         """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
