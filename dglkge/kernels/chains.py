@@ -114,7 +114,7 @@ def merge_chains(selected: ndarray, chain: tuple, merged: ndarray, merged_counts
 
 @compiled
 def match_keys(
-    table: tuple, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray, found: ndarray
+    table: tuple, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray, hits: ndarray
 ) -> None:
     """Find the rows that another trainer has a gradient for too, and make it their owner if it is nearer.
 
@@ -130,13 +130,13 @@ def match_keys(
         Number of the trainer among those of the machine, and how many these are.
     owners, shared : ndarray
         "(num_keys,) int64" places of the owners so far and "(num_keys,) bool", changed.
-    found : ndarray
+    hits : ndarray
         "(n,) int64" position of each id among the keys, -1 where it is absent; written.
     """
     slots, keys = table
     mask = np.uint64(slots.shape[0] - 1)
     for i in range(ids.shape[0]):
-        key = found[i] = slots[find_slot(ids[i], slots, keys, mask)]
+        key = hits[i] = slots[find_slot(ids[i], slots, keys, mask)]
         if key >= 0:
             shared[key] = True
             if (place - ids[i]) % num_places < (owners[key] - ids[i]) % num_places:
@@ -145,13 +145,13 @@ def match_keys(
 
 @compiled
 def chain_delivered(
-    found: ndarray, owners: ndarray, place: int, delivered: tuple, rows: tuple, chain: tuple, num_sources: int
+    hits: ndarray, owners: ndarray, place: int, delivered: tuple, rows: tuple, chain: tuple, num_sources: int
 ) -> int:
     """Append the rows that another trainer delivered for the keys of the trainer at ``place``.
 
     Parameters
     ----------
-    found, owners, place
+    hits, owners, place
         As :func:`match_keys` left them for that trainer's ids.
     delivered : tuple of ndarray
         "(n,) int32" number of the row of each of its ids, and "(r,) int32" number of gradients in each row.
@@ -164,8 +164,8 @@ def chain_delivered(
     """
     row_of, count_of = delivered
     tails, links, addresses, counts = chain
-    for i in range(found.shape[0]):
-        key = found[i]
+    for i in range(hits.shape[0]):
+        key = hits[i]
         if key >= 0 and owners[key] == place:
             addresses[num_sources] = rows[0] + row_of[i] * rows[1]
             counts[num_sources] = count_of[row_of[i]]

@@ -41,11 +41,11 @@ def fill_moduli(query: ndarray, candidates: ndarray, distances: ndarray) -> None
 
 @compiled_with_reciprocals
 def _add_four_moduli(
-    query: tuple, candidate: ndarray, gradient: tuple, of_query: tuple, of_candidate: ndarray, smallest: float
+    query: tuple, candidate: ndarray, gradient: tuple, grad_query: tuple, grad_candidate: ndarray, tiny: float
 ) -> None:
     """Add the gradients of four queries, tuples of rows "(D,)", and one candidate."""
     first, second, third, fourth = query
-    of_first, of_second, of_third, of_fourth = of_query
+    grad_first, grad_second, grad_third, grad_fourth = grad_query
     half = candidate.shape[0] // 2
     for k in range(half):
         real, imaginary = candidate[k], candidate[k + half]
@@ -54,33 +54,33 @@ def _add_four_moduli(
         real2, imaginary2 = third[k] - real, third[k + half] - imaginary
         real3, imaginary3 = fourth[k] - real, fourth[k + half] - imaginary
         # An addition, not a test for 0: the loop has no branch.
-        weight0 = gradient[0] / np.sqrt(real0 * real0 + imaginary0 * imaginary0 + smallest)
-        weight1 = gradient[1] / np.sqrt(real1 * real1 + imaginary1 * imaginary1 + smallest)
-        weight2 = gradient[2] / np.sqrt(real2 * real2 + imaginary2 * imaginary2 + smallest)
-        weight3 = gradient[3] / np.sqrt(real3 * real3 + imaginary3 * imaginary3 + smallest)
-        of_first[k] += weight0 * real0
-        of_second[k] += weight1 * real1
-        of_third[k] += weight2 * real2
-        of_fourth[k] += weight3 * real3
-        of_first[k + half] += weight0 * imaginary0
-        of_second[k + half] += weight1 * imaginary1
-        of_third[k + half] += weight2 * imaginary2
-        of_fourth[k + half] += weight3 * imaginary3
-        of_candidate[k] -= (weight0 * real0 + weight1 * real1) + (weight2 * real2 + weight3 * real3)
-        of_candidate[k + half] -= (weight0 * imaginary0 + weight1 * imaginary1) + (
+        weight0 = gradient[0] / np.sqrt(real0 * real0 + imaginary0 * imaginary0 + tiny)
+        weight1 = gradient[1] / np.sqrt(real1 * real1 + imaginary1 * imaginary1 + tiny)
+        weight2 = gradient[2] / np.sqrt(real2 * real2 + imaginary2 * imaginary2 + tiny)
+        weight3 = gradient[3] / np.sqrt(real3 * real3 + imaginary3 * imaginary3 + tiny)
+        grad_first[k] += weight0 * real0
+        grad_second[k] += weight1 * real1
+        grad_third[k] += weight2 * real2
+        grad_fourth[k] += weight3 * real3
+        grad_first[k + half] += weight0 * imaginary0
+        grad_second[k + half] += weight1 * imaginary1
+        grad_third[k + half] += weight2 * imaginary2
+        grad_fourth[k + half] += weight3 * imaginary3
+        grad_candidate[k] -= (weight0 * real0 + weight1 * real1) + (weight2 * real2 + weight3 * real3)
+        grad_candidate[k + half] -= (weight0 * imaginary0 + weight1 * imaginary1) + (
             weight2 * imaginary2 + weight3 * imaginary3
         )
 
 
 @compiled
 def add_modulus_gradients(
-    query: ndarray, candidates: ndarray, gradient: ndarray, of_query: ndarray, of_candidates: ndarray
+    query: ndarray, candidates: ndarray, gradient: ndarray, grad_query: ndarray, grad_candidates: ndarray
 ) -> None:
     """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
 
     g_ij (q_ik - c_jk) / |q_ik - c_jk| for query i, minus it for candidate j.
     """
-    smallest = query.dtype.type(SMALLEST_SQUARE)
+    tiny = query.dtype.type(SMALLEST_SQUARE)
     for first in range(0, len(candidates), GRADIENT_BLOCK):
         for i in range(0, len(query), AT_ONCE):
             for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
@@ -88,9 +88,9 @@ def add_modulus_gradients(
                     (query[i], query[i + 1], query[i + 2], query[i + 3]),
                     candidates[j],
                     (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
-                    (of_query[i], of_query[i + 1], of_query[i + 2], of_query[i + 3]),
-                    of_candidates[j],
-                    smallest,
+                    (grad_query[i], grad_query[i + 1], grad_query[i + 2], grad_query[i + 3]),
+                    grad_candidates[j],
+                    tiny,
                 )
 
 
@@ -115,19 +115,19 @@ def fill_manhattan(query: ndarray, candidates: ndarray, distances: ndarray) -> N
     for first in range(0, len(candidates), CANDIDATE_BLOCK):
         for i in range(len(query)):
             for j in range(first, min(first + CANDIDATE_BLOCK, len(candidates)), AT_ONCE):
-                found = _four_manhattan_distances(
+                totals = _four_manhattan_distances(
                     query[i], (candidates[j], candidates[j + 1], candidates[j + 2], candidates[j + 3]), zero
                 )
-                distances[i, j], distances[i, j + 1], distances[i, j + 2], distances[i, j + 3] = found
+                distances[i, j], distances[i, j + 1], distances[i, j + 2], distances[i, j + 3] = totals
 
 
 @compiled_unaliased
 def _add_four_signs(
-    query: tuple, candidate: ndarray, gradient: tuple, of_query: tuple, of_candidate: ndarray
+    query: tuple, candidate: ndarray, gradient: tuple, grad_query: tuple, grad_candidate: ndarray
 ) -> None:
     """Add the gradients of four queries, tuples of rows "(D,)", and one candidate; 0 where a term is 0."""
     first, second, third, fourth = query
-    of_first, of_second, of_third, of_fourth = of_query
+    grad_first, grad_second, grad_third, grad_fourth = grad_query
     plus0, plus1, plus2, plus3 = gradient
     zero = plus0 - plus0
     for k in range(candidate.shape[0]):
@@ -138,16 +138,16 @@ def _add_four_signs(
         weight1 = plus1 if difference1 > 0 else (-plus1 if difference1 < 0 else zero)
         weight2 = plus2 if difference2 > 0 else (-plus2 if difference2 < 0 else zero)
         weight3 = plus3 if difference3 > 0 else (-plus3 if difference3 < 0 else zero)
-        of_first[k] += weight0
-        of_second[k] += weight1
-        of_third[k] += weight2
-        of_fourth[k] += weight3
-        of_candidate[k] -= (weight0 + weight1) + (weight2 + weight3)
+        grad_first[k] += weight0
+        grad_second[k] += weight1
+        grad_third[k] += weight2
+        grad_fourth[k] += weight3
+        grad_candidate[k] -= (weight0 + weight1) + (weight2 + weight3)
 
 
 @compiled
 def add_manhattan_gradients(
-    query: ndarray, candidates: ndarray, gradient: ndarray, of_query: ndarray, of_candidates: ndarray
+    query: ndarray, candidates: ndarray, gradient: ndarray, grad_query: ndarray, grad_candidates: ndarray
 ) -> None:
     """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
 
@@ -160,8 +160,8 @@ def add_manhattan_gradients(
                     (query[i], query[i + 1], query[i + 2], query[i + 3]),
                     candidates[j],
                     (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
-                    (of_query[i], of_query[i + 1], of_query[i + 2], of_query[i + 3]),
-                    of_candidates[j],
+                    (grad_query[i], grad_query[i + 1], grad_query[i + 2], grad_query[i + 3]),
+                    grad_candidates[j],
                 )
 
 
@@ -239,18 +239,18 @@ def _add_scaled(
     scale: ndarray,
     candidate: ndarray,
     gradient: float,
-    of_offset: ndarray,
-    of_scale: ndarray,
-    of_candidate: ndarray,
+    grad_offset: ndarray,
+    grad_scale: ndarray,
+    grad_candidate: ndarray,
 ) -> None:
     """Add the gradients of one pair; rows "(D,)"."""
     zero = gradient - gradient
     for k in range(offset.shape[0]):
         difference = offset[k] - scale[k] * candidate[k]
         weight = gradient if difference > 0 else (-gradient if difference < 0 else zero)
-        of_offset[k] += weight
-        of_scale[k] -= weight * candidate[k]
-        of_candidate[k] -= weight * scale[k]
+        grad_offset[k] += weight
+        grad_scale[k] -= weight * candidate[k]
+        grad_candidate[k] -= weight * scale[k]
 
 
 @compiled
@@ -259,9 +259,9 @@ def add_scaled_gradients(
     scale: ndarray,
     candidates: ndarray,
     gradients: ndarray,
-    of_offset: ndarray,
-    of_scale: ndarray,
-    of_candidates: ndarray,
+    grad_offset: ndarray,
+    grad_scale: ndarray,
+    grad_candidates: ndarray,
 ) -> None:
     """Add the gradients of all rows, given those of the distances (B, N); 0 where a term is 0."""
     for first in range(0, len(candidates), SCALED_BLOCK):
@@ -272,7 +272,7 @@ def add_scaled_gradients(
                     scale[i],
                     candidates[j],
                     gradients[i, j],
-                    of_offset[i],
-                    of_scale[i],
-                    of_candidates[j],
+                    grad_offset[i],
+                    grad_scale[i],
+                    grad_candidates[j],
                 )

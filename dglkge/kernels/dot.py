@@ -59,7 +59,7 @@ def gather(rows: ndarray, operand: ndarray) -> None:
 
 @compiled
 def make_queries(
-    rows: tuple, operator: tuple, places: tuple, operand: ndarray, positive: ndarray, own: ndarray
+    rows: tuple, operator: tuple, places: tuple, operand: ndarray, positive: ndarray, own_scores: ndarray
 ) -> None:
     """Write the queries (Q, D), and the scores "(Q,)" of their true and own entities."""
     is_complex, is_reciprocal = operator
@@ -75,12 +75,12 @@ def make_queries(
         relation = row_at(relations[i], width, positive)
         query_of(head, relation[:dim], is_complex, False, query)
         place = places[0][i]
-        positive[place], own[place] = inner_product(query, tail), inner_product(query, head)
+        positive[place], own_scores[place] = inner_product(query, tail), inner_product(query, head)
         store_row(query, one, operand[place])
         # The second half of a reciprocal row; otherwise width == dim and it is the whole row, conjugated.
         query_of(tail, relation[width - dim :], is_complex, not is_reciprocal, query)
         place = places[1][i]
-        positive[place], own[place] = inner_product(query, head), inner_product(query, tail)
+        positive[place], own_scores[place] = inner_product(query, head), inner_product(query, tail)
         store_row(query, one, operand[place])
 
 
@@ -100,12 +100,12 @@ def penalize(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -
         return total
     half = row.shape[0] // 2
     real, imaginary = row[:half], row[half:]
-    of_real, of_imaginary = gradient[:half], gradient[half:]
+    grad_real, grad_imaginary = gradient[:half], gradient[half:]
     for k in range(half):
         square = real[k] * real[k] + imaginary[k] * imaginary[k]
         modulus = np.sqrt(square)
-        of_real[k] = factor * modulus * real[k]
-        of_imaginary[k] = factor * modulus * imaginary[k]
+        grad_real[k] = factor * modulus * real[k]
+        grad_imaginary[k] = factor * modulus * imaginary[k]
         total += square * modulus
     return total
 
@@ -116,13 +116,13 @@ def add_query_gradients(
     anchor: ndarray,
     relation: ndarray,
     truth: ndarray,
-    of_query: ndarray,
-    of_anchor: ndarray,
-    of_relation: ndarray,
-    of_truth: ndarray,
+    grad_query: ndarray,
+    grad_anchor: ndarray,
+    grad_relation: ndarray,
+    grad_truth: ndarray,
     numbers: tuple,
 ) -> None:
-    """Add the gradients of a query's three rows; ``of_query`` holds the contribution of the negatives.
+    """Add the gradients of a query's three rows; ``grad_query`` holds the contribution of the negatives.
 
     ``numbers`` = (is_complex, conjugate, gradients of the scores of the true answer and of the own entity).
     """
@@ -130,10 +130,10 @@ def add_query_gradients(
     if not is_complex:
         for k in range(anchor.shape[0]):
             query = anchor[k] * relation[k]
-            g = of_query[k] + missing * truth[k] + own_share * anchor[k]
-            of_truth[k] += missing * query
-            of_anchor[k] += own_share * query + g * relation[k]
-            of_relation[k] += g * anchor[k]
+            g = grad_query[k] + missing * truth[k] + own_share * anchor[k]
+            grad_truth[k] += missing * query
+            grad_anchor[k] += own_share * query + g * relation[k]
+            grad_relation[k] += g * anchor[k]
         return
     half = anchor.shape[0] // 2
     sign = anchor.dtype.type(-1 if conjugate else 1)
@@ -142,14 +142,14 @@ def add_query_gradients(
         r_real, r_imaginary = relation[k], sign * relation[half + k]
         query_real = a_real * r_real - a_imaginary * r_imaginary
         query_imaginary = a_real * r_imaginary + a_imaginary * r_real
-        g_real = of_query[k] + missing * truth[k] + own_share * a_real
-        g_imaginary = of_query[half + k] + missing * truth[half + k] + own_share * a_imaginary
-        of_truth[k] += missing * query_real
-        of_truth[half + k] += missing * query_imaginary
-        of_anchor[k] += own_share * query_real + g_real * r_real + g_imaginary * r_imaginary
-        of_anchor[half + k] += own_share * query_imaginary + g_imaginary * r_real - g_real * r_imaginary
-        of_relation[k] += g_real * a_real + g_imaginary * a_imaginary
-        of_relation[half + k] += sign * (g_imaginary * a_real - g_real * a_imaginary)
+        g_real = grad_query[k] + missing * truth[k] + own_share * a_real
+        g_imaginary = grad_query[half + k] + missing * truth[half + k] + own_share * a_imaginary
+        grad_truth[k] += missing * query_real
+        grad_truth[half + k] += missing * query_imaginary
+        grad_anchor[k] += own_share * query_real + g_real * r_real + g_imaginary * r_imaginary
+        grad_anchor[half + k] += own_share * query_imaginary + g_imaginary * r_real - g_real * r_imaginary
+        grad_relation[k] += g_real * a_real + g_imaginary * a_imaginary
+        grad_relation[half + k] += sign * (g_imaginary * a_real - g_real * a_imaginary)
 
 
 @compiled
@@ -157,8 +157,8 @@ def write_gradients(
     rows: tuple,
     operator: tuple,
     places: tuple,
-    of_queries: ndarray,
-    of_scores: tuple,
+    grad_queries: ndarray,
+    grad_scores: tuple,
     factors: ndarray,
     n3: float,
     gradients: tuple,
@@ -167,9 +167,9 @@ def write_gradients(
 
     Parameters
     ----------
-    of_queries : ndarray
+    grad_queries : ndarray
         "(Q, D)" operand: contribution of the negatives to the gradients of the queries.
-    of_scores : two ndarray
+    grad_scores : two ndarray
         "(Q,)" gradients of the scores of the true answers and of the own entities.
     factors : ndarray
         "(B,)" factor of each triple's loss in the gradient.
@@ -180,42 +180,42 @@ def write_gradients(
     """
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
-    missing, own_shares = of_scores
-    of_heads, of_tails, of_relations = gradients
-    dim = of_queries.shape[1]
+    missing, own_shares = grad_scores
+    grad_heads, grad_tails, grad_relations = gradients
+    dim = grad_queries.shape[1]
     width = 2 * dim if is_reciprocal else dim
     last = width - dim
     kind = factors.dtype.type
-    of_query = np.empty(dim, factors.dtype)
+    grad_query = np.empty(dim, factors.dtype)
     penalty = 0.0
     for i in range(heads.shape[0]):
         prefetch_rows_at(heads, i + LOOKAHEAD, dim)
         prefetch_rows_at(tails, i + LOOKAHEAD, dim)
         head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
         relation = row_at(relations[i], width, factors)
-        of_head, of_tail = row_at(of_heads[i], dim, factors), row_at(of_tails[i], dim, factors)
-        of_relation = row_at(of_relations[i], width, factors)
+        grad_head, grad_tail = row_at(grad_heads[i], dim, factors), row_at(grad_tails[i], dim, factors)
+        grad_relation = row_at(grad_relations[i], width, factors)
         # Each entity is regularized in both queries of its triple, a reciprocal half only in its own.
         once = kind(n3) * factors[i]
         twice = once + once
-        cubes = kind(2) * penalize(head, twice, is_complex, of_head)
-        cubes += kind(2) * penalize(tail, twice, is_complex, of_tail)
+        cubes = kind(2) * penalize(head, twice, is_complex, grad_head)
+        cubes += kind(2) * penalize(tail, twice, is_complex, grad_tail)
         if is_reciprocal:
-            cubes += penalize(relation[:dim], once, is_complex, of_relation[:dim])
-            cubes += penalize(relation[last:], once, is_complex, of_relation[last:])
+            cubes += penalize(relation[:dim], once, is_complex, grad_relation[:dim])
+            cubes += penalize(relation[last:], once, is_complex, grad_relation[last:])
         else:
-            cubes += kind(2) * penalize(relation, twice, is_complex, of_relation)
+            cubes += kind(2) * penalize(relation, twice, is_complex, grad_relation)
         penalty += once * cubes
         place = places[0][i]
-        load_row(of_queries[place], of_query)
+        load_row(grad_queries[place], grad_query)
         add_query_gradients(
-            head, relation[:dim], tail, of_query, of_head, of_relation[:dim], of_tail,
+            head, relation[:dim], tail, grad_query, grad_head, grad_relation[:dim], grad_tail,
             (is_complex, False, missing[place], own_shares[place]),
         )  # fmt: skip
         place = places[1][i]
-        load_row(of_queries[place], of_query)
+        load_row(grad_queries[place], grad_query)
         add_query_gradients(
-            tail, relation[last:], head, of_query, of_tail, of_relation[last:], of_head,
+            tail, relation[last:], head, grad_query, grad_tail, grad_relation[last:], grad_head,
             (is_complex, not is_reciprocal, missing[place], own_shares[place]),
         )  # fmt: skip
     return penalty
@@ -259,27 +259,27 @@ def add_product_squares(
     relation: ndarray,
     factor: float,
     is_complex: bool,
-    of_anchor: ndarray,
-    of_relation: ndarray,
+    grad_anchor: ndarray,
+    grad_relation: ndarray,
 ) -> float:
     """Add factor times the gradients of the squares of anchor o relation; returns the sum of the squares."""
     total = anchor.dtype.type(0)
     twice = factor + factor
     if not is_complex:
         for k in range(anchor.shape[0]):
-            of_anchor[k] += twice * relation[k] * relation[k] * anchor[k]
-            of_relation[k] += twice * anchor[k] * anchor[k] * relation[k]
+            grad_anchor[k] += twice * relation[k] * relation[k] * anchor[k]
+            grad_relation[k] += twice * anchor[k] * anchor[k] * relation[k]
             total += anchor[k] * anchor[k] * relation[k] * relation[k]
         return total
     half = anchor.shape[0] // 2
     for k in range(half):
-        of_a = anchor[k] * anchor[k] + anchor[half + k] * anchor[half + k]
-        of_r = relation[k] * relation[k] + relation[half + k] * relation[half + k]
-        of_anchor[k] += twice * of_r * anchor[k]
-        of_anchor[half + k] += twice * of_r * anchor[half + k]
-        of_relation[k] += twice * of_a * relation[k]
-        of_relation[half + k] += twice * of_a * relation[half + k]
-        total += of_a * of_r
+        a_square = anchor[k] * anchor[k] + anchor[half + k] * anchor[half + k]
+        r_square = relation[k] * relation[k] + relation[half + k] * relation[half + k]
+        grad_anchor[k] += twice * r_square * anchor[k]
+        grad_anchor[half + k] += twice * r_square * anchor[half + k]
+        grad_relation[k] += twice * a_square * relation[k]
+        grad_relation[half + k] += twice * a_square * relation[half + k]
+        total += a_square * r_square
     return total
 
 
@@ -306,8 +306,8 @@ def add_penalties(
     """
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
-    of_heads, of_tails, of_relations = gradients
-    of_entity, of_relation, of_product = weights
+    grad_heads, grad_tails, grad_relations = gradients
+    entity_weight, relation_weight, product_weight = weights
     width = 2 * dim if is_reciprocal else dim
     last = width - dim
     penalty = 0.0
@@ -316,14 +316,14 @@ def add_penalties(
         prefetch_rows_at(tails, i + LOOKAHEAD, dim)
         head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
         relation = row_at(relations[i], width, factors)
-        head_gradient, tail_gradient = row_at(of_heads[i], dim, factors), row_at(of_tails[i], dim, factors)
-        relation_gradient = row_at(of_relations[i], width, factors)
+        grad_head, grad_tail = row_at(grad_heads[i], dim, factors), row_at(grad_tails[i], dim, factors)
+        grad_relation = row_at(grad_relations[i], width, factors)
         # Reciprocal: each half serves one query. Otherwise the row serves both.
-        once = of_relation if is_reciprocal else of_relation + of_relation
+        once = relation_weight if is_reciprocal else relation_weight + relation_weight
         for row, weight, gradient in (
-            (head, of_entity, head_gradient),
-            (tail, of_entity, tail_gradient),
-            (relation, once, relation_gradient),
+            (head, entity_weight, grad_head),
+            (tail, entity_weight, grad_tail),
+            (relation, once, grad_relation),
         ):
             if weight == 0:
                 continue
@@ -335,12 +335,12 @@ def add_penalties(
                 penalty += factor * add_cubes(row[dim:], factor, True, gradient[dim:])
             else:
                 penalty += factor * add_cubes(row, factor, is_complex, gradient)
-        if of_product != 0:
-            factor = of_product * factors[i]
+        if product_weight != 0:
+            factor = product_weight * factors[i]
             penalty += factor * add_product_squares(
-                head, relation[:dim], factor, is_complex, head_gradient, relation_gradient[:dim]
+                head, relation[:dim], factor, is_complex, grad_head, grad_relation[:dim]
             )
             penalty += factor * add_product_squares(
-                tail, relation[last:], factor, is_complex, tail_gradient, relation_gradient[last:]
+                tail, relation[last:], factor, is_complex, grad_tail, grad_relation[last:]
             )
     return penalty

@@ -127,19 +127,19 @@ def overwrite_answers(
 
 @compiled
 def add_answer_gradients(
-    queries: ndarray, rows: ndarray, answers: tuple, of_scores: ndarray, of_queries: ndarray, of_rows: ndarray
+    queries: ndarray, rows: ndarray, answers: tuple, grad: ndarray, grad_queries: ndarray, grad_rows: ndarray
 ) -> None:
-    """Add the gradients through the answers' scores, whose gradients are ``of_scores`` "(A,)", to those of
-    queries "(Q, D)" and rows "(R, D)".
+    """Add the gradients through the answers' scores, with gradients ``grad`` "(A,)", to those of queries
+    "(Q, D)" and rows "(R, D)".
     """
     starts, places = answers
     for i in range(starts.shape[0] - 1):
-        query, of_query = queries[i], of_queries[i]
+        query, grad_query = queries[i], grad_queries[i]
         for k in range(starts[i], starts[i + 1]):
-            row, of_row, share = rows[places[k]], of_rows[places[k]], of_scores[k]
+            row, grad_row, share = rows[places[k]], grad_rows[places[k]], grad[k]
             for d in range(query.shape[0]):
-                of_query[d] += share * row[d]
-                of_row[d] += share * query[d]
+                grad_query[d] += share * row[d]
+                grad_row[d] += share * query[d]
 
 
 @compiled

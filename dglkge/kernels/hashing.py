@@ -281,10 +281,10 @@ def intern_names(
             slot = near[i - first]
             if slot == np.uint64(0):
                 slot = slots[place, 0]
-            found = np.int64(-1)
-            while found < 0:
+            number = np.int64(-1)
+            while number < 0:
                 if slot == np.uint64(0):
-                    found = np.int64(num_known)
+                    number = np.int64(num_known)
                     begin, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
                     start = known_offsets[num_known]
                     for at in range(end - begin):
@@ -294,10 +294,10 @@ def intern_names(
                     slots[place, 0] = (code >> half << half) | np.uint64(num_known)
                     slots[place, 1] = second
                 elif slot >> half == code >> half and slots[place, 1] == second:
-                    found = np.int64(slot & low) - 1
+                    number = np.int64(slot & low) - 1
                 place = (place + 1) & mask
                 slot = slots[place, 0]
-            ids[row] = found << bits | shard
+            ids[row] = number << bits | shard
     return num_known
 
 
@@ -346,8 +346,8 @@ def sorted_within(groups: ndarray, order: ndarray) -> ndarray:
     for group in groups:
         next_place[group + 1] += 1
     next_place = np.cumsum(next_place)
-    found = np.empty(order.shape[0], np.int64)
+    sorted_order = np.empty(order.shape[0], np.int64)
     for i in order:
-        found[next_place[groups[i]]] = i
+        sorted_order[next_place[groups[i]]] = i
         next_place[groups[i]] += 1
-    return found
+    return sorted_order

@@ -158,11 +158,11 @@ class _KernelCache(FunctionCache):
 
         If it is absent, the lock is held on return, and no other process has compiled the function meanwhile.
         """
-        found = self._load(sig, target_context)
-        if found is None and self._enabled:
+        overload = self._load(sig, target_context)
+        if overload is None and self._enabled:
             self.lock.take()
-            found = self._load(sig, target_context)
-        return found
+            overload = self._load(sig, target_context)
+        return overload
 
     def _load(self, sig: Any, target_context: Any) -> Any:
         try:

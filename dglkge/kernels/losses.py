@@ -76,8 +76,8 @@ def logarithm_of_1_to_2(number: Any) -> Any:
     p = p * x + kind(-2.4999993993e-1)
     p = p * x + kind(3.3333331174e-1)
     square = x * x
-    found = x + (p * x * square - kind(0.5) * square)
-    return found + LN2 if is_high else found
+    value = x + (p * x * square - kind(0.5) * square)
+    return value + LN2 if is_high else value
 
 
 @compiled_inline
@@ -146,7 +146,9 @@ def ignore_known(
 
 
 @compiled
-def lower_same_range(ranges: tuple, offset: Any, scores: ndarray, positive: ndarray, own: ndarray) -> None:
+def lower_same_range(
+    ranges: tuple, offset: Any, scores: ndarray, positive: ndarray, own_scores: ndarray
+) -> None:
     """Lower the scores of answers that are in the range of the query's own entity, and of that entity.
 
     Parameters
@@ -156,7 +158,7 @@ def lower_same_range(ranges: tuple, offset: Any, scores: ndarray, positive: ndar
         the negatives are.
     offset : np.float32
         What is subtracted.
-    scores, positive, own : ndarray
+    scores, positive, own_scores : ndarray
         As of :func:`dglkge.kernels.losses.loss_loop`, changed.
     """
     anchors, truths, negatives = ranges
@@ -168,11 +170,11 @@ def lower_same_range(ranges: tuple, offset: Any, scores: ndarray, positive: ndar
             row[j] -= offset if negatives[j] == anchor else np.float32(0)
         store_row(row, np.float32(1), scores[i])
         positive[i] -= offset if truths[i] == anchor else np.float32(0)
-        own[i] -= offset
+        own_scores[i] -= offset
 
 
 @compiled
-def count_above(scores: ndarray, positive: ndarray, own: ndarray) -> int:
+def count_above(scores: ndarray, positive: ndarray, own_scores: ndarray) -> int:
     """Count the negatives, the own entities among them, that score above the true answer; as
     :func:`lower_same_range`.
     """
@@ -180,7 +182,7 @@ def count_above(scores: ndarray, positive: ndarray, own: ndarray) -> int:
     total = 0
     for i in range(scores.shape[0]):
         load_row(scores[i], row)
-        total += own[i] > positive[i]
+        total += own_scores[i] > positive[i]
         above = np.int32(0)
         for j in range(row.shape[0]):
             above += np.int32(row[j] > positive[i])
@@ -189,20 +191,20 @@ def count_above(scores: ndarray, positive: ndarray, own: ndarray) -> int:
 
 
 @compiled_inline
-def weigh(row: ndarray, own: Any, temperature: Any) -> Any:
-    """Add log(K w_j) to the scores of K negatives, w = softmax(temperature n); returns the own one's."""
-    greatest, total, count = max(own, greatest_of(row)), np.float32(0), np.float32(0)
+def weigh(row: ndarray, own_score: Any, temperature: Any) -> Any:
+    """Add log(K w_j) to the scores of K negatives, w = softmax(temperature n); returns the own score's."""
+    greatest, total, count = max(own_score, greatest_of(row)), np.float32(0), np.float32(0)
     for j in range(row.shape[0]):
         is_counted = np.float32(1) if row[j] > LOWEST_COUNTED else np.float32(0)
         total += is_counted * power((row[j] - greatest) * temperature)
         count += is_counted
-    if own > LOWEST_COUNTED:
-        total += power((own - greatest) * temperature)
+    if own_score > LOWEST_COUNTED:
+        total += power((own_score - greatest) * temperature)
         count += np.float32(1)
     shift = np.log(max(count, np.float32(1)) / max(total, np.float32(1e-30))) - temperature * greatest
     for j in range(row.shape[0]):
         row[j] += shift + temperature * row[j] if row[j] > LOWEST_COUNTED else np.float32(0)
-    return own + shift + temperature * own if own > LOWEST_COUNTED else own
+    return own_score + shift + temperature * own_score if own_score > LOWEST_COUNTED else own_score
 
 
 @compiled
@@ -215,12 +217,12 @@ def softmax(temperature: float, scores: ndarray, queries: tuple) -> float:
     ``temperature`` is that of adversarial weights, see :func:`weigh`; below 0: none. The other arguments are
     those of :func:`dglkge.kernels.losses.loss_loop`; labels are not read, as every true answer is certain.
     """
-    positive, own, factors, missing, own_shares, _, losses = queries
+    positive, own_scores, factors, missing, own_shares, _, losses = queries
     row = np.empty(scores.shape[1], np.float32)
     loss = 0.0
     for i in range(scores.shape[0]):
         load_row(scores[i], row)
-        own_score = own[i]
+        own_score = own_scores[i]
         if temperature >= 0:
             own_score = weigh(row, own_score, temperature)
         # Subtracting the greatest score keeps every power at most 1.
@@ -264,8 +266,8 @@ def logistic_truth(score: Any, label: Any, margin: Any) -> Any:
     shifted = score + margin
     value, slope = softplus(shifted)
     # For a certain answer directly: the difference of two large numbers would lose digits.
-    of_certain, _ = softplus(-shifted)
-    return (of_certain if label == 1 else value - label * shifted), slope - label
+    certain, _ = softplus(-shifted)
+    return (certain if label == 1 else value - label * shifted), slope - label
 
 
 @compiled_inline
@@ -327,23 +329,23 @@ def loss_loop(truth: Callable, term: Callable) -> Callable:
     callable
         Takes ``numbers`` = (margin, reduction, temperature), float32, int and float32; ``scores`` "(Q, N)" of
         the negatives, float32 or bfloat16 words, which are overwritten by their gradients; and ``queries``,
-        seven float32 arrays "(Q,)": ``positive`` and ``own``, scores of the true answers and of one negative
-        more; ``factors`` of the losses; ``missing`` and ``own_shares``, gradients of ``positive`` and
-        ``own``, written; ``labels``; ``losses``, written without their factors. Negatives with scores below
+        seven float32 arrays "(Q,)": ``positive`` and ``own_scores``, scores of the true answers and of one
+        more negative; ``factors`` of the losses; ``missing`` and ``own_shares``, their gradients, written;
+        ``labels``; ``losses``, written without their factors. Negatives with scores below
         ``LOWEST_COUNTED`` do not count. NaN and infinity in a row make its loss and gradients NaN. Returns
         the sum of factor times loss.
     """
 
     def compute(numbers: tuple, scores: ndarray, queries: tuple) -> float:
         margin, reduction, temperature = numbers
-        positive, own, factors, missing, own_shares, labels, losses = queries
+        positive, own_scores, factors, missing, own_shares, labels, losses = queries
         num = scores.shape[1]
         zero, one = np.float32(0), np.float32(1)
         row, weights = np.empty(num + 1, np.float32), np.empty(num + 1, np.float32)
         total = 0.0
         for i in range(scores.shape[0]):
             load_row(scores[i], row[:num])
-            row[num] = own[i]
+            row[num] = own_scores[i]
             # 0 times NaN or infinity is NaN.
             poison, count = positive[i] * zero, zero
             for j in range(num + 1):
@@ -363,17 +365,17 @@ def loss_loop(truth: Callable, term: Callable) -> Callable:
             elif reduction == MEAN_WITH_TRUTH:
                 share = truth_share = one / (one + count)
             value, slope = truth(positive[i], labels[i], margin)
-            of_terms, of_positive = zero, zero
+            value_sum, slope_sum = zero, zero
             for j in range(num + 1):
                 # Not -1e30, whose square overflows.
                 score = row[j] if weights[j] > 0 else zero
-                each, of_score, of_truth = term(score, positive[i], margin)
-                of_terms += weights[j] * each
-                of_positive += weights[j] * of_truth
-                row[j] = weights[j] * of_score
+                term_value, score_slope, truth_slope = term(score, positive[i], margin)
+                value_sum += weights[j] * term_value
+                slope_sum += weights[j] * truth_slope
+                row[j] = weights[j] * score_slope
             factor = factors[i]
-            losses[i] = truth_share * value + share * of_terms + poison
-            missing[i] = factor * (truth_share * slope + share * of_positive + poison)
+            losses[i] = truth_share * value + share * value_sum + poison
+            missing[i] = factor * (truth_share * slope + share * slope_sum + poison)
             scale = factor * (share + poison)
             own_shares[i] = scale * row[num]
             store_row(row[:num], scale, scores[i])

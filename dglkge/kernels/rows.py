@@ -260,9 +260,9 @@ def round_rows(rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key
     for i in range(places.shape[0]):
         if i + LOOKAHEAD < places.shape[0]:
             prefetch_row(words, places[i + LOOKAHEAD])
-        of_row = mix_word(np.uint64(key) + np.uint64(ids[i]) * GOLDEN_GAMMA)
+        row_key = mix_word(np.uint64(key) + np.uint64(ids[i]) * GOLDEN_GAMMA)
         for k in range(random.shape[0]):
-            random[k] = mix_word(of_row + np.uint64(k + 1) * GOLDEN_GAMMA)
+            random[k] = mix_word(row_key + np.uint64(k + 1) * GOLDEN_GAMMA)
         row, out = rows[i], words[places[i]]
         if is_half:
             for j in range(dim):
@@ -287,10 +287,10 @@ def round_rows_plain(
     bits = rows.view(np.uint32)
     magnitude = bits & _MAGNITUDE
     if not is_half:
-        found = ((bits.astype(np.uint64) + noise) >> np.uint64(16)).astype(np.uint16)
+        rounded = ((bits.astype(np.uint64) + noise) >> np.uint64(16)).astype(np.uint16)
         kept = (bits >> np.uint32(16)).astype(np.uint16)
-        found = np.where(magnitude < _EXPONENT, found, kept)
-        words[places] = np.where(magnitude > _EXPONENT, found | _QUIET, found)
+        rounded = np.where(magnitude < _EXPONENT, rounded, kept)
+        words[places] = np.where(magnitude > _EXPONENT, rounded | _QUIET, rounded)
         return
     exponent = (magnitude >> np.uint32(23)).astype(np.uint64)
     mantissa = ((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000)).astype(np.uint64) << np.uint64(16)
@@ -298,9 +298,9 @@ def round_rows_plain(
     small = ((mantissa >> shift) + noise) >> np.uint64(16)
     normal = (magnitude.astype(np.int64) + (noise >> 3)) >> 13
     large = np.minimum(normal - (112 << 10), 0x7C00)
-    found = np.where(exponent < 113, small.astype(np.int64), large)
-    found = np.where(magnitude > _EXPONENT, 0x7E00, found).astype(np.uint16)
-    words[places] = found | (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
+    rounded = np.where(exponent < 113, small.astype(np.int64), large)
+    rounded = np.where(magnitude > _EXPONENT, 0x7E00, rounded).astype(np.uint16)
+    words[places] = rounded | (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
 
 
 def nearest_words(rows: ndarray, is_half: bool) -> ndarray:

@@ -36,12 +36,12 @@ def count_pairs(heads: ndarray, tails: ndarray, first: int, end: int, counters: 
 def occurs_again(heads: ndarray, tails: ndarray, counters: ndarray) -> ndarray:
     """Return whether another triple has the pair of entities of each, or its hash; "(n,) bool"."""
     mask = np.uint64(4 * counters.shape[0] - 1)
-    found = np.empty(heads.shape[0], np.bool_)
+    occurs = np.empty(heads.shape[0], np.bool_)
     for i in range(heads.shape[0]):
         place = _pair_place(heads[i], tails[i], mask)
         shift = np.uint8(2 * (place & np.uint64(3)))
-        found[i] = (counters[np.int64(place >> np.uint64(2))] >> shift) & 3 >= 2
-    return found
+        occurs[i] = (counters[np.int64(place >> np.uint64(2))] >> shift) & 3 >= 2
+    return occurs
 
 
 @compiled
@@ -52,20 +52,20 @@ def count_and_join(heads: ndarray, tails: ndarray, degrees: ndarray, parents: nd
     every entity is a root.
     """
     for i in range(heads.shape[0]):
-        one, other = heads[i], tails[i]
-        degrees[one] += 1
-        degrees[other] += 1
-        while parents[one] != one:
-            parents[one] = parents[parents[one]]
-            one = np.int64(parents[one])
-        while parents[other] != other:
-            parents[other] = parents[parents[other]]
-            other = np.int64(parents[other])
+        head_root, tail_root = heads[i], tails[i]
+        degrees[heads[i]] += 1
+        degrees[tails[i]] += 1
+        while parents[head_root] != head_root:
+            parents[head_root] = parents[parents[head_root]]
+            head_root = np.int64(parents[head_root])
+        while parents[tail_root] != tail_root:
+            parents[tail_root] = parents[parents[tail_root]]
+            tail_root = np.int64(parents[tail_root])
         # The smaller number is the root: paths stay short by their halving alone.
-        if one < other:
-            parents[other] = one
+        if head_root < tail_root:
+            parents[tail_root] = head_root
         else:
-            parents[one] = other
+            parents[head_root] = tail_root
 
 
 @compiled
@@ -84,16 +84,14 @@ def count_values(values: ndarray, counts: ndarray) -> None:
 
 
 @compiled
-def mapped(triples: ndarray, heads: ndarray, relations: ndarray, tails: ndarray, found: ndarray) -> None:
-    """Look up heads, relations and tails of triples "(n, 3)", each in a map of its own, and write them to
-    ``found``.
-
-    ``found`` may be the triples themselves.
+def mapped(triples: ndarray, heads: ndarray, relations: ndarray, tails: ndarray, out: ndarray) -> None:
+    """Look up heads, relations and tails of triples "(n, 3)", each in a map of its own; ``out`` may be the
+    triples themselves.
     """
     for i in range(triples.shape[0]):
-        found[i, 0] = heads[triples[i, 0]]
-        found[i, 1] = relations[triples[i, 1]]
-        found[i, 2] = tails[triples[i, 2]]
+        out[i, 0] = heads[triples[i, 0]]
+        out[i, 1] = relations[triples[i, 1]]
+        out[i, 2] = tails[triples[i, 2]]
 
 
 @compiled
@@ -118,17 +116,17 @@ def spread(order: ndarray, types: ndarray, weights: ndarray, room: ndarray, part
 def neighbour_lists(heads: ndarray, tails: ndarray, starts: ndarray) -> ndarray:
     """Return the neighbours of all nodes, node after node, each edge at both of its ends.
 
-    Those of node i are ``found[starts[i] : starts[i + 1]]``.
+    Those of node i are ``neighbours[starts[i] : starts[i + 1]]``.
     """
-    found = np.empty(2 * heads.shape[0], heads.dtype)
+    neighbours = np.empty(2 * heads.shape[0], heads.dtype)
     next_place = starts[:-1].copy()
     for i in range(heads.shape[0]):
         head, tail = heads[i], tails[i]
-        found[next_place[head]] = tail
+        neighbours[next_place[head]] = tail
         next_place[head] += 1
-        found[next_place[tail]] = head
+        neighbours[next_place[tail]] = head
         next_place[tail] += 1
-    return found
+    return neighbours
 
 
 @compiled
@@ -183,24 +181,24 @@ def place_greedily(
 
 
 @compiled
-def find_rows(wanted: ndarray, triple_ids: ndarray, starts: ndarray, shift: int, rows: ndarray) -> None:
-    """Write the row of each wanted id "(n,) int64" among sorted ids "(N,)", -1 for ids that are absent.
+def find_rows(ids: ndarray, triple_ids: ndarray, starts: ndarray, shift: int, rows: ndarray) -> None:
+    """Write the row of each of some ids "(n,) int64" among sorted ids "(N,)", -1 for those that are absent.
 
     ``starts`` holds the first row of each bucket, of ids with the same ``id >> shift``, and N.
     """
     last = starts.shape[0] - 2
-    for i in range(wanted.shape[0]):
+    for i in range(ids.shape[0]):
         rows[i] = -1
-        bucket = wanted[i] >> shift
+        bucket = ids[i] >> shift
         if bucket > last:
             continue
         # Binary search (lower bound) inside the bucket.
         low, high = starts[bucket], starts[bucket + 1]
         while low < high:
             middle = (low + high) // 2
-            if triple_ids[middle] < wanted[i]:
+            if triple_ids[middle] < ids[i]:
                 low = middle + 1
             else:
                 high = middle
-        if low < starts[bucket + 1] and triple_ids[low] == wanted[i]:
+        if low < starts[bucket + 1] and triple_ids[low] == ids[i]:
             rows[i] = low

@@ -114,8 +114,8 @@ def test_names_lead_back_and_are_sorted(blocks, bits):
     ids = [index.add(pa.array(block, pa.string())) for block in blocks]
     names, places = index.in_order()
     assert names == sorted({name for block in blocks for name in block})
-    for block, found in zip(blocks, ids):
-        assert [names[place] for place in places[found].tolist()] == block
+    for block, block_ids in zip(blocks, ids):
+        assert [names[place] for place in places[block_ids].tolist()] == block
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,7 +134,7 @@ def test_each_of_the_two_hashes_tells_names_apart(names: list[str]) -> None:
     hashes = hash_names(offsets, data, np.array([3, 5], np.uint64))
     assert np.array_equal(hashes, hash_names(offsets, data, np.array([3, 5], np.uint64)))
     everything = np.concatenate([hashes, hash_names(offsets, data, np.array([4, 6], np.uint64))], axis=1)
-    assert [len(np.unique(one)) for one in everything.T] == 4 * [len(names)]
+    assert [len(np.unique(column)) for column in everything.T] == 4 * [len(names)]
     assert not (everything[:, :2] == everything[:, 2:]).any()
 
 
@@ -143,7 +143,7 @@ def test_words_in_another_order_have_other_hashes() -> None:
     names = ["".join(order) for size in range(5) for order in itertools.permutations(words, size)]
     offsets, data = string_buffers(pa.array([*names, "\0", "a", "a\0"], pa.large_string()))
     hashes = hash_names(offsets, data, np.zeros(2, np.uint64))
-    assert [len(np.unique(one)) for one in hashes.T] == 2 * [len(names) + 3]
+    assert [len(np.unique(column)) for column in hashes.T] == 2 * [len(names) + 3]
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -168,8 +168,8 @@ def test_threads_may_add_at_the_same_time() -> None:
         ids = list(threads.map(lambda block: index.add(pa.array(block)), blocks))
     names, places = index.in_order()
     assert names == sorted({name for block in blocks for name in block})
-    for block, found in zip(blocks, ids):
-        assert [names[place] for place in places[found].tolist()] == block
+    for block, block_ids in zip(blocks, ids):
+        assert [names[place] for place in places[block_ids].tolist()] == block
 
 
 def test_slices_of_arrow_arrays() -> None:
@@ -187,13 +187,13 @@ def test_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("names", [[], ["a"], ["a", "b\u2028c", "é"]])
 def test_a_list_of_names_is_saved_as_a_vocabulary_is(names: list[str], tmp_path: Path) -> None:
-    found = NameList(pa.array(["x", *names], pa.large_string()))[1:]
-    assert found == names and names == found and found != [*names, "z"]
-    assert list(found) == names and [found[i] for i in range(len(found))] == names
-    found.save(tmp_path / "one")
+    names_read = NameList(pa.array(["x", *names], pa.large_string()))[1:]
+    assert names_read == names and names == names_read and names_read != [*names, "z"]
+    assert list(names_read) == names and [names_read[i] for i in range(len(names_read))] == names
+    names_read.save(tmp_path / "one")
     Vocabulary(names, "entity").save(tmp_path / "other")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-    assert found.take(np.arange(len(names))[::-1]) == names[::-1]
-    assert found.has_byte(ord("b")) == any("b" in name for name in names)
+    assert names_read.take(np.arange(len(names))[::-1]) == names[::-1]
+    assert names_read.has_byte(ord("b")) == any("b" in name for name in names)
     # The name before the slice does not count.
-    assert not found.has_byte(ord("x"))
+    assert not names_read.has_byte(ord("x"))

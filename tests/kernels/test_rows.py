@@ -38,10 +38,10 @@ def test_every_word_is_widened_as_torch_does(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype, key", [(DTYPES[0], 2**64 - 1), (DTYPES[1], 7)])
 def test_numbers_that_have_16_bits_are_never_rounded(dtype: torch.dtype, key: int) -> None:
     rows, places = meaning(EVERY_WORD, dtype), np.arange(64)
-    found = np.zeros_like(EVERY_WORD)
-    round_rows(rows, found, places, places * 10**11, np.uint64(key), dtype == torch.float16)
-    assert (meaning(found, dtype).view(np.uint32) == rows.view(np.uint32))[~np.isnan(rows)].all()
-    assert np.isnan(meaning(found, dtype)[np.isnan(rows)]).all()
+    words = np.zeros_like(EVERY_WORD)
+    round_rows(rows, words, places, places * 10**11, np.uint64(key), dtype == torch.float16)
+    assert (meaning(words, dtype).view(np.uint32) == rows.view(np.uint32))[~np.isnan(rows)].all()
+    assert np.isnan(meaning(words, dtype)[np.isnan(rows)]).all()
 
 
 @pytest.mark.parametrize("dtype, dim", [(DTYPES[0], 1), (DTYPES[1], 4), (DTYPES[0], 33), (DTYPES[1], 200)])
@@ -49,11 +49,11 @@ def test_the_loop_and_its_twin_give_the_same_bits(dtype: torch.dtype, dim: int) 
     rows = hard_numbers(150, dim)
     rng = np.random.default_rng(dim)
     places, ids = rng.permutation(400)[: len(rows)], rng.integers(0, 10**12, len(rows))
-    found, expected = np.full((2, 400, dim), 5, np.uint16)
-    round_rows(rows, found, places, ids, np.uint64(2**63 + dim), dtype == torch.float16)
+    words, expected = np.full((2, 400, dim), 5, np.uint16)
+    round_rows(rows, words, places, ids, np.uint64(2**63 + dim), dtype == torch.float16)
     round_rows_plain(rows, expected, places, ids, 2**63 + dim, dtype == torch.float16)
-    assert np.array_equal(found, expected)
-    assert (found[np.setdiff1d(np.arange(400), places)] == 5).all()
+    assert np.array_equal(words, expected)
+    assert (words[np.setdiff1d(np.arange(400), places)] == 5).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,14 +63,14 @@ def test_a_number_is_rounded_to_one_of_its_neighbours(dtype: torch.dtype) -> Non
     words = np.zeros(rows.shape, np.uint16)
     places = np.arange(len(rows))
     round_rows(rows, words, places, places, np.uint64(1), dtype == torch.float16)
-    found = torch.from_numpy(meaning(words, dtype))
+    rounded = torch.from_numpy(meaning(words, dtype))
     exact = torch.from_numpy(rows)
     nearest = exact.to(dtype)
     up, down = (torch.nextafter(nearest, torch.full_like(nearest, end)).float() for end in (np.inf, -np.inf))
     nearest = nearest.float()
     other = torch.where(nearest < exact, up, torch.where(nearest > exact, down, nearest))
     # Below 2**-40 float16 has fewer random bits than digits, and the nearest of 0 is 0.
-    assert bool(((found == nearest) | (found == other) | (exact.abs() < 2.0**-40) & (found == 0)).all())
+    assert bool(((rounded == nearest) | (rounded == other) | (exact.abs() < 2.0**-40) & (rounded == 0)).all())
 
 
 NUMBERS = {
@@ -86,13 +86,13 @@ def test_the_mean_of_a_rounded_number_is_the_number(dtype: torch.dtype) -> None:
     rows = np.tile(numbers, (num_draws, 1))
     words, ids = np.zeros(rows.shape, np.uint16), np.arange(num_draws)
     round_rows(rows, words, ids, ids, np.uint64(11), dtype == torch.float16)
-    found = meaning(words, dtype).astype(np.float64)
-    low, high = found.min(axis=0), found.max(axis=0)
+    rounded = meaning(words, dtype).astype(np.float64)
+    low, high = rounded.min(axis=0), rounded.max(axis=0)
     share = (numbers - low) / (high - low)
     error = (high - low) * np.sqrt(share * (1 - share) / num_draws)
-    assert (np.abs(found.mean(axis=0) - numbers) < 5 * error).all()
+    assert (np.abs(rounded.mean(axis=0) - numbers) < 5 * error).all()
     # Columns and rows are independent of one another.
-    is_up = (found == high) - share
+    is_up = (rounded == high) - share
     spread = np.sqrt(np.outer(share * (1 - share), share * (1 - share)) * num_draws)
     products = np.abs(is_up.T @ is_up)
     assert (
@@ -115,7 +115,7 @@ def test_random_bits_are_uniform_and_differ_by_key_row_and_column() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nearest_is_torchs(dtype: torch.dtype) -> None:
     rows = hard_numbers(100, 64)
-    found = meaning(nearest_words(rows, dtype == torch.float16), dtype)
+    nearest = meaning(nearest_words(rows, dtype == torch.float16), dtype)
     expected = torch.from_numpy(rows).to(dtype).float().numpy()
     is_number = ~np.isnan(rows)
-    assert np.array_equal(found[is_number], expected[is_number]) and np.isnan(found[~is_number]).all()
+    assert np.array_equal(nearest[is_number], expected[is_number]) and np.isnan(nearest[~is_number]).all()
