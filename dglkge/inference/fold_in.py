@@ -159,7 +159,8 @@ class FoldIn:
         self._loss, self._regularizer = run_loss(checkpoint), run_regularizer(checkpoint, model)
         # The penalty of a query is then the sum of those of its rows: that of a new row is computed once.
         self._penalizes_rows = (
-            self._regularizer is not None and type(self._regularizer).of_queries is Regularizer.of_queries
+            self._regularizer is not None
+            and type(self._regularizer).query_penalties is Regularizer.query_penalties
         )
         weights = self._loss.settings.relation_weights
         relation_weights = [weights.get(relation.name, 1.0) for relation in self._relations]

@@ -77,19 +77,19 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
 
     ``forward`` computes it where the parameters need no other type; default: the module.
     """
-    shape = torch.broadcast_shapes(*(one.shape[:-1] for one in rows))
-    flat = tuple(one.expand(*shape, one.shape[-1]).reshape(-1, one.shape[-1]) for one in rows)
+    shape = torch.broadcast_shapes(*(row.shape[:-1] for row in rows))
+    flat = tuple(row.expand(*shape, row.shape[-1]).reshape(-1, row.shape[-1]) for row in rows)
     dtype, step = flat[0].dtype, len(flat[0])
     if not torch.is_grad_enabled():
         step = ROWS_WITHOUT_GRADIENTS
     converted: dict[str, Tensor] = {}
     if dtype != torch.float32:
         # Ranking is exact in float64: the parameters are converted for this call, the module keeps its own.
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        converted = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        converted = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors}
     pieces = [
         torch.func.functional_call(module, converted, part) if converted else (forward or module)(*part)
-        for part in zip(*(one.split(max(1, step)) for one in flat))
+        for part in zip(*(row.split(max(1, step)) for row in flat))
     ]
     made = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return made.reshape(*shape, made.shape[-1])
@@ -160,9 +160,9 @@ class Convolution(nn.Module):
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:
-        found = functional.conv2d(images, self.weight, padding=self.padding)
-        found = functional.layer_norm(found, found.shape[1:]) * self.gain + self.offset
-        return functional.relu(found).flatten(1)
+        outputs = functional.conv2d(images, self.weight, padding=self.padding)
+        outputs = functional.layer_norm(outputs, outputs.shape[1:]) * self.gain + self.offset
+        return functional.relu(outputs).flatten(1)
 
 
 class TuckerCore(nn.Module):
@@ -215,11 +215,11 @@ class EncoderLayer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # (n, heads, T, D / heads) each.
-        asked, keys, values = (
+        queries, keys, values = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in functional.linear(tokens, self.attended).chunk(3, dim=-1)
         )
-        weights = (asked @ keys.transpose(-1, -2) / math.sqrt(asked.shape[-1])).softmax(-1)
+        weights = (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
         tokens = self.first_norm(tokens + self.mixed(mixed))
         inner = functional.gelu(self.inner(tokens))
@@ -238,8 +238,8 @@ class EncoderModule(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        given = torch.stack([torch.zeros_like(entity), entity, relation], dim=1)
-        tokens = self.normalized(given + self.positions)
+        tokens = torch.stack([torch.zeros_like(entity), entity, relation], dim=1)
+        tokens = self.normalized(tokens + self.positions)
         for layer in self.layers:
             tokens = layer(tokens)
         return tokens[:, 0]
@@ -321,8 +321,8 @@ class FeatureProjections(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         for name, layers in self._layers.items():
             for number, layer in enumerate(layers):
-                for one, values in layer.named_parameters():
-                    yield f"{PREFIX}{name}.{number}.{one}", values
+                for parameter, values in layer.named_parameters():
+                    yield f"{PREFIX}{name}.{number}.{parameter}", values
 
     def project(self, name: str, vectors: Tensor) -> Tensor:
         """Return f(x), (n, D), of vectors (n, F) of an entity type, in their type of numbers."""
@@ -343,11 +343,11 @@ def projections_of(
     """
     layers: dict[str, dict[int, Tensor]] = {}
     for name, values in parameters.items():
-        of_type, number, kind = name[len(PREFIX) :].rsplit(".", 2)
+        entity_type, number, kind = name[len(PREFIX) :].rsplit(".", 2)
         if kind == "weight":
-            layers.setdefault(of_type, {})[int(number)] = values
-    widths = {name: int(found[0].shape[1]) for name, found in layers.items()}
-    hidden = {tuple(int(found[one].shape[0]) for one in sorted(found)[:-1]) for found in layers.values()}
+            layers.setdefault(entity_type, {})[int(number)] = values
+    widths = {name: int(weights[0].shape[1]) for name, weights in layers.items()}
+    hidden = {tuple(int(weights[i].shape[0]) for i in sorted(weights)[:-1]) for weights in layers.values()}
     if len(hidden) != 1:
         raise InputError(f"{where}: the projections of features have different layers")
     made = FeatureProjections(widths, dim, hidden.pop(), activation, 0)
@@ -366,8 +366,8 @@ class JoinedModules(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        for one in self._parts:
-            yield from one.named_parameters()
+        for part in self._parts:
+            yield from part.named_parameters()
 
 
 class ProjectedFeatures:
@@ -390,11 +390,11 @@ class ProjectedFeatures:
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
         unique, places = _distinct(ids)
-        made = [self.projections.project(name, one) for one in self._blocks(name, unique)]
+        made = [self.projections.project(name, block) for block in self._blocks(name, unique)]
         if not made:
             return torch.zeros(0, self.projections.dim)
-        found = made[0] if len(made) == 1 else torch.cat(made)
-        return found if places is None else found[places]
+        rows = made[0] if len(made) == 1 else torch.cat(made)
+        return rows if places is None else rows[places]
 
     @torch.no_grad()
     def scored(self, name: str, ids: Tensor) -> Tensor:
@@ -405,9 +405,9 @@ class ProjectedFeatures:
         """
         made = torch.empty(len(ids), self.projections.dim)
         start = 0
-        for one in self._blocks(name, ids.numpy()):
-            made[start : start + len(one)] = self.projections.project(name, one.double())
-            start += len(one)
+        for block in self._blocks(name, ids.numpy()):
+            made[start : start + len(block)] = self.projections.project(name, block.double())
+            start += len(block)
         return made
 
     def backward(self, name: str, ids: Tensor, gradients: Tensor) -> None:
@@ -420,10 +420,10 @@ class ProjectedFeatures:
         if places is not None:
             merged = torch.zeros(len(unique), gradients.shape[1]).index_add_(0, places, gradients)
         start = 0
-        for one in self._blocks(name, unique):
+        for block in self._blocks(name, unique):
             with torch.enable_grad():
-                self.projections.project(name, one).backward(merged[start : start + len(one)])
-            start += len(one)
+                self.projections.project(name, block).backward(merged[start : start + len(block)])
+            start += len(block)
 
     def _blocks(self, name: str, ids: np.ndarray) -> Iterator[Tensor]:
         """Yield the vectors of original ids in blocks, float32."""

@@ -147,12 +147,12 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
             for rows in (queries, negatives)
         )
         rates[dtype] = num_chunks * flops / matmul_seconds(left, right) / 1e9
-    chosen = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
+    faster = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
     logger.info(
         "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
-        *(chosen, rates[torch.float32], rates[torch.bfloat16]),
+        *(faster, rates[torch.float32], rates[torch.bfloat16]),
     )
-    return chosen
+    return faster
 
 
 def matmul_seconds(left: Tensor, right: Tensor, repetitions: int = 5) -> float:
@@ -298,7 +298,7 @@ class ModulePrecision:
         dtype = rows[0].dtype
         factor = 1.0 if self.loss_scale is None else self.loss_scale.scale
         if self.loss_scale is not None:
-            rows = tuple(_GradientTimes.apply(one, 1 / factor) for one in rows)
+            rows = tuple(_GradientTimes.apply(row, 1 / factor) for row in rows)
         narrow: Any = contextlib.nullcontext()
         if self.dtype != torch.float32:
             narrow = torch.autocast(self.device_type, self.dtype)

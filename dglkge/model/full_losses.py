@@ -51,12 +51,12 @@ quietly = np.errstate(invalid="ignore", over="ignore", divide="ignore")
 class AnswerScores:
     """Scores (A,) of the true answers of all shards, and the query of each.
 
-    ``own`` are those of this shard's rows, in the order of its answers.
+    ``local`` are those of this shard's rows, in the order of its answers.
     """
 
     query_of: Ids
     scores: Floats
-    own: slice
+    local: slice
 
     def shares(self) -> Floats:
         """Return 1 / k of each answer (A,) of a query with k answers."""

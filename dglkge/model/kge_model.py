@@ -143,11 +143,11 @@ class KgeModel:
         relation = self.direction(relation_row, side)
         # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
         # shared row needs the adjoint.
-        asked = Side.TAIL if self.reciprocal else side
+        query_side = Side.TAIL if self.reciprocal else side
         if places is not None:
-            return self.score_function.shared_query(entity, relation, places, asked)
+            return self.score_function.shared_query(entity, relation, places, query_side)
         more = (relation_ids,) if self.score_function.acts_on_candidates else ()
-        return self.score_function.query(entity, relation, asked, *more)
+        return self.score_function.query(entity, relation, query_side, *more)
 
     def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
@@ -157,22 +157,22 @@ class KgeModel:
         forward = Side.TAIL if self.reciprocal else side
         return self.score_function.query(answer, self.direction(relation_row, side), forward.other)
 
-    def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
+    def entity_product(self, anchor: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
         is_forward = self.reciprocal or side is Side.TAIL
-        head, tail = (given, answer) if is_forward else (answer, given)
+        head, tail = (anchor, answer) if is_forward else (answer, anchor)
         return self.score_function.relation_product(head, tail)
 
-    def relation_query(self, given: Tensor, answer: Tensor, times: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, times: Tensor) -> Tensor:
         """Return the queries (h, ?, t) of pairs of entities, see ``ScoreFunction.relation_query``.
 
         ``times`` (B,) are numbers of times, or of relations at them.
         """
         function = self.score_function
         if not function.has_times:
-            return function.relation_query(given, answer)
-        numbers = (times % function.settings.num_times).to(given)
-        return function.relation_query(given, answer, numbers[:, None])
+            return function.relation_query(anchor, answer)
+        numbers = (times % function.settings.num_times).to(anchor)
+        return function.relation_query(anchor, answer, numbers[:, None])
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate: (B, query_dim), (N, D) -> (B, N)."""
@@ -195,8 +195,8 @@ class KgeModel:
 
         The side matters only to reciprocal relations, which have a row, and so a score, for each.
         """
-        given, answer = (head, tail) if side is Side.TAIL else (tail, head)
-        return self.compare_pairs(self.query(given, relation_row, side), answer)
+        anchor, answer = (head, tail) if side is Side.TAIL else (tail, head)
+        return self.compare_pairs(self.query(anchor, relation_row, side), answer)
 
     def initial_rows(
         self, table: str, ids: Tensor, seed: int, scale: float, distribution: str = "normal"

@@ -147,11 +147,11 @@ class Loss(ABC):
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
     def __init__(self, settings: LossSettings | None = None) -> None:
-        own: Any = self.Settings() if settings is None else settings
-        self.settings = own
-        if own.has_adversarial_weights:
-            self.reduction = Adversarial(own.adversarial_temperature)
-        elif getattr(own, "reduction", "mean") == "sum":
+        options: Any = self.Settings() if settings is None else settings
+        self.settings = options
+        if options.has_adversarial_weights:
+            self.reduction = Adversarial(options.adversarial_temperature)
+        elif getattr(options, "reduction", "mean") == "sum":
             self.reduction = Sum()
 
     @property

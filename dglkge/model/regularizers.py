@@ -125,11 +125,11 @@ class Regularizer(ABC):
         """Return the weighted penalty of each entity's row by itself: (..., D) -> (...)."""
         return self.weight * self.entity_ratio * self.penalty(rows)
 
-    def of_relations(self, rows: Tensor) -> Tensor:
+    def relation_penalties(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each relation's row by itself: (..., Dr) -> (...)."""
         return self.weight * self.relation_ratio * self.penalty(rows)
 
-    def of_products(self, rows: Tensor) -> Tensor:
+    def product_penalties(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each product of rows: (..., D) -> (...)."""
         return self.weight * self.product_ratio * self.penalty(rows)
 
@@ -137,50 +137,51 @@ class Regularizer(ABC):
     def penalty(self, rows: Tensor) -> Tensor:
         """Return the penalty of each row before its weight, summed over the row: (..., D) -> (...)."""
 
-    def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
+    def query_penalties(
+        self, model: KgeModel, anchor: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
         """Return the penalty of each query (B,); without the answers, all terms but those with the answer.
 
         Parameters
         ----------
         model : KgeModel
-        given, answer : (B, D) tensor
+        anchor, answer : (B, D) tensor
             The entity given, and the answer.
         relation_row : (B, relation_width) tensor
             Only the direction that serves the side counts; phases, whose modulus is 1, never do.
         side : Side
             The side of the missing entity.
         """
-        total = self(given) if answer is None else self(given) + self(answer)
+        total = self(anchor) if answer is None else self(anchor) + self(answer)
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if model.score_function.relation_init == PHASE:
             return total
-        return total + self.of_relations(model.score_function.penalized(model.direction(relation_row, side)))
+        relation = model.score_function.penalized(model.direction(relation_row, side))
+        return total + self.relation_penalties(relation)
 
     def penalties(
         self,
         model: KgeModel,
-        given: Tensor,
+        anchor: Tensor,
         relation_row: Tensor,
         answer: Tensor | None,
         side: Side,
         query: Tensor | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """Return :meth:`of_queries`, at the least cost.
+        """Return :meth:`query_penalties`, at the least cost.
 
         ``query`` (B, query_dim) is that of the same rows, where it is computed already: some penalties need
         nothing else. ``places`` are as for :meth:`KgeModel.query`.
         """
-        penalties = None if query is None else self.of_query(query, answer)
+        penalties = None if query is None else self.from_queries(query, answer)
         if penalties is None:
             rows = relation_row if places is None else relation_row[places]
-            penalties = self.of_queries(model, given, rows, answer, side)
+            penalties = self.query_penalties(model, anchor, rows, answer, side)
         return penalties
 
-    def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
-        """Return :meth:`of_queries` (B,) from queries (B, D) that are computed; None if it takes the rows."""
+    def from_queries(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
+        """Return :meth:`query_penalties` (B,) from queries (B, D) made before; None if it takes the rows."""
         return None
 
 
@@ -288,17 +289,18 @@ class Dura(F2):
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
         return issubclass(score_function, Dot) and not score_function.has_offset
 
-    def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
+    def query_penalties(
+        self, model: KgeModel, anchor: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        return self._of_product(model.query(given, relation_row, side), answer)
+        return self._squares(model.query(anchor, relation_row, side), answer)
 
-    def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
-        """Return :meth:`of_queries`; a subclass may compute another penalty from the rows."""
-        return self._of_product(query, answer) if type(self) is Dura else None
+    def from_queries(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
+        """Return :meth:`query_penalties`; a subclass may compute another penalty from the rows."""
+        return self._squares(query, answer) if type(self) is Dura else None
 
-    def _of_product(self, query: Tensor, answer: Tensor | None) -> Tensor:
-        return self.of_products(query) if answer is None else self.of_products(query) + self(answer)
+    def _squares(self, query: Tensor, answer: Tensor | None) -> Tensor:
+        penalties = self.product_penalties(query)
+        return penalties if answer is None else penalties + self(answer)
 
     @property
     def loop_weights(self) -> LoopWeights:
@@ -340,12 +342,12 @@ class Ivr(Regularizer):
         # The gradient of this norm is 0 at 0, where that of a square root of squares would be NaN.
         return torch.linalg.vector_norm(rows.unflatten(-1, (2, -1)), dim=-2).pow(self.p).sum(-1)
 
-    def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
+    def query_penalties(
+        self, model: KgeModel, anchor: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        total = super().of_queries(model, given, relation_row, answer, side)
+        total = super().query_penalties(model, anchor, relation_row, answer, side)
         if answer is None:
             return total
-        products = [model.query(given, relation_row, side), model.reverse_query(answer, relation_row, side)]
-        products.append(model.entity_product(given, answer, side))
-        return total + sum(map(self.of_products, products))
+        products = [model.query(anchor, relation_row, side), model.reverse_query(answer, relation_row, side)]
+        products.append(model.entity_product(anchor, answer, side))
+        return total + sum(map(self.product_penalties, products))

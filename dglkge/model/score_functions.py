@@ -122,14 +122,13 @@ class ScoreFunction(Comparator):
         cls.shares_relations = cls.__dict__.get("shares_relations", False)
 
     def __init__(self, settings: ScoreSettings | None = None) -> None:
-        own: Any = self.Settings() if settings is None else settings
-        self.settings = own
+        self.settings: Any = self.Settings() if settings is None else settings
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of its own; checkpoints record them."""
-        found: dict[str, Any] = self.settings.options(ScoreSettings)
-        return found
+        options: dict[str, Any] = self.settings.options(ScoreSettings)
+        return options
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module | None:
         """Return a new module that computes queries from rows; None where there are no dense parameters.
@@ -154,7 +153,7 @@ class ScoreFunction(Comparator):
         """Return the count of dense parameters; by default those of a module that is built to be counted."""
         if not self.has_module:
             return 0
-        return sum(one.numel() for one in self.bound(dim, 0).module.parameters())
+        return sum(parameter.numel() for parameter in self.bound(dim, 0).module.parameters())
 
     def query_numbers(self, dim: int) -> int:
         """Return how many numbers the module keeps of a query between forward and backward, for planning."""
@@ -273,7 +272,7 @@ class ScoreFunction(Comparator):
         """Return :meth:`query` of entities (B, D) and the relations (U, Dr) at some places (B,) int64."""
         return self.query(entity, relations[places], side)
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
         """Return rows (B, Dr); their inner products with relations are the scores (h, ?, t).
 
         Optional. It counts for the class that defines it only: a subclass may operate otherwise.
@@ -290,15 +289,15 @@ class ScoreFunction(Comparator):
         """Return the width of :meth:`relation_query` for entities of width dim."""
         return self.relation_dim(dim) if self.has_relation_product else 2 * dim
 
-    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return the queries (h, ?, t) of pairs of entities: (B, D), (B, D) -> (B, Dq).
 
         Of score functions with times at the number of one, (B, 1).
         """
         if self.has_relation_product:
-            return self.relation_product(given, answer)
+            return self.relation_product(anchor, answer)
         # Without a product form the pair itself is the query; compare_relations cuts it apart again.
-        return torch.cat([given, answer], dim=-1)
+        return torch.cat([anchor, answer], dim=-1)
 
     def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation: (B, Dq), (N, Dr) -> (B, N).
@@ -307,9 +306,9 @@ class ScoreFunction(Comparator):
         """
         if self.has_relation_product:
             return query @ relations.T
-        given, answer = query.chunk(2, dim=-1)
+        anchor, answer = query.chunk(2, dim=-1)
         # Every relation operates on every head, so the result is (B, N, D): no matmul gives it.
-        carried = self.operate(given.unsqueeze(1), relations.unsqueeze(0))
+        carried = self.operate(anchor.unsqueeze(1), relations.unsqueeze(0))
         return self.compare_pairs(carried, answer.unsqueeze(1))
 
 
@@ -369,8 +368,8 @@ class DistMult(Dot, ScoreFunction):
     def adjoint(self, relation: Tensor) -> Tensor:
         return relation
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        return given * answer
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
+        return anchor * answer
 
 
 @SCORE_FUNCTIONS.register("complex")
@@ -393,9 +392,9 @@ class ComplEx(Dot, ScoreFunction):
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
         """Return conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t))."""
-        real, imaginary = self.adjoint(given).chunk(2, dim=-1)
+        real, imaginary = self.adjoint(anchor).chunk(2, dim=-1)
         return complex_product(answer, real, imaginary)
 
 

@@ -50,7 +50,7 @@ def static_score(pair: tuple[str, str, bool], head: Row, row: Row, tail: Row) ->
     return biased(comparator, bias, head, operated(operator, row, tail))
 
 
-def dynamic_score(pair: tuple[str, str, bool], given: Row, row: Row, answer: Row) -> float:
+def dynamic_score(pair: tuple[str, str, bool], anchor: Row, row: Row, answer: Row) -> float:
     """Return c(g_r(given), answer)."""
     operator, comparator, bias = pair
-    return biased(comparator, bias, operated(operator, row, given), answer)
+    return biased(comparator, bias, operated(operator, row, anchor), answer)

@@ -42,14 +42,14 @@ def linear(row: Row, weight: list[Row], bias: Row) -> Row:
     return [sum(w * x for w, x in zip(line, row)) + b for line, b in zip(weight, bias)]
 
 
-def convolved(found: dict[str, Any], image: list[Row], padding: int) -> Row:
+def convolved(tensors: dict[str, Any], image: list[Row], padding: int) -> Row:
     """All filters over an image, normalized together, a gain and an offset for each filter, cut at 0."""
     width = len(image[0])
     empty = [0.0] * (width + 2 * padding)
     lines = [[0.0] * padding + line + [0.0] * padding for line in image]
     lines = [empty] * padding + lines + [empty] * padding
     outputs, gains, offsets = [], [], []
-    for number, (kernel,) in enumerate(found["convolution.weight"]):
+    for number, (kernel,) in enumerate(tensors["convolution.weight"]):
         for top in range(len(lines) - len(kernel) + 1):
             for left in range(len(lines[0]) - len(kernel[0]) + 1):
                 total = 0.0
@@ -57,61 +57,61 @@ def convolved(found: dict[str, Any], image: list[Row], padding: int) -> Row:
                     for x, weight in enumerate(weights):
                         total += weight * lines[top + y][left + x]
                 outputs.append(total)
-                gains.append(found["convolution.gain"][number][0][0])
-                offsets.append(found["convolution.offset"][number][0][0])
+                gains.append(tensors["convolution.gain"][number][0][0])
+                offsets.append(tensors["convolution.offset"][number][0][0])
     return [max(0.0, x) for x in normalized(outputs, gains, offsets)]
 
 
-def features(found: dict[str, Any], rows: Row, height: int, padding: int) -> Row:
+def features(tensors: dict[str, Any], rows: Row, height: int, padding: int) -> Row:
     """The layers that ConvE and ConEx have alike."""
-    rows = normalized(rows, found["normalized.weight"], found["normalized.bias"])
+    rows = normalized(rows, tensors["normalized.weight"], tensors["normalized.bias"])
     width = len(rows) // height
     image = [rows[start : start + width] for start in range(0, len(rows), width)]
-    outputs = linear(convolved(found, image, padding), found["linear.weight"], found["linear.bias"])
-    return [max(0.0, x) for x in normalized(outputs, found["output.weight"], found["output.bias"])]
+    outputs = linear(convolved(tensors, image, padding), tensors["linear.weight"], tensors["linear.bias"])
+    return [max(0.0, x) for x in normalized(outputs, tensors["output.weight"], tensors["output.bias"])]
 
 
 def conve(head: Row, relation: Row, tail: Row) -> float:
     """Dettmers et al. 2018, eq. 1, with the bias of the tail in its first number."""
-    found, size = parameters("conve", len(head)), len(relation)
-    height = max(one for one in range(1, size + 1) if size % one == 0 and one * one <= size)
-    query = features(found, [*head[1:], *relation], 2 * height, padding=0)
+    tensors, size = parameters("conve", len(head)), len(relation)
+    height = max(n for n in range(1, size + 1) if size % n == 0 and n * n <= size)
+    query = features(tensors, [*head[1:], *relation], 2 * height, padding=0)
     return tail[0] + sum(q * t for q, t in zip(query, tail[1:]))
 
 
 def conex(head: Row, relation: Row, tail: Row) -> float:
     """Demir and Ngonga Ngomo 2021, eq. 5."""
-    found, half = parameters("conex", len(head)), len(head) // 2
-    factors = features(found, [*head, *relation], 4, padding=1)
+    tensors, half = parameters("conex", len(head)), len(head) // 2
+    factors = features(tensors, [*head, *relation], 4, padding=1)
     c, h, r, t = map(numbers, (factors, head, relation, tail))
     return sum((c[k] * h[k] * r[k] * t[k].conjugate()).real for k in range(half))
 
 
 def transformer(head: Row, relation: Row, tail: Row) -> float:
     """Vaswani et al. 2017 over (query, head, relation), 4 heads, 1 layer; GELU by the error function."""
-    found, dim, num_heads = parameters("transformer", len(head)), len(head), 4
+    tensors, dim, num_heads = parameters("transformer", len(head)), len(head), 4
     tokens = [
         normalized(
-            [x + p for x, p in zip(row, positions)], found["normalized.weight"], found["normalized.bias"]
+            [x + p for x, p in zip(row, positions)], tensors["normalized.weight"], tensors["normalized.bias"]
         )
-        for row, positions in zip(([0.0] * dim, head, relation), found["positions"])
+        for row, positions in zip(([0.0] * dim, head, relation), tensors["positions"])
     ]
 
     def of(name: str) -> tuple[Any, Any]:
-        return found[f"layers.0.{name}.weight"], found[f"layers.0.{name}.bias"]
+        return tensors[f"layers.0.{name}.weight"], tensors[f"layers.0.{name}.bias"]
 
-    both = [linear(token, found["layers.0.attended"], [0.0] * 3 * dim) for token in tokens]
+    both = [linear(token, tensors["layers.0.attended"], [0.0] * 3 * dim) for token in tokens]
     size = dim // num_heads
     mixed: Row = []
     for number in range(num_heads):
         part = slice(number * size, (number + 1) * size)
-        asked = both[0][:dim][part]
+        query_part = both[0][:dim][part]
         products = [
-            sum(a * b for a, b in zip(asked, one[dim : 2 * dim][part])) / math.sqrt(size) for one in both
+            sum(a * b for a, b in zip(query_part, row[dim : 2 * dim][part])) / math.sqrt(size) for row in both
         ]
-        powers = [math.exp(one) for one in products]
+        powers = [math.exp(x) for x in products]
         for place in range(size):
-            values = [one[2 * dim :][part][place] for one in both]
+            values = [row[2 * dim :][part][place] for row in both]
             mixed.append(sum(p * v for p, v in zip(powers, values)) / sum(powers))
     query = [x + y for x, y in zip(tokens[0], linear(mixed, *of("mixed")))]
     query = normalized(query, *of("first_norm"))

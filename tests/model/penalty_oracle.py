@@ -21,26 +21,26 @@ def power_sum(values: torch.Tensor, power: float) -> torch.Tensor:
 
 def query_penalty(
     name: str,
-    given: torch.Tensor,
+    anchor: torch.Tensor,
     relation: torch.Tensor,
     answer: torch.Tensor,
     *,
     is_complex: bool,
     is_turned: bool = False,
     p: float = 3.0,
-    entity: float = 1.0,
-    of_relation: float = 1.0,
-    product: float = 1.0,
+    entity_ratio: float = 1.0,
+    relation_ratio: float = 1.0,
+    product_ratio: float = 1.0,
 ) -> torch.Tensor:
     """Return the penalty of a query (a, r, ?) with answer t; ``is_turned``: the query is a conj(r)."""
-    a, r, t = (numbers(row, is_complex) for row in (given, relation, answer))
+    a, r, t = (numbers(row, is_complex) for row in (anchor, relation, answer))
     r = r.conj() if is_turned else r
     if name == "dura":
-        return product * power_sum(a * r, 2) + entity * power_sum(t, 2)
+        return product_ratio * power_sum(a * r, 2) + entity_ratio * power_sum(t, 2)
     power = {"n3": 3.0, "f2": 2.0}.get(name, p)
-    total = entity * (power_sum(a, power) + power_sum(t, power)) + of_relation * power_sum(r, power)
+    total = entity_ratio * (power_sum(a, power) + power_sum(t, power)) + relation_ratio * power_sum(r, power)
     if name == "ivr":
-        total = total + product * (
+        total = total + product_ratio * (
             power_sum(a * r, power) + power_sum(r * t, power) + power_sum(t * a, power)
         )
     return total

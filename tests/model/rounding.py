@@ -18,13 +18,13 @@ def check_bound(
     with torch.no_grad():
         scores = comparator.compare(query.float(), candidates).double()
     max_norm, num_close = float(candidates.norm(dim=1).max()), 0
-    for found, row in zip(scores, query):
+    for row_scores, row in zip(scores, query):
         repeated = row.expand(len(candidates), -1)
         exact = comparator.compare_pairs(repeated, candidates.double())
         bound = comparator.rounding_bound(repeated, max_norm, exact)
         assert bound.shape == exact.shape and (bound >= 0).all()
         assert may_overflow or torch.isfinite(bound).all()
-        greater, less = found > (exact + bound)[:, None], found < (exact - bound)[:, None]
+        greater, less = row_scores > (exact + bound)[:, None], row_scores < (exact - bound)[:, None]
         assert (greater <= (exact > exact[:, None])).all()
         assert (less <= (exact < exact[:, None])).all()
         num_close += int((~greater & ~less).sum())

@@ -92,8 +92,8 @@ def quate(head: Row, relation: Row, tail: Row) -> float:
             for b in range(4):
                 place, sign = table[a][b]
                 # A quaternion 0 has no direction.
-                of_relation = relation[b * num + k] / norm if norm else 0.0
-                total += sign * head[a * num + k] * of_relation * tail[place * num + k]
+                factor = relation[b * num + k] / norm if norm else 0.0
+                total += sign * head[a * num + k] * factor * tail[place * num + k]
     return total
 
 
@@ -143,14 +143,14 @@ def unit(row: Row) -> Row:
 def projected(head: Row, relation: Row, tail: Row) -> Row:
     """Lin et al. 2015: h M + r - t M of [r, the rows of M]."""
     dim = len(head)
-    found = []
+    point = []
     for j in range(dim):
         total = relation[j]
         for i in range(dim):
             total += head[i] * relation[dim + i * dim + j]
             total -= tail[i] * relation[dim + i * dim + j]
-        found.append(total)
-    return found
+        point.append(total)
+    return point
 
 
 def transr(head: Row, relation: Row, tail: Row) -> float:

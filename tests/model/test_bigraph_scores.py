@@ -54,7 +54,7 @@ def as_parameters(name: str, rows: torch.Tensor) -> torch.Tensor:
 def test_all_pairs_have_a_name():
     declared = [formats.operator_of(name) for name in PAIRS]
     assert len(PAIRS) == 48
-    assert set(PAIRS.values()) == {(one.name, one.comparator, one.bias) for one in declared}
+    assert set(PAIRS.values()) == {(pair.name, pair.comparator, pair.bias) for pair in declared}
     assert all(formats.score_function_of(*pair) == name for name, pair in PAIRS.items())
     assert len(NEW) == 44 and len(SCORE_FUNCTIONS) < 44 and "affine_cos" not in list(SCORE_FUNCTIONS)
     assert "translation_l2" not in SCORE_FUNCTIONS and "linear_dot" not in SCORE_FUNCTIONS
@@ -68,11 +68,11 @@ def test_dynamic_scores_equal_plain_loops(operator):
     names = [name for name, pair in PAIRS.items() if pair[0] == operator]
     for name, side in itertools.product(names, Side):
         model, heads, relations, tails, ids = draw(name, reciprocal=True)
-        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-        query = model.query(given, relations, side, ids)
+        anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(anchors, relations, side, ids)
         expected = [
             [dynamic_score(PAIRS[name], x.tolist(), r.tolist(), y.tolist()) for y in answers]
-            for x, r in zip(given, as_parameters(name, half(relations, side)))
+            for x, r in zip(anchors, as_parameters(name, half(relations, side)))
         ]
         np.testing.assert_allclose(model.compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
         pairs = model.compare_pairs(query, answers)
@@ -83,15 +83,15 @@ def test_dynamic_scores_equal_plain_loops(operator):
 def test_static_scores_equal_plain_loops(names):
     for name, side, with_ids in itertools.product(names, Side, [True, False]):
         model, heads, relations, tails, ids = draw(name, reciprocal=False)
-        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-        query = model.query(given, relations, side, ids if with_ids else None)
+        anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(anchors, relations, side, ids if with_ids else None)
         assert query.shape == (7, model.query_dim)
         expected = [
             [
                 static_score(PAIRS[name], *([x, r, y] if side is Side.TAIL else [y, r, x]))
                 for y in answers.tolist()
             ]
-            for x, r in zip(given.tolist(), relations.tolist())
+            for x, r in zip(anchors.tolist(), relations.tolist())
         ]
         for compare in (model.compare, model.compare_plainly):
             np.testing.assert_allclose(compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
@@ -111,12 +111,12 @@ def test_relations_of_a_pair_of_entities(names):
         score = static_score
         if reciprocal:
             rows, score = half(relations, Side.TAIL), dynamic_score
-        found = function.compare_relations(function.relation_query(heads[:3], tails[:3]), rows)
+        scores = function.compare_relations(function.relation_query(heads[:3], tails[:3]), rows)
         expected = [
             [score(PAIRS[name], h, r, t) for r in rows.tolist()]
             for h, t in zip(heads[:3].tolist(), tails[:3].tolist())
         ]
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 @each_operator
@@ -130,12 +130,12 @@ def test_gradients(names):
         model, heads, relations, tails, ids = draw(name, reciprocal, num_rows=5)
         rows = [row.detach().requires_grad_() for row in (heads, relations, tails[:3])]
 
-        def matrix(given, relation, candidates, model=model, side=side, ids=ids, shared=not reciprocal):
-            own = relation[ids] if shared else relation
-            return model.compare(model.query(given, own, side, ids), candidates)
+        def matrix(anchor, relation, candidates, model=model, side=side, ids=ids, shared=not reciprocal):
+            relations = relation[ids] if shared else relation
+            return model.compare(model.query(anchor, relations, side, ids), candidates)
 
-        def pairs(given, relation, candidates, model=model, side=side, ids=ids):
-            return model.compare_pairs(model.query(given[:3], relation[:3], side, ids[:3]), candidates)
+        def pairs(anchor, relation, candidates, model=model, side=side, ids=ids):
+            return model.compare_pairs(model.query(anchor[:3], relation[:3], side, ids[:3]), candidates)
 
         assert torch.autograd.gradcheck(matrix, rows, fast_mode=True)
         assert torch.autograd.gradcheck(pairs, rows, fast_mode=True)
@@ -156,10 +156,10 @@ def test_beyond_the_bound_float32_is_right(names):
     ]
     for name, (reciprocal, side, scale) in itertools.product(names, kinds):
         model, *rows, ids = draw(name, reciprocal, num_rows=30, dtype=torch.float32)
-        given, relations, others = rows[0] * scale, rows[1], rows[2] * scale
+        anchors, relations, tails = rows[0] * scale, rows[1], rows[2] * scale
         # Near ties: rows that differ by rounding only, and by little.
-        candidates = torch.cat([others, others * (1 + 2**-22), others + 1e-6 * scale, others * 0])
-        query = model.query(given[:6].double(), relations[:6].double(), side, ids[:6])
+        candidates = torch.cat([tails, tails * (1 + 2**-22), tails + 1e-6 * scale, tails * 0])
+        query = model.query(anchors[:6].double(), relations[:6].double(), side, ids[:6])
         num_close = check_bound(model.score_function, query, candidates)
         if scale == 1.0 and not name.endswith("l2_bias"):
             assert num_close < 0.2 * 6 * len(candidates) ** 2
@@ -173,13 +173,13 @@ def test_relations_start_as_the_identity(names):
         assert rows.shape == (7, model.relation_width) and rows.dtype == torch.float32
         _, comparator, bias = PAIRS[name]
         for side in Side:
-            given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-            found = model.compare(model.query(given, rows.double(), side), answers)
+            anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+            scores = model.compare(model.query(anchors, rows.double(), side), answers)
             expected = [
                 [static_score(("none", comparator, bias), x, [], y) for y in answers.tolist()]
-                for x in given.tolist()
+                for x in anchors.tolist()
             ]
-            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -208,7 +208,7 @@ def test_products_stay_products():
 
 
 SEVERAL = "+".join(OPERATORS)
-SEVERAL_NAMES = [f"{SEVERAL}_{one}" for one in ("dot", "cos", "l2", "squared_l2", "dot_bias", "l2_bias")]
+SEVERAL_NAMES = [f"{SEVERAL}_{end}" for end in ("dot", "cos", "l2", "squared_l2", "dot_bias", "l2_bias")]
 
 
 def draw_several(name: str, reciprocal: bool):
@@ -218,8 +218,8 @@ def draw_several(name: str, reciprocal: bool):
     relations = model.operator_rows(operators).double()
     halves = relations.chunk(2, dim=1) if reciprocal else [relations]
     generator = torch.Generator().manual_seed(1)
-    for one in halves:
-        for row, operator in zip(one, operators):
+    for rows in halves:
+        for row, operator in zip(rows, operators):
             width = OPERATORS[operator].row_dim(DIM) if operator != "none" else 0
             row[:width] = torch.randn(width, generator=generator, dtype=torch.float64)
     return model, heads, relations, tails, operators
@@ -230,10 +230,10 @@ def test_several_operators_score_and_differentiate_as_each_relations_own(name):
     comparator, bias = name.removeprefix(f"{SEVERAL}_").removesuffix("_bias"), name.endswith("_bias")
     for reciprocal, side in itertools.product((False, True), Side):
         model, heads, relations, tails, operators = draw_several(name, reciprocal)
-        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
         rows = half(relations, side) if reciprocal else relations
         expected = []
-        for x, row, operator in zip(given.tolist(), rows.tolist(), operators):
+        for x, row, operator in zip(anchors.tolist(), rows.tolist(), operators):
             r = row[: OPERATORS[operator].row_dim(DIM)]
             if reciprocal:
                 scores = [dynamic_score((operator, comparator, bias), x, r, y) for y in answers.tolist()]
@@ -242,14 +242,14 @@ def test_several_operators_score_and_differentiate_as_each_relations_own(name):
                 scores = [static_score((operator, comparator, bias), h, r, t) for h, t in ends]
             expected.append(scores)
 
-        def matrix(given, relations, answers, model=model, side=side):
-            return model.compare(model.query(given, relations, side, torch.arange(7) % 6), answers)
+        def matrix(anchors, relations, answers, model=model, side=side):
+            return model.compare(model.query(anchors, relations, side, torch.arange(7) % 6), answers)
 
-        found = matrix(given, relations, answers)
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
-        pairs = model.compare_pairs(model.query(given, relations, side), answers)
+        scores = matrix(anchors, relations, answers)
+        np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-9, atol=1e-9)
+        pairs = model.compare_pairs(model.query(anchors, relations, side), answers)
         np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
-        leaves = [one.clone().requires_grad_() for one in (given, relations, answers)]
+        leaves = [leaf.clone().requires_grad_() for leaf in (anchors, relations, answers)]
         (matrix(*leaves) * torch.linspace(-1, 1, 49).view(7, 7)).sum().backward()
         halves = leaves[1].grad.chunk(2, dim=1) if reciprocal else [leaves[1].grad]
         for gradients in halves:  # neither padding nor number moves

@@ -37,18 +37,18 @@ class TestKeci:
         function = build_model("keci", DIM, False, options={"p": p, "q": q}).score_function
         heads, relations, tails = (draw(num, DIM, num) for num in (4, 3, 4))
         assert function.has_relation_product
-        found = function.compare_relations(function.relation_query(heads, tails), relations)
+        scores = function.compare_relations(function.relation_query(heads, tails), relations)
         expected = [
             [clifford(head, relation, tail, p, q) for relation in relations.tolist()]
             for head, tail in zip(heads.tolist(), tails.tolist())
         ]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(scores, expected, rtol=1e-12)
         function = build_model("keci", DIM, True, options={"p": p, "q": q}).score_function
         rows = [draw(3, DIM, seed).requires_grad_() for seed in range(3)]
         for side in Side:
             assert torch.autograd.gradcheck(
-                lambda given, relation, answer, side=side: function.compare(
-                    function.query(given, relation, side), answer
+                lambda anchor, relation, answer, side=side: function.compare(
+                    function.query(anchor, relation, side), answer
                 ),
                 rows,
             )
@@ -58,12 +58,12 @@ class TestKeci:
         keci, known = build_model("keci", DIM, True, options={"p": p, "q": q}), build_model(name, DIM, True)
         heads, relations, tails = draw(5, DIM), draw(5, 2 * DIM, 1), draw(5, DIM, 2)
         for side in Side:
-            found = keci.score(heads, relations, tails, side)
-            torch.testing.assert_close(found, known.score(heads, relations, tails, side))
+            scores = keci.score(heads, relations, tails, side)
+            torch.testing.assert_close(scores, known.score(heads, relations, tails, side))
 
     def test_options_come_from_the_configuration(self):
-        chosen = ["dataset=d", "model.dimension=12", "model.score_function={name: keci, p: 2, q: 3}"]
-        model = configured_model(load_config(None, chosen))
+        overrides = ["dataset=d", "model.dimension=12", "model.score_function={name: keci, p: 2, q: 3}"]
+        model = configured_model(load_config(None, overrides))
         assert model.score_function.options == {"p": 2, "q": 3}
         assert build_model("keci", 4, True).score_function.options == {"p": 0, "q": 1}
         assert build_model("rescal", 4, True).score_function.options == {}
@@ -113,8 +113,8 @@ def test_relations_are_compared_as_triples_are_scored(name):
             [float64_score(name, head, relation, tail) for relation in relations.double().tolist()]
             for head, tail in zip(heads.double().tolist(), tails.double().tolist())
         ]
-        found = function.compare_relations(query, relations)
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+        scores = function.compare_relations(query, relations)
+        np.testing.assert_allclose(scores, expected, rtol=tolerance, atol=tolerance)
 
     def compare(heads, tails, relations):
         return function.compare_relations(function.relation_query(heads, tails), relations)

@@ -57,7 +57,7 @@ def test_beyond_the_bound_float32_is_right(which, dim, log_scale, seed, cluster)
     check_bound(comparator, query, candidates, may_overflow=True)
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
 def test_bound_is_tight_enough_to_be_useful(comparator):
     """Of 2,000 candidates only a few lie so close to the true score that float64 has to decide."""
     random = torch.Generator().manual_seed(3)
@@ -69,7 +69,7 @@ def test_bound_is_tight_enough_to_be_useful(comparator):
     assert close.double().mean() < 0.005
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
 def test_bound_is_infinite_where_float32_may_overflow(comparator):
     query = torch.full((1, 4), 1e20, dtype=torch.float64)
     true_scores = torch.tensor([-1.0], dtype=torch.float64)
@@ -115,21 +115,21 @@ def test_values_and_gradients_equal_autograd(function, plain, path):
         ]
         weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
         with mock.patch.object(distances, "BLOCK_NUMBERS", 24):
-            found = function(*rows)
-            grads = torch.autograd.grad((found * weights).sum(), rows)
+            values = function(*rows)
+            grads = torch.autograd.grad((values * weights).sum(), rows)
         expected = plain(*rows)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(values, expected)
         torch.testing.assert_close(grads, torch.autograd.grad((expected * weights).sum(), rows))
 
 
 @pytest.mark.parametrize("block_numbers", [2, 14, 80, 1 << 18])
 def test_blocks_cover_everything_once(block_numbers):
     query, candidates = torch.zeros(6, 8), torch.zeros(11, 8)
-    seen = torch.zeros(6, 11)
+    counts = torch.zeros(6, 11)
     with mock.patch.object(distances, "BLOCK_NUMBERS", block_numbers):
         for rows, columns in distances._blocks(query, candidates):
-            seen[rows, columns] += 1
-    assert (seen == 1).all()
+            counts[rows, columns] += 1
+    assert (counts == 1).all()
 
 
 class Sizes(TorchDispatchMode):
@@ -140,11 +140,11 @@ class Sizes(TorchDispatchMode):
         self.names, self.largest = [], 0
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
-        found = operation(*arguments, **(options or {}))
+        result = operation(*arguments, **(options or {}))
         self.names.append(operation.overloadpacket.__name__)
-        if isinstance(found, torch.Tensor):
-            self.largest = max(self.largest, found.numel())
-        return found
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
 
 
 @pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
@@ -152,11 +152,11 @@ def test_on_a_device_blocks_are_few_and_no_result_has_a_number_for_each_dimensio
     """On torch's device without data: sizes and operations are those of a GPU."""
     query, candidates = (torch.empty(n, 256, device="meta", requires_grad=True) for n in (1000, 2000))
     num_pairs = 1000 * 2000
-    with Sizes() as seen:
+    with Sizes() as sizes:
         torch.autograd.grad(function(query, candidates).sum(), (query, candidates))
-    assert num_pairs <= seen.largest <= distances.DEVICE_BLOCK_NUMBERS < num_pairs * 256 / 10
-    assert "_cdist_backward" not in seen.names  # its memory, which torch takes inside, is that of all pairs
-    assert 16 <= len(seen.names) < 2000
+    assert num_pairs <= sizes.largest <= distances.DEVICE_BLOCK_NUMBERS < num_pairs * 256 / 10
+    assert "_cdist_backward" not in sizes.names  # its memory, which torch takes inside, is that of all pairs
+    assert 16 <= len(sizes.names) < 2000
 
 
 def test_euclidean_gradient_never_exceeds_that_of_a_distance():
@@ -181,30 +181,30 @@ def test_paths_agree_in_float32_also_where_numbers_coincide(function):
     candidates[5:9, :3] = query[5:9, :3]
     rows = [query.requires_grad_(), candidates.requires_grad_()]
     weights = torch.randn(70, 90, generator=random)
-    found = {}
+    results = {}
     for compiled in (True, False):
         with mock.patch.object(distances, "_compiled", lambda rows, answer=compiled: answer):
             values = function(*rows)
-            found[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
-    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
+            results[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
+    torch.testing.assert_close(results[True], results[False], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("function, plain", CASES[1:])
 def test_rows_need_not_be_contiguous(function, plain):
     query, candidates = torch.randn(8, 5).T, torch.randn(9, 16)[:, ::2]
     query.requires_grad_()
-    found = function(query, candidates)
-    torch.testing.assert_close(found, plain(query, candidates))
-    grad = torch.autograd.grad(found.T.contiguous().T.sum(), query)[0]
+    values = function(query, candidates)
+    torch.testing.assert_close(values, plain(query, candidates))
+    grad = torch.autograd.grad(values.T.contiguous().T.sum(), query)[0]
     torch.testing.assert_close(grad, torch.autograd.grad(plain(query, candidates).sum(), query)[0])
 
 
 def test_modulus_gradient_drops_denormal_numbers(path):
     query, candidates = torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2)
-    found = ModulusDistance.apply(query, candidates)
-    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-40))[0].abs().max() == 0
-    found = ModulusDistance.apply(query, candidates)
-    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-20))[0].abs().max() > 0
+    distance = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(distance, query, torch.full_like(distance, 1e-40))[0].abs().max() == 0
+    distance = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(distance, query, torch.full_like(distance, 1e-20))[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("function, plain", CASES)
@@ -216,8 +216,8 @@ def test_no_gradient_needed(function, plain):
 def with_bfloat16_products(function, rows, weights):
     """Return values and gradients with the products in bfloat16, as the training step asks for them."""
     with torch.autocast("cpu", torch.bfloat16):
-        found = function(*rows)
-    return found, torch.autograd.grad((found * weights).sum(), rows)
+        values = function(*rows)
+    return values, torch.autograd.grad((values * weights).sum(), rows)
 
 
 @pytest.mark.parametrize("function, plain", [CASES[0], (distances.product, lambda q, c: q @ c.T)])
@@ -225,37 +225,37 @@ def test_products_in_bfloat16_are_near_the_float64_values(function, plain, path)
     random = torch.Generator().manual_seed(7)
     rows = [torch.randn(n, 64, generator=random, requires_grad=True) for n in (20, 150)]
     weights = torch.randn(20, 150, generator=random)
-    exact = [one.detach().double().requires_grad_() for one in rows]
+    exact = [row.detach().double().requires_grad_() for row in rows]
     expected = plain(*exact)
-    of_exact = torch.autograd.grad((expected * weights).sum(), exact)
-    found, gradients = with_bfloat16_products(function, rows, weights)
-    assert found.dtype == torch.float32
+    exact_gradients = torch.autograd.grad((expected * weights).sum(), exact)
+    values, gradients = with_bfloat16_products(function, rows, weights)
+    assert values.dtype == torch.float32
     # The product is rounded to 8 bits, as its operands were: a few thousandths of |q| |c|, about 64 here.
-    error = (found - expected).abs().max()
+    error = (values - expected).abs().max()
     assert 1e-4 < error < 0.4
-    for got, wanted in zip(gradients, of_exact):
+    for got, exact_gradient in zip(gradients, exact_gradients):
         assert got.dtype == torch.float32
-        assert 1e-5 < (got - wanted).norm() / wanted.norm() < 0.01
+        assert 1e-5 < (got - exact_gradient).norm() / exact_gradient.norm() < 0.01
 
 
 def test_distances_below_the_rounding_of_bfloat16_have_no_gradient(path):
     rows = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     # The first candidates are the queries themselves; their true distance is 0.
     query, candidates = rows.clone().requires_grad_(), (rows * 1.0001).requires_grad_()
-    found, (of_query, _) = with_bfloat16_products(EuclideanDistance.apply, [query, candidates], torch.eye(6))
-    assert found.diagonal().max() < 1.5
-    assert of_query.abs().max() == 0
+    values, (grad, _) = with_bfloat16_products(EuclideanDistance.apply, [query, candidates], torch.eye(6))
+    assert values.diagonal().max() < 1.5
+    assert grad.abs().max() == 0
 
 
 def test_distances_that_are_not_numbers_stay_so(path):
     query = torch.tensor([[1.0, float("nan")], [3.0, 4.0]], requires_grad=True)
     candidates = torch.tensor([[0.0, 0.0], [float("inf"), 0.0]], requires_grad=True)
-    found = EuclideanDistance.apply(query, candidates)
-    assert found[0].isnan().all()
-    assert found[1, 0] == 5
-    assert not found[1, 1].isfinite()
-    (of_query,) = torch.autograd.grad(found.sum(), query)
-    assert not of_query.isfinite().all()
+    values = EuclideanDistance.apply(query, candidates)
+    assert values[0].isnan().all()
+    assert values[1, 0] == 5
+    assert not values[1, 1].isfinite()
+    (grad_query,) = torch.autograd.grad(values.sum(), query)
+    assert not grad_query.isfinite().all()
 
 
 DIM = 32
@@ -263,13 +263,13 @@ DIM = 32
 
 def scores_and_gradients(model, side, is_narrow):
     random = torch.Generator().manual_seed(0)
-    given, candidates = (torch.randn(n, DIM, generator=random, requires_grad=True) for n in (12, 40))
+    anchors, candidates = (torch.randn(n, DIM, generator=random, requires_grad=True) for n in (12, 40))
     relations = (0.3 * torch.randn(12, model.relation_width, generator=random)).requires_grad_()
-    query = model.query(given, relations, side, torch.arange(12) % 3)
+    query = model.query(anchors, relations, side, torch.arange(12) % 3)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
         scores = model.compare(query, candidates).to(query.dtype)
     weights = torch.linspace(-1, 1, scores.numel()).view_as(scores)
-    rows = (given, relations, candidates)
+    rows = (anchors, relations, candidates)
     return scores, torch.autograd.grad((scores * weights).sum(), rows, materialize_grads=True)
 
 
@@ -287,8 +287,8 @@ def test_scores_and_gradients_are_near_those_of_float32(name):
             assert not reciprocal
             continue
         for side in Side:
-            expected, of_expected = scores_and_gradients(model, side, is_narrow=False)
-            found, of_found = scores_and_gradients(model, side, is_narrow=True)
-            assert (found - expected).abs().max() < 0.02 * expected.abs().max()
-            for got, wanted in zip(of_found, of_expected):
-                assert (got - wanted).norm() <= 0.05 * wanted.norm()
+            expected, expected_gradients = scores_and_gradients(model, side, is_narrow=False)
+            scores, gradients = scores_and_gradients(model, side, is_narrow=True)
+            assert (scores - expected).abs().max() < 0.02 * expected.abs().max()
+            for got, expected_gradient in zip(gradients, expected_gradients):
+                assert (got - expected_gradient).norm() <= 0.05 * expected_gradient.norm()

@@ -24,13 +24,13 @@ def test_products_and_gradients_equal_a_batched_matmul(places, transposed):
     matrices = torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True)
     turned = matrices.transpose(-1, -2) if transposed else matrices
     weights = torch.randn(len(places), 4, generator=random, dtype=torch.float64)
-    found = GroupedProducts.apply(rows, turned, where)
+    products = GroupedProducts.apply(rows, turned, where)
     expected = (rows.unsqueeze(1) @ turned[where]).squeeze(1)
-    torch.testing.assert_close(found, expected)
-    of_found, of_expected = (
-        torch.autograd.grad((one * weights).sum(), (rows, matrices)) for one in (found, expected)
+    torch.testing.assert_close(products, expected)
+    gradients, expected_gradients = (
+        torch.autograd.grad((values * weights).sum(), (rows, matrices)) for values in (products, expected)
     )
-    torch.testing.assert_close(of_found, of_expected)
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_shared_rows_give_the_queries_of_own_rows(name, reciprocal, side):
     entities = torch.randn(5, DIM, generator=random, requires_grad=True)
     relations = torch.randn(3, model.relation_width, generator=random, requires_grad=True)
     places = torch.tensor([1, 2, 1, 0, 1])
-    found = model.query(entities, relations, side, places=places)
+    queries = model.query(entities, relations, side, places=places)
     expected = model.query(entities, relations[places], side)
-    torch.testing.assert_close(found, expected)
-    of_found, of_expected = (
-        torch.autograd.grad(one.square().sum(), (entities, relations)) for one in (found, expected)
+    torch.testing.assert_close(queries, expected)
+    gradients, expected_gradients = (
+        torch.autograd.grad(values.square().sum(), (entities, relations)) for values in (queries, expected)
     )
-    torch.testing.assert_close(of_found, of_expected)
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
 def test_a_subclass_does_not_share_unless_it_says_so():

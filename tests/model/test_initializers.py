@@ -82,9 +82,9 @@ def test_neighbours_are_uncorrelated(draw):
     """Neighbouring ids, neighbouring columns, and the two columns that share their bits."""
     rows = draw(np.arange(4000), 50, 7, "person", 1.0).astype(np.float64)
     rows /= rows.std()
-    for one, other in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1]), (rows[:, ::2], rows[:, 1::2])):
-        assert abs((one * other).mean()) < 0.01
-        assert abs((one**2 * other**2).mean() - 1) < 0.02
+    for first, second in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1]), (rows[:, ::2], rows[:, 1::2])):
+        assert abs((first * second).mean()) < 0.01
+        assert abs((first**2 * second**2).mean() - 1) < 0.02
 
 
 @pytest.mark.parametrize("draw", DRAWS)

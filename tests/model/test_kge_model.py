@@ -35,11 +35,11 @@ def draw(name: str, reciprocal: bool, num_rows: int = 5):
 
 def check_matrix(model, heads, relations, tails, side) -> torch.Tensor:
     """Return the scores of triples; matrix and pairs give the same ones."""
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(given, relations, side)
+    anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+    query = model.query(anchors, relations, side)
     scores = model.score(heads, relations, tails, side)
-    for found in (model.compare(query, answers).diagonal(), model.compare_pairs(query, answers)):
-        torch.testing.assert_close(found, scores, rtol=1e-6, atol=1e-6)
+    for answer_scores in (model.compare(query, answers).diagonal(), model.compare_pairs(query, answers)):
+        torch.testing.assert_close(answer_scores, scores, rtol=1e-6, atol=1e-6)
     return scores
 
 
@@ -56,13 +56,13 @@ def test_one_row_serves_both_sides_with_one_score(name):
 def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
     model, heads, relations, tails = draw(name, reciprocal=True)
     halves = relations.chunk(2, dim=1)
-    for side, half, given, answers in (
+    for side, half, anchors, answers in (
         (Side.TAIL, halves[0], heads, tails),
         (Side.HEAD, halves[1], tails, heads),
     ):
         with torch.no_grad():
             scores = check_matrix(model, heads, relations, tails, side).tolist()
-        triples = zip(given.tolist(), half.tolist(), answers.tolist())
+        triples = zip(anchors.tolist(), half.tolist(), answers.tolist())
         assert scores == pytest.approx([float64_score(name, *triple) for triple in triples])
 
 
@@ -72,8 +72,8 @@ def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
 )
 def test_widths(name, reciprocal, width):
     model = build_model(name, DIM, reciprocal)
-    found = (model.relation_width, model.table_width(RELATION), model.table_width("person"))
-    assert found == (width, width, DIM)
+    widths = (model.relation_width, model.table_width(RELATION), model.table_width("person"))
+    assert widths == (width, width, DIM)
 
 
 @pytest.mark.parametrize("side, first", [(Side.TAIL, 0), (Side.HEAD, 6)])
@@ -87,9 +87,9 @@ def test_a_penalty_leaves_phases_alone():
     """Weighted N3 of the factors of each query, by hand."""
     model, heads, relations, tails = draw("rotate", True)
     regularizer = build_regularizer("n3", 0.1, complex_valued=True)
-    found = regularizer.of_queries(model, heads, relations, tails, Side.TAIL)
+    penalties = regularizer.query_penalties(model, heads, relations, tails, Side.TAIL)
     rows = [torch.complex(*row.chunk(2, dim=1)).abs() for row in (heads, tails)]
-    torch.testing.assert_close(found, 0.1 * sum(row.pow(3).sum(1) for row in rows))
+    torch.testing.assert_close(penalties, 0.1 * sum(row.pow(3).sum(1) for row in rows))
 
 
 def test_initial_rows_of_entities_and_relations():
@@ -140,7 +140,7 @@ def test_optimizers(name, rule, widths):
 
 def test_all_rules_are_registered():
     exported = [getattr(optim, name) for name in optim.__all__]
-    rules = [each for each in exported if issubclass(each, optim.UpdateRule) and each is not optim.UpdateRule]
+    rules = [rule for rule in exported if issubclass(rule, optim.UpdateRule) and rule is not optim.UpdateRule]
     assert {rule for _, rule in OPTIMIZERS.items()} == set(rules)
 
 
@@ -153,8 +153,8 @@ def test_facts_of_optimizers_need_neither_torch_nor_dgl():
 
 
 def test_negative_samplers():
-    found = {name: NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS}
-    assert found == {"all_entities": AllNegatives, "mixed": MixedNegatives}
+    classes = {name: NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS}
+    assert classes == {"all_entities": AllNegatives, "mixed": MixedNegatives}
 
 
 def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:

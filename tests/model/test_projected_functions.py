@@ -59,7 +59,7 @@ def comparator_offset(comparator, query, candidate, dim):
     return -torch.einsum("i,bij->bj", candidate[0], query[:, dim:].reshape(-1, dim, dim))
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
 def test_bound_is_tight_enough_to_be_useful(comparator):
     query, candidates = draw(10, comparator.query_dim(50)).float(), draw(1000, 50, 1).float()
     true_scores = comparator.compare_pairs(query.double(), candidates[:10].double())
@@ -68,7 +68,7 @@ def test_bound_is_tight_enough_to_be_useful(comparator):
     assert close.double().mean() < 0.005
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
 def test_bound_is_infinite_where_float32_may_overflow(comparator):
     query = torch.full((1, comparator.query_dim(4)), 1e20, dtype=torch.float64)
     true_scores = torch.tensor([-1.0], dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_bound_is_infinite_where_float32_may_overflow(comparator):
         assert comparator.rounding_bound(query, norm, true_scores).tolist() == [float("inf")]
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
 def test_blocks_change_nothing(comparator, path):
     """Values and gradients are those of autograd through the definition, in float64."""
     for block_numbers, (num_queries, num_candidates) in itertools.product(
@@ -86,10 +86,10 @@ def test_blocks_change_nothing(comparator, path):
         rows = [row.requires_grad_() for row in rows]
         weights = draw(num_queries, num_candidates, 2)
         with mock.patch.object(autograd, "CALLED_BLOCK_NUMBERS", block_numbers):
-            found = comparator.compare(*rows)
-            gradients = torch.autograd.grad((found * weights).sum(), rows)
+            scores = comparator.compare(*rows)
+            gradients = torch.autograd.grad((scores * weights).sum(), rows)
         expected = comparator.compare_plainly(*rows)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(scores, expected)
         torch.testing.assert_close(gradients, torch.autograd.grad((expected * weights).sum(), rows))
 
 
@@ -110,8 +110,8 @@ def test_compiled_gradients_in_float32(path):
     comparator = ScaledL1()
     gradients = torch.autograd.grad((comparator.compare(*rows) * weights).sum(), rows)
     plain = torch.autograd.grad((comparator.compare_plainly(*wide) * weights).sum(), wide)
-    for one, other in zip(gradients, plain):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    for gradient, expected in zip(gradients, plain):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PROJECTED)
@@ -123,7 +123,7 @@ def test_gradients_are_finite_where_entities_meet(name):
         rows = [row.requires_grad_() for row in (heads, relations, heads.clone())]
         scores = compare(model.query(rows[0], rows[1], Side.TAIL), rows[2])
         gradients = torch.autograd.grad(scores.sum(), rows)
-        assert all(torch.isfinite(one).all() for one in gradients)
+        assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_the_length_of_an_entity_does_not_matter_to_pairre():
@@ -154,16 +154,16 @@ def test_how_relations_start(reciprocal):
 def test_penalty_spares_projections():
     model = build_model("transr", 3, False)
     heads, relations, tails = draw(5, 3), draw(5, 12, 1), draw(5, 3, 2)
-    found = build_regularizer("n3", 0.1).of_queries(model, heads, relations, tails, Side.TAIL)
+    penalties = build_regularizer("n3", 0.1).query_penalties(model, heads, relations, tails, Side.TAIL)
     expected = 0.1 * sum(row.abs().pow(3).sum(1) for row in (heads, relations[:, :3], tails))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(penalties, expected)
 
 
 @pytest.mark.parametrize(("objective", "name"), [("one_vs_all", "transr"), ("k_vs_all", "transr_l1")])
 def test_objectives_over_all_candidates_refuse_matrices(objective, name):
-    chosen = ["dataset=d", f"model.score_function={name}", f"training.objective={objective}"]
+    overrides = ["dataset=d", f"model.score_function={name}", f"training.objective={objective}"]
     with pytest.raises(InputError) as caught:
-        check_config(load_config(None, [*chosen, "loss.name=softmax"]))
+        check_config(load_config(None, [*overrides, "loss.name=softmax"]))
     assert str(caught.value) == (
         f"training.objective is {objective} and model.score_function is {name}, whose queries hold a matrix, "
         "too wide to send to all trainers; allowed: negative_sampling, or another value of "

@@ -40,7 +40,7 @@ def test_wrong_options(name, weight, p, message):
 
 
 @pytest.mark.parametrize(
-    ("given", "chosen"),
+    ("choice", "expected"),
     [
         (("auto", -1, "complex"), ("dura", 0.01)),
         (("auto", -1, "rescal"), ("dura", 0.01)),
@@ -52,14 +52,14 @@ def test_wrong_options(name, weight, p, message):
         (("none", -1, "complex"), ("none", 0)),
     ],
 )
-def test_a_weak_regularizer_by_default(given, chosen):
-    name, weight, score_function = given
+def test_a_weak_regularizer_by_default(choice, expected):
+    name, weight, score_function = choice
     values = {"name": name} if name == "none" else {"name": name, "weight": weight}
     config = load_config(
         None, ["dataset=d", *(f"regularizer.{key}={value}" for key, value in values.items())]
     )
-    found = chosen_regularizer(config.regularizer, score_function)
-    assert (found.name, getattr(found, "weight", 0)) == chosen
+    settings = chosen_regularizer(config.regularizer, score_function)
+    assert (settings.name, getattr(settings, "weight", 0)) == expected
 
 
 def test_message_about_an_unknown_name_lists_auto():
@@ -96,9 +96,9 @@ def test_equals_the_formula(name: str) -> None:
         model = build_model(score_function, DIM, reciprocal)
         values = {"entity_ratio": 0.5, "relation_ratio": 0.0, "product_ratio": 3.0}
         ratios = {key: values[key] for key in ratios_of(name) if has_ratios}
-        given, relation_rows, answer = draw(model)
+        anchors, relation_rows, answer = draw(model)
         regularizer = made(name, model, p, **ratios)
-        found = regularizer.of_queries(model, given, relation_rows, answer, side)
+        penalties = regularizer.query_penalties(model, anchors, relation_rows, answer, side)
         relations = relation_rows
         if reciprocal:
             relations = relation_rows[:, :DIM] if side is Side.TAIL else relation_rows[:, DIM:]
@@ -106,14 +106,15 @@ def test_equals_the_formula(name: str) -> None:
             "is_complex": score_function == "complex" and name != "lp",
             "is_turned": side is Side.HEAD and not reciprocal,
             "p": p,
-            **{{"relation_ratio": "of_relation"}.get(key, key[:-6]): value for key, value in ratios.items()},
+            **ratios,
         }
-        torch.testing.assert_close(found, WEIGHT * query_penalty(name, given, relations, answer, **options))
+        expected = WEIGHT * query_penalty(name, anchors, relations, answer, **options)
+        torch.testing.assert_close(penalties, expected)
         none = torch.zeros_like(relations)
-        of_answer = query_penalty(name, torch.zeros_like(given), none, answer, **options)
-        torch.testing.assert_close(regularizer(answer), WEIGHT * of_answer)
+        answer_penalties = query_penalty(name, torch.zeros_like(anchors), none, answer, **options)
+        torch.testing.assert_close(regularizer(answer), WEIGHT * answer_penalties)
         torch.testing.assert_close(
-            regularizer(answer.expand(2, *answer.shape)), WEIGHT * of_answer.expand(2, NUM)
+            regularizer(answer.expand(2, *answer.shape)), WEIGHT * answer_penalties.expand(2, NUM)
         )
 
 
@@ -123,21 +124,22 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     for (score_function, reciprocal), side in itertools.product(MODELS, Side):
         model = build_model(score_function, DIM, reciprocal)
         rows = [row.requires_grad_() for row in draw(model)]
-        of_queries = made(name, model, 3.0).of_queries
-        assert torch.autograd.gradcheck(lambda *rows, m=model, s=side, of=of_queries: of(m, *rows, s), rows)
+        penalties = made(name, model, 3.0).query_penalties
+        assert torch.autograd.gradcheck(lambda *rows, m=model, s=side, of=penalties: of(m, *rows, s), rows)
     for p in (1.0, 2.0, 3.0):
         rows = [torch.zeros_like(row).requires_grad_() for row in draw(model)]
-        made(name, model, p).of_queries(model, *rows, Side.HEAD).sum().backward()
+        made(name, model, p).query_penalties(model, *rows, Side.HEAD).sum().backward()
         assert all((row.grad == 0).all() for row in rows)
 
 
 @pytest.mark.parametrize("name", ["f2", "dura", "n3"])
 def test_parts_without_and_of_the_answer_are_the_whole(name: str) -> None:
     model = build_model("complex", DIM, True)
-    given, relations, answer = draw(model)
+    anchors, relations, answer = draw(model)
     regularizer = made(name, model, 3.0)
-    parts = regularizer.of_queries(model, given, relations, None, Side.HEAD) + regularizer(answer)
-    torch.testing.assert_close(parts, regularizer.of_queries(model, given, relations, answer, Side.HEAD))
+    parts = regularizer.query_penalties(model, anchors, relations, None, Side.HEAD) + regularizer(answer)
+    whole = regularizer.query_penalties(model, anchors, relations, answer, Side.HEAD)
+    torch.testing.assert_close(parts, whole)
 
 
 def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None:
@@ -145,13 +147,13 @@ def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None
     model = build_model("complex", DIM, False)
     head, relation, tail = draw(model)
     total = torch.zeros(NUM, dtype=torch.float64)
-    for given, answer, side in ((head, tail, Side.TAIL), (tail, head, Side.HEAD)):
-        query = model.query(given, relation, side)
+    for anchor, answer, side in ((head, tail, Side.TAIL), (tail, head, Side.HEAD)):
+        query = model.query(anchor, relation, side)
         total += (query - answer).square().sum(1) + 2 * (query * answer).sum(1)
     dura = build_regularizer("dura", 1.0, complex_valued=True)
     sides = [
-        dura.of_queries(model, head, relation, tail, Side.TAIL),
-        dura.of_queries(model, tail, relation, head, Side.HEAD),
+        dura.query_penalties(model, head, relation, tail, Side.TAIL),
+        dura.query_penalties(model, tail, relation, head, Side.HEAD),
     ]
     torch.testing.assert_close(sides[0] + sides[1], total)
 

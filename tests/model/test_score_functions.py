@@ -49,8 +49,8 @@ def test_equals_scalar_formula(name):
         float64_score(name, *(row.tolist() for row in triple)) for triple in zip(heads, relations, tails)
     ]
     for side in sides(name):
-        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-        scores = function.compare_pairs(function.query(given, relations, side), answers)
+        anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        scores = function.compare_pairs(function.query(anchors, relations, side), answers)
         np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=1e-12)
     query = function.query(heads.unsqueeze(1), relations[:3], Side.TAIL)
     assert query.shape == (7, 3, function.query_dim(fitting_dim(name, DIM)))
@@ -82,11 +82,11 @@ def test_gradients(name):
     rows = [row.requires_grad_() for row in (heads, relations, tails[:4])]
     for side in sides(name):
 
-        def matrix(given, relation, candidates, side=side):
-            return function.compare(function.query(given, relation, side), candidates)
+        def matrix(anchor, relation, candidates, side=side):
+            return function.compare(function.query(anchor, relation, side), candidates)
 
-        def pairs(given, relation, candidates, side=side):
-            return function.compare_pairs(function.query(given[:4], relation[:4], side), candidates)
+        def pairs(anchor, relation, candidates, side=side):
+            return function.compare_pairs(function.query(anchor[:4], relation[:4], side), candidates)
 
         assert torch.autograd.gradcheck(matrix, rows)
         assert torch.autograd.gradcheck(pairs, rows)

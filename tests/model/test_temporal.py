@@ -56,15 +56,15 @@ def oracle(model: KgeModel, rows: dict[str, torch.Tensor], times: torch.Tensor, 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_and_gradients(name, reciprocal, side):
     model, rows = draw(name, reciprocal)
-    found = model.score(rows["head"], rows["relation"], rows["tail"], side)
+    scores = model.score(rows["head"], rows["relation"], rows["tail"], side)
     times = model.module.rows.detach().double().requires_grad_()
     expected = oracle(model, rows, times, side)
-    torch.testing.assert_close(found, expected)
-    weights = torch.linspace(-1, 2, len(found), dtype=torch.float64)
+    torch.testing.assert_close(scores, expected)
+    weights = torch.linspace(-1, 2, len(scores), dtype=torch.float64)
     leaves = list(rows.values())
-    grads = torch.autograd.grad((found * weights).sum(), [*leaves, model.module.rows])
-    wanted = torch.autograd.grad((expected * weights).sum(), [*leaves, times])
-    for gradient, other in zip(grads, wanted, strict=True):
+    grads = torch.autograd.grad((scores * weights).sum(), [*leaves, model.module.rows])
+    expected_grads = torch.autograd.grad((expected * weights).sum(), [*leaves, times])
+    for gradient, other in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-6, atol=1e-6)
     # The number of a time has no gradient.
     width = rows["relation"].shape[1] // (2 if reciprocal else 1)
@@ -77,11 +77,11 @@ def test_n3_is_of_the_products(name, side):
     """Lacroix et al. 2020, eq. 6: |h|^3 + |r u|^3 + |r'|^3 + |t|^3 over complex moduli."""
     model, rows = draw(name, reciprocal=True)
     regularizer = build_regularizer("n3", 0.1, complex_valued=True)
-    given, answer = (rows["head"], rows["tail"]) if side is Side.TAIL else (rows["tail"], rows["head"])
-    found = regularizer.of_queries(model, given, rows["relation"], answer, side)
-    parts = [as_complex(given), as_complex(answer)]
+    anchors, answer = (rows["head"], rows["tail"]) if side is Side.TAIL else (rows["tail"], rows["head"])
+    penalties = regularizer.query_penalties(model, anchors, rows["relation"], answer, side)
+    parts = [as_complex(anchors), as_complex(answer)]
     parts += factors(model, rows["relation"], model.module.rows.detach().double(), side)
-    torch.testing.assert_close(found, 0.1 * sum(part.abs().pow(3).sum(-1) for part in parts))
+    torch.testing.assert_close(penalties, 0.1 * sum(part.abs().pow(3).sum(-1) for part in parts))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "de_simple"])
@@ -97,25 +97,25 @@ def test_relations_at_a_time_are_scored_by_one_product(name):
     if model.module is not None:
         model.module.rows.data.normal_(generator=random)
     for side, columns in zip((Side.TAIL, Side.HEAD), relations.chunk(2, dim=1)):
-        given, answer = (heads, tails) if side is Side.TAIL else (tails, heads)
-        query = model.relation_query(given, answer, 4 * torch.tensor([1, 7, 0]) + times)
+        anchors, answer = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.relation_query(anchors, answer, 4 * torch.tensor([1, 7, 0]) + times)
         assert query.shape[1] == model.score_function.relation_query_dim(8)
-        found = model.score_function.compare_relations(query, columns)
+        scores = model.score_function.compare_relations(query, columns)
         for place, time in enumerate(times):
             timed = model.set_times(relations.clone(), time.expand(5))
             pairs = (rows[place].expand(5, -1) for rows in (heads, tails))
             expected = model.score(next(pairs), timed, next(pairs), side)
-            torch.testing.assert_close(found[place], expected)
+            torch.testing.assert_close(scores[place], expected)
 
 
 @pytest.mark.parametrize("power", [2.0, 3.0, 4.0])
 def test_smoothness(power):
     """Lacroix et al. 2020, eq. 7: the mean of |u_(t+1) - u_t|_p^p."""
     model, _ = draw("tcomplex", False, smoothness=0.5, smoothness_power=power)
-    found = model.score_function.module_penalty()
+    penalty = model.score_function.module_penalty()
     times = as_complex(model.module.rows.detach())
-    expected = sum((two - one).abs().pow(power).sum() for one, two in pairwise(times)) / (NUM_TIMES - 1)
-    torch.testing.assert_close(found, 0.5 * expected)
+    expected = sum((b - a).abs().pow(power).sum() for a, b in pairwise(times)) / (NUM_TIMES - 1)
+    torch.testing.assert_close(penalty, 0.5 * expected)
     # Equal times: a gradient of 0 and none that is not finite.
     with torch.no_grad():
         model.module.rows.copy_(model.module.rows[:1].expand(NUM_TIMES, DIM))

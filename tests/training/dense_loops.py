@@ -147,8 +147,8 @@ class Oracle:
         return settings.weight * query_penalty(
             settings.name, entity, self.relation_rows[side][relation], answer,
             is_complex=self.name in COMPLEX, is_turned=is_turned,
-            p=getattr(settings, "p", 3.0), entity=getattr(settings, "entity_ratio", 1.0), of_relation=ratio,
-            product=getattr(settings, "product_ratio", 1.0),
+            p=getattr(settings, "p", 3.0), entity_ratio=getattr(settings, "entity_ratio", 1.0),
+            relation_ratio=ratio, product_ratio=getattr(settings, "product_ratio", 1.0),
         )  # fmt: skip
 
     def full_loss(self, scores: torch.Tensor, answers: list[int]) -> torch.Tensor:

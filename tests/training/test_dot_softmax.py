@@ -165,7 +165,8 @@ def expected(
             losses = (loss or Softmax())(positive, scores, ignored)
             violators[side] += int(((scores > positive[:, None]) & ~ignored).sum())
             if regularizer is not None:
-                losses = losses + regularizer.of_queries(case.model, anchor_rows, relations, true_rows, side)
+                triple = (anchor_rows, relations, true_rows)
+                losses = losses + regularizer.query_penalties(case.model, *triple, side)
             total = total + (losses * weights).sum()
     (total / GLOBAL_SIZE).backward()
     return total.item(), {name: leaf.grad for name, leaf in rows.items()}, violators

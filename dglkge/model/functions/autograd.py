@@ -98,12 +98,12 @@ class EuclideanDistance(torch.autograd.Function):
             query_sums, candidate_sums = weights.sum(1), weights.sum(0)
             weights = weights.to(ctx.dtype)
         # sum_j w_ij (q_i - c_j) = q_i sum_j w_ij - (w c)_i: two matmuls, and no (B, N, D) differences.
-        of_query = weights @ candidates.to(ctx.dtype)
+        weighted_candidates = weights @ candidates.to(ctx.dtype)
         # oneDNN is slow where the first operand of a bfloat16 product is transposed: the smaller one is here.
-        of_candidates = (query.to(ctx.dtype).T.contiguous() @ weights).T
+        weighted_queries = (query.to(ctx.dtype).T.contiguous() @ weights).T
         return (
-            query * query_sums.unsqueeze(1) - of_query,
-            candidates * candidate_sums.unsqueeze(1) - of_candidates,
+            query * query_sums.unsqueeze(1) - weighted_candidates,
+            candidates * candidate_sums.unsqueeze(1) - weighted_queries,
         )
 
 
@@ -186,12 +186,12 @@ def _gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and candidates by a compiled loop over some queries at a time."""
     padded = _padded(query)
-    of_query = torch.zeros(padded.shape, dtype=query.dtype)
-    of_candidates = torch.zeros(candidates.shape, dtype=query.dtype)
+    grad_query = torch.zeros(padded.shape, dtype=query.dtype)
+    grad_candidates = torch.zeros(candidates.shape, dtype=query.dtype)
     # Rows of 0 have gradients of 0 and give none.
     grad = _padded(_without_denormals(grad))
-    loop(_array(padded), _array(candidates), _array(grad), of_query.numpy(), of_candidates.numpy())
-    return of_query[: len(query)], of_candidates
+    loop(_array(padded), _array(candidates), _array(grad), grad_query.numpy(), grad_candidates.numpy())
+    return grad_query[: len(query)], grad_candidates
 
 
 def _without_denormals(grad: Tensor) -> Tensor:
@@ -290,14 +290,14 @@ class GroupedProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         sorted_rows, matrices, order = ctx.saved_tensors
-        of_products = gradients[0][order]
-        of_rows = torch.empty_like(sorted_rows)
+        grad_products = gradients[0][order]
+        grad_rows = torch.empty_like(sorted_rows)
         # Of the same layout as the matrices, which may be transposed.
-        of_matrices = torch.empty_like(matrices)
+        grad_matrices = torch.empty_like(matrices)
         for number, run in enumerate(_runs(ctx.ends)):
-            torch.mm(of_products[run], matrices[number].T, out=of_rows[run])
-            of_matrices[number] = sorted_rows[run].T @ of_products[run]
-        return torch.empty_like(of_rows).index_copy_(0, order, of_rows), of_matrices, None
+            torch.mm(grad_products[run], matrices[number].T, out=grad_rows[run])
+            grad_matrices[number] = sorted_rows[run].T @ grad_products[run]
+        return torch.empty_like(grad_rows).index_copy_(0, order, grad_rows), grad_matrices, None
 
 
 def _runs(ends: list[int]) -> Iterator[slice]:

@@ -222,12 +222,12 @@ class OperatorByRelation(BigraphOperator):
         self.operators = [OPERATORS[name] for name in names]
         # Instances, as the facts are those of all operators together.
         self.name = SEPARATOR.join(names)  # type: ignore[misc]
-        self.has_offset = any(one.has_offset for one in self.operators)  # type: ignore[misc]
-        self.cancels = any(one.cancels for one in self.operators)  # type: ignore[misc]
-        self.dim_multiple = max(one.dim_multiple for one in self.operators)  # type: ignore[misc]
+        self.has_offset = any(operator.has_offset for operator in self.operators)  # type: ignore[misc]
+        self.cancels = any(operator.cancels for operator in self.operators)  # type: ignore[misc]
+        self.dim_multiple = max(operator.dim_multiple for operator in self.operators)  # type: ignore[misc]
 
     def row_dim(self, dim: int) -> int:
-        return max(one.row_dim(dim) for one in self.operators) + 1
+        return max(operator.row_dim(dim) for operator in self.operators) + 1
 
     def identity(self, dim: int) -> Tensor:
         return self.rows_of([self.operators[0].name], dim)[0]
@@ -242,16 +242,16 @@ class OperatorByRelation(BigraphOperator):
         return rows
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        return self._by_row(lambda one, own: one.apply(entity, own), row, entity.shape[-1])
+        return self._by_row(lambda g, r: g.apply(entity, r), row, entity.shape[-1])
 
     def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
-        return self._by_row(lambda one, own: one.transposed(entity, own), row, entity.shape[-1])
+        return self._by_row(lambda g, r: g.transposed(entity, r), row, entity.shape[-1])
 
     def offset(self, row: Tensor, dim: int) -> Tensor:
-        return self._by_row(lambda one, own: one.offset(own, dim), row, dim)
+        return self._by_row(lambda g, r: g.offset(r, dim), row, dim)
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        both = self._by_row(lambda one, own: torch.stack(one.gains(own, dim), dim=-1), row, dim)
+        both = self._by_row(lambda g, r: torch.stack(g.gains(r, dim), dim=-1), row, dim)
         return both[..., 0], both[..., 1]
 
     @staticmethod

@@ -133,7 +133,7 @@ def _unbiased(pair: BigraphScore) -> type[Comparator]:
     """Return the comparator of a pair, apart from the bias."""
     if isinstance(pair, Biased):
         return type(pair.unbiased)
-    return next(one for one in COMPARATORS.values() if isinstance(pair, one))
+    return next(kind for kind in COMPARATORS.values() if isinstance(pair, kind))
 
 
 class StaticScore(BigraphScore):
@@ -176,18 +176,18 @@ class StaticProductPlus(StaticScore):
         return dim + 1
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        given = entity if side is Side.TAIL else self.acts.apply(entity, relation)
-        constant = torch.zeros_like(given[..., :1])
+        vector = entity if side is Side.TAIL else self.acts.apply(entity, relation)
+        constant = torch.zeros_like(vector[..., :1])
         if self.has_bias:
-            constant = given[..., :1]
-            given = torch.cat([torch.ones_like(constant), given[..., 1:]], dim=-1)
+            constant = vector[..., :1]
+            vector = torch.cat([torch.ones_like(constant), vector[..., 1:]], dim=-1)
         if side is Side.TAIL:
             if self.acts.has_offset:
-                constant = constant + (given * self.acts.offset(relation, entity.shape[-1])).sum(
+                constant = constant + (vector * self.acts.offset(relation, entity.shape[-1])).sum(
                     -1, keepdim=True
                 )
-            given = self.acts.transposed(given, relation)
-        return torch.cat([given, constant.expand(*given.shape[:-1], 1)], dim=-1)
+            vector = self.acts.transposed(vector, relation)
+        return torch.cat([vector, constant.expand(*vector.shape[:-1], 1)], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         return autograd_functions.product(query[:, :-1], candidates) + query[:, -1:]
@@ -248,10 +248,10 @@ class StaticPairs(StaticScore):
     ) -> Tensor:
         leading = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
         if side is Side.HEAD:
-            given = self.acts.apply(entity, relation)
-            rest = given.new_zeros(*leading, relation.shape[-1] + 1)
+            operated = self.acts.apply(entity, relation)
+            rest = operated.new_zeros(*leading, relation.shape[-1] + 1)
             rest[..., -1] = NO_RELATION
-            return torch.cat([given, rest], dim=-1)
+            return torch.cat([operated, rest], dim=-1)
         if relation_ids is None:
             relation_ids = torch.arange(leading.numel(), device=entity.device).reshape(leading)
         keys = relation_ids.to(entity).expand(leading).unsqueeze(-1)
@@ -264,18 +264,18 @@ class StaticPairs(StaticScore):
         scores = []
         for places in order.split(torch.bincount(group).tolist()):
             # Queries of one relation have equal rows; the gradient of the relation is that of all of them.
-            of_relation = query[places[0], dim:]
-            operated = self._operated(of_relation, candidates)
+            keyed_relation = query[places[0], dim:]
+            operated = self._operated(keyed_relation, candidates)
             scores.append(self.pair.compare(query[places, :dim], operated))
         if not scores:
             return query[:, :dim] @ candidates.T
         return torch.cat(scores)[torch.argsort(order)]
 
-    def _operated(self, of_relation: Tensor, candidates: Tensor) -> Tensor:
+    def _operated(self, keyed_relation: Tensor, candidates: Tensor) -> Tensor:
         """Return the candidates (N, D) as one relation compares them."""
-        if of_relation[-1] == NO_RELATION:
+        if keyed_relation[-1] == NO_RELATION:
             return candidates
-        relation = of_relation[:-1]
+        relation = keyed_relation[:-1]
         needs_care = self.acts.cancels and _unbiased(self.pair) is Cosine
         if needs_care and not (relation.requires_grad or candidates.requires_grad):
             # A cosine takes the direction of a sum that may cancel: ranking holds to float64.
@@ -285,9 +285,9 @@ class StaticPairs(StaticScore):
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         dim = candidates.shape[-1]
-        given, relation, key = query[..., :dim], query[..., dim:-1], query[..., -1:]
+        entity, relation, key = query[..., :dim], query[..., dim:-1], query[..., -1:]
         operated = torch.where(key == NO_RELATION, candidates, self.acts.apply(candidates, relation))
-        return self.pair.compare_pairs(given, operated)
+        return self.pair.compare_pairs(entity, operated)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the comparator's bound for candidates of the length that the operator may give them.
@@ -298,13 +298,13 @@ class StaticPairs(StaticScore):
         of the length that the operator may give them.
         """
         dim = query.shape[1] - 1
-        dim = next(one for one in range(1, dim + 1) if one + self.relation_dim(one) == dim)
-        given, relation = query[:, :dim], query[:, dim:-1]
+        dim = next(width for width in range(1, dim + 1) if width + self.relation_dim(width) == dim)
+        entity, relation = query[:, :dim], query[:, dim:-1]
         gain, offset = self.acts.gains(relation, dim)
         longest = gain * max_candidate_norm + offset
         longest = torch.where(query[:, -1] == NO_RELATION, max_candidate_norm, longest)
-        wide: Any = 1.75 * (given.norm(dim=1) + longest)
-        return self.pair.rounding_bound(given, wide, true_scores)
+        wide: Any = 1.75 * (entity.norm(dim=1) + longest)
+        return self.pair.rounding_bound(entity, wide, true_scores)
 
 
 def bigraph_score(name: str) -> type[BigraphScore] | None:

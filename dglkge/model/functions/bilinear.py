@@ -96,10 +96,10 @@ class SimplE(Dot, ScoreFunction):
         forward, backward = relation.chunk(2, dim=-1)
         return torch.cat([backward, forward], dim=-1)
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        given_as_head, given_as_tail = given.chunk(2, dim=-1)
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
+        anchor_as_head, anchor_as_tail = anchor.chunk(2, dim=-1)
         answer_as_head, answer_as_tail = answer.chunk(2, dim=-1)
-        return torch.cat([given_as_head * answer_as_tail, answer_as_head * given_as_tail], dim=-1) / 2
+        return torch.cat([anchor_as_head * answer_as_tail, answer_as_head * anchor_as_tail], dim=-1) / 2
 
 
 @SCORE_FUNCTIONS.register("quate")
@@ -134,9 +134,9 @@ class QuatE(Dot, ScoreFunction):
     def relation_query_dim(self, dim: int) -> int:
         return dim
 
-    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return conj(h) t: <h w, t> = <w, conj(h) t>."""
-        return _hamilton_product(_conjugate(given), answer)
+        return _hamilton_product(_conjugate(anchor), answer)
 
     def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         return query @ _unit_quaternions(relations).T
@@ -157,8 +157,8 @@ def _hamilton_product(left: Tensor, right: Tensor) -> Tensor:
 
 def _conjugate(rows: Tensor) -> Tensor:
     """Negate all but the real parts."""
-    real, *others = rows.chunk(4, dim=-1)
-    return torch.cat([real, *(-part for part in others)], dim=-1)
+    real, *imaginary = rows.chunk(4, dim=-1)
+    return torch.cat([real, *(-part for part in imaginary)], dim=-1)
 
 
 def _unit_quaternions(rows: Tensor) -> Tensor:
@@ -204,20 +204,20 @@ class Keci(Dot, ScoreFunction):
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the relation, without the parts of two vectors."""
         scalar, vectors = self._parts(entity)
-        of_relation, relation_vectors = self._parts(relation)
+        relation_scalar, relation_vectors = self._parts(relation)
         # The scalar of the product: products of equal basis vectors, with the sign of their square.
-        squares = vectors * relation_vectors
-        product = scalar * of_relation + squares[..., : self.p, :].sum(-2) - squares[..., self.p :, :].sum(-2)
-        mixed = scalar.unsqueeze(-2) * relation_vectors + of_relation.unsqueeze(-2) * vectors
+        positive, negative = (vectors * relation_vectors).split([self.p, self.q], dim=-2)
+        product = scalar * relation_scalar + positive.sum(-2) - negative.sum(-2)
+        mixed = scalar.unsqueeze(-2) * relation_vectors + relation_scalar.unsqueeze(-2) * vectors
         return torch.cat([product, mixed.flatten(-2)], dim=-1)
 
     def adjoint(self, relation: Tensor) -> Tensor:
         kept = relation.shape[-1] * (1 + self.p) // (1 + self.p + self.q)
         return torch.cat([relation[..., :kept], -relation[..., kept:]], dim=-1)
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
         """Return t times the adjoint of h: the product of h and r is symmetric in them."""
-        return self.operate(answer, self.adjoint(given))
+        return self.operate(answer, self.adjoint(anchor))
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scalars (..., m) and the parts of the basis vectors (..., p + q, m) of rows."""
@@ -309,9 +309,9 @@ class TComplEx(TemporalScore):
         """Return r u, of which the authors take the norm."""
         return self.composed(relation)
 
-    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return [conj(h u) t, 0]."""
-        moved = self.composed(torch.cat([given, *time], dim=-1))
+        moved = self.composed(torch.cat([anchor, *time], dim=-1))
         return torch.cat([_adjoint_product(moved, answer), *map(torch.zeros_like, time)], dim=-1)
 
 
@@ -333,21 +333,21 @@ class TNTComplEx(TemporalScore):
         constant = relation[..., dim : 2 * dim]
         return self._joined(self.composed(relation) - constant, constant)
 
-    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return [conj(h u) t, conj(h) t, 0]."""
-        moved = self.composed(torch.cat([given, torch.zeros_like(given), *time], dim=-1))
-        products = [_adjoint_product(one, answer) for one in (moved, given)]
+        moved = self.composed(torch.cat([anchor, torch.zeros_like(anchor), *time], dim=-1))
+        products = [_adjoint_product(rows, answer) for rows in (moved, anchor)]
         return torch.cat([*products, *map(torch.zeros_like, time)], dim=-1)
 
-    def _joined(self, one: Tensor, other: Tensor) -> Tensor:
-        (real, imaginary), (more_real, more_imaginary) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
+    def _joined(self, first: Tensor, second: Tensor) -> Tensor:
+        (real, imaginary), (more_real, more_imaginary) = first.chunk(2, dim=-1), second.chunk(2, dim=-1)
         return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
 
 
-def _adjoint_product(one: Tensor, other: Tensor) -> Tensor:
-    """Return conj(one) other of complex rows."""
-    real, imaginary = one.chunk(2, dim=-1)
-    return complex_product(other, real, -imaginary)
+def _adjoint_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return conj(left) right of complex rows."""
+    real, imaginary = left.chunk(2, dim=-1)
+    return complex_product(right, real, -imaginary)
 
 
 class DiachronicSettings(TimeSettings):
@@ -405,10 +405,10 @@ class DESimplE(TimedScore):
         products = torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
         return torch.cat([products, time.expand(*products.shape[:-1], 1)], dim=-1)
 
-    def relation_query(self, given: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return [h t', h' t, 0] / 2 of entities at the time."""
         (as_head, as_tail), (answer_as_head, answer_as_tail) = (
-            self.at_time(entity, *time).chunk(2, dim=-1) for entity in (given, answer)
+            self.at_time(entity, *time).chunk(2, dim=-1) for entity in (anchor, answer)
         )
         products = as_head * answer_as_tail, as_tail * answer_as_head
         return torch.cat([*products, *map(torch.zeros_like, time)], dim=-1) / 2

@@ -56,10 +56,10 @@ class Comparator(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        own = cls.__dict__
-        if "compare" in own or "compare_pairs" in own:
-            cls.is_product = own.get("is_product", False)
-        if ("compare" in own or "compare_pairs" in own) and "compare_fused" not in own:
+        members = cls.__dict__
+        if "compare" in members or "compare_pairs" in members:
+            cls.is_product = members.get("is_product", False)
+        if ("compare" in members or "compare_pairs" in members) and "compare_fused" not in members:
             # A subclass with scores of its own must not inherit the written-out terms of its base.
             cls.compare_fused = Comparator.compare_fused  # type: ignore[method-assign]
             cls.fuses_pairs = False

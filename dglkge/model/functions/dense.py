@@ -86,15 +86,15 @@ class TuckER(Dot, ScoreFunction):
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         shape = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
         entities, relations = (
-            one.expand(*shape, -1).reshape(-1, one.shape[-1]) for one in (entity, relation)
+            rows.expand(*shape, -1).reshape(-1, rows.shape[-1]) for rows in (entity, relation)
         )
 
         def compute(entities: Tensor, relations: Tensor) -> Tensor:
             core = self._core(entities)
             step = max(1, MATRIX_NUMBERS // core.shape[1])
             pieces = [
-                (given.unsqueeze(1) @ self._matrices(of_given, core, side)).squeeze(1)
-                for given, of_given in zip(entities.split(step), relations.split(step))
+                (rows.unsqueeze(1) @ self._matrices(relation_rows, core, side)).squeeze(1)
+                for rows, relation_rows in zip(entities.split(step), relations.split(step))
             ]
             return torch.cat(pieces)
 
@@ -115,12 +115,12 @@ class TuckER(Dot, ScoreFunction):
         """Refuse: M(r)^T is the matrix of no other row; :meth:`query` knows both sides."""
         raise NotImplementedError("TuckER has no adjoint row; its query() answers both sides")
 
-    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        def compute(given: Tensor, answer: Tensor) -> Tensor:
-            pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
-            return pairs.flatten(-2) @ self._core(given).T
+    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
+        def compute(anchor: Tensor, answer: Tensor) -> Tensor:
+            pairs = anchor.unsqueeze(-1) * answer.unsqueeze(-2)
+            return pairs.flatten(-2) @ self._core(anchor).T
 
-        return self.run_precisely(compute, given, answer)
+        return self.run_precisely(compute, anchor, answer)
 
 
 class ConvolutionSettings(ScoreSettings):
@@ -150,7 +150,7 @@ class ConvE(DenseScore):
     @staticmethod
     def image(dim: int) -> tuple[int, int]:
         """Return height and width of the image of an entity."""
-        height = next(one for one in range(math.isqrt(dim - 1), 0, -1) if (dim - 1) % one == 0)
+        height = next(size for size in range(math.isqrt(dim - 1), 0, -1) if (dim - 1) % size == 0)
         return height, (dim - 1) // height
 
     def _features(self, dim: int) -> int:

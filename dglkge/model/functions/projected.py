@@ -129,13 +129,13 @@ class PairRE(ScaledL1, ScoreFunction):
         return drawn + 1
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        of_head, of_tail = relation.chunk(2, dim=-1)
-        return _joined(unit_rows(entity) * of_head, of_tail)
+        head_scale, tail_scale = relation.chunk(2, dim=-1)
+        return _joined(unit_rows(entity) * head_scale, tail_scale)
 
     def adjoint(self, relation: Tensor) -> Tensor:
         """Return [r', r]: a distance is symmetric."""
-        of_head, of_tail = relation.chunk(2, dim=-1)
-        return torch.cat([of_tail, of_head], dim=-1)
+        head_scale, tail_scale = relation.chunk(2, dim=-1)
+        return torch.cat([tail_scale, head_scale], dim=-1)
 
 
 @SCORE_FUNCTIONS.register("triplere")
@@ -152,22 +152,22 @@ class TripleRE(ScaledL1, ScoreFunction):
         return 3 * dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        of_head, translation, of_tail = drawn.chunk(3, dim=-1)
-        return torch.cat([of_head + 1, translation, of_tail + 1], dim=-1)
+        head_scale, translation, tail_scale = drawn.chunk(3, dim=-1)
+        return torch.cat([head_scale + 1, translation, tail_scale + 1], dim=-1)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        of_head, translation, of_tail = relation.chunk(3, dim=-1)
-        return _joined(unit_rows(entity) * of_head + translation, of_tail)
+        head_scale, translation, tail_scale = relation.chunk(3, dim=-1)
+        return _joined(unit_rows(entity) * head_scale + translation, tail_scale)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        of_head, translation, of_tail = relation.chunk(3, dim=-1)
-        return torch.cat([of_tail, -translation, of_head], dim=-1)
+        head_scale, translation, tail_scale = relation.chunk(3, dim=-1)
+        return torch.cat([tail_scale, -translation, head_scale], dim=-1)
 
 
-def _joined(query: Tensor, of_candidates: Tensor) -> Tensor:
+def _joined(query: Tensor, candidate_part: Tensor) -> Tensor:
     """Put the two parts of queries together; their leading dimensions broadcast."""
-    shape = torch.broadcast_shapes(query.shape[:-1], of_candidates.shape[:-1])
-    parts = [part.expand(*shape, part.shape[-1]) for part in (query, of_candidates)]
+    shape = torch.broadcast_shapes(query.shape[:-1], candidate_part.shape[:-1])
+    parts = [part.expand(*shape, part.shape[-1]) for part in (query, candidate_part)]
     return torch.cat(parts, dim=-1)
 
 
@@ -206,9 +206,9 @@ class _Projection(ProjectedDistance, ScoreFunction):
 
     def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation: |(h - t) M + r|, memory for (B, N, D) numbers."""
-        given, answer = query.chunk(2, dim=-1)
-        dim = given.shape[-1]
-        point = self.operate((given - answer).unsqueeze(1), relations.unsqueeze(0))[..., :dim]
+        anchor, answer = query.chunk(2, dim=-1)
+        dim = anchor.shape[-1]
+        point = self.operate((anchor - answer).unsqueeze(1), relations.unsqueeze(0))[..., :dim]
         return -torch.linalg.vector_norm(point, ord=self.norm, dim=-1)
 
 

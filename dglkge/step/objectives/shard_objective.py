@@ -512,7 +512,7 @@ class _AnswersThere:
         self._query_of = there(torch.from_numpy(answers.query_of[order]))
         arrays = (scores.query_of, scores.scores, scores.shares())
         self._pairs = Pairs(*(there(torch.from_numpy(array)) for array in arrays))
-        self._numbers = there(torch.from_numpy(scores.own.start + order))
+        self._numbers = there(torch.from_numpy(scores.local.start + order))
         keep = 1 - objective.label_smoothing
         self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
 
