@@ -1,6 +1,6 @@
 """Random faults, one after another, on runs that must lose nothing that was committed.
 
-    python benchmarks/faults.py                              # a hundred faults and a hundred damages
+    python benchmarks/faults.py                              # a hundred faults, a hundred damages
     python benchmarks/faults.py --sites one --trials 10      # some minutes
 
 A run is trained by one job after another. Each job is struck by a random fault at a random moment after its
