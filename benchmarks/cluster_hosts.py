@@ -159,15 +159,15 @@ class ClusterHost:
 
     def listening(self) -> set[tuple[str, int]]:
         """Return the (address, port) pairs on which the host's processes listen, loopback included."""
-        found = set()
+        endpoints = set()
         for table in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self._init}/net/{table}").read_text(encoding="ascii").splitlines()[1:]
             for line in lines:
                 _, local, _, state, *_ = line.split()
                 if state == "0A":  # LISTEN (include/net/tcp_states.h)
                     address, _, port = local.partition(":")
-                    found.add((_readable(address), int(port, 16)))
-        return found
+                    endpoints.add((_readable(address), int(port, 16)))
+        return endpoints
 
     def traffic(self) -> Traffic:
         """Read the counters of eth0."""
@@ -205,14 +205,14 @@ class ClusterHost:
         """Return living processes of the host but process 1, in the order of age."""
         # Processes of a host are those of its pid namespace, whoever started them.
         space = os.readlink(f"/proc/{self._init}/ns/pid") if psutil.pid_exists(self._init) else ""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 is_here = os.readlink(f"/proc/{process.pid}/ns/pid") == space
                 is_alive = is_here and process.status() != psutil.STATUS_ZOMBIE
                 if is_alive and process.pid != self._init and is_wanted(process):
-                    found.append(process)
-        return sorted(found, key=lambda process: process.create_time())
+                    processes.append(process)
+        return sorted(processes, key=lambda process: process.create_time())
 
 
 @contextlib.contextmanager

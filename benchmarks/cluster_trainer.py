@@ -100,7 +100,7 @@ class StockRows:
         self._optimizer = dgl.distributed.optim.SparseAdam(list(self._embeddings.values()), lr=lr)
         self._pulled: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def announce(self, batch: int, wanted: TableIds) -> None:
+    def announce(self, batch: int, table_ids: TableIds) -> None:
         """Do nothing."""
 
     def before_update(self) -> None:
@@ -115,10 +115,10 @@ class StockRows:
         """Return nothing: the commit when the trainer leaves holds rows without DGL's state."""
         return {}
 
-    def rows(self, batch: int, wanted: TableIds) -> dict[str, FoundRows]:
+    def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         """Pull the rows of each table's ids, or of the distinct ones."""
         tables = {}
-        for name, ids in wanted.items():
+        for name, ids in table_ids.items():
             pulled, source = ids, torch.arange(len(ids))
             if self._merges:
                 pulled, source = torch.unique(ids, return_inverse=True)

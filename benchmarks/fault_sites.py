@@ -155,8 +155,8 @@ class Site:
     def resumed_batches(self) -> int | None:
         """Return the position from which the present job resumed, by its log; None without such a line."""
         for line in self.log_text().splitlines():
-            _, found, words = line.partition("resumed: ")
-            if found:
+            _, separator, words = line.partition("resumed: ")
+            if separator:
                 numbers = [int(word) for word in words.split() if word.isdigit()]
                 return self.batches(numbers[0], numbers[1])
         return None
@@ -168,20 +168,20 @@ class Site:
         -------
         seconds : float
             How long that took.
-        left : list of str
+        leftovers : list of str
             The processes that were still there after a minute, which are then ended, and shared memory.
         """
         start = time.monotonic()
         while (alive := self.processes()) and time.monotonic() < start + END_SECONDS:
             time.sleep(0.02)
         seconds = time.monotonic() - start
-        left = [f"process {process.pid} {process.name()}" for process in alive]
+        leftovers = [f"process {process.pid} {process.name()}" for process in alive]
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         if self.job is not None:
             self.job.wait(END_SECONDS)
-        return seconds, [*left, *self.segments()]
+        return seconds, [*leftovers, *self.segments()]
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -192,18 +192,18 @@ class Site:
             self.job.kill()
             self.job.wait()
 
-    def of_role(self, role: str) -> list[psutil.Process]:
+    def processes_of(self, role: str) -> list[psutil.Process]:
         """Return the servers (``server``) or trainers (``client``) that run."""
-        found = []
+        processes = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("DGL_ROLE") == role:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def launcher(self) -> psutil.Process:
         """Return the launcher."""
-        return next(one for one in self.processes() if "dglkge.cli.launch" in _words(one))
+        return next(process for process in self.processes() if "dglkge.cli.launch" in _words(process))
 
     def dataset_argument(self) -> str:
         """Return the data set as the configuration names it."""
@@ -224,7 +224,7 @@ class Site:
     def can_be_filled(self) -> bool:
         """Return whether the run and the logs are on disks of their own, small enough to be filled."""
         # A full disk of the machine would disturb other programs, so only a small one is filled.
-        return max(shutil.disk_usage(one).total for one in (self.folder, self.log_dir)) <= SMALL_DISK_BYTES
+        return max(shutil.disk_usage(path).total for path in (self.folder, self.log_dir)) <= SMALL_DISK_BYTES
 
     def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
         """Start the launcher."""
@@ -272,13 +272,13 @@ class OneMachine(Site):
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that carry the site's mark."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 # By environment and not by parent: descendants of a killed launcher have another parent.
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return sorted(found, key=lambda process: process.pid)
+                    processes.append(process)
+        return sorted(processes, key=lambda process: process.pid)
 
     def segments(self) -> list[str]:
         """Return the names in shared memory of the site's jobs."""

@@ -97,13 +97,13 @@ class Fault:
 
 def _kill(role: str) -> Callable[[Site], None]:
     def strike(site: Site) -> None:
-        random.choice(site.of_role(role)).kill()
+        random.choice(site.processes_of(role)).kill()
 
     return strike
 
 
 def _kill_node_program(site: Site) -> None:
-    psutil.Process(random.choice(site.of_role("client")).ppid()).kill()
+    psutil.Process(random.choice(site.processes_of("client")).ppid()).kill()
 
 
 def _kill_everything(site: Site) -> None:
@@ -124,7 +124,7 @@ def _signal_launcher(number: int) -> Callable[[Site], None]:
 
 
 def _signal_trainer(number: int) -> Callable[[Site], None]:
-    return lambda site: random.choice(site.of_role("client")).send_signal(number)
+    return lambda site: random.choice(site.processes_of("client")).send_signal(number)
 
 
 def _kill_ssh(site: Site) -> None:
@@ -250,12 +250,12 @@ def run_trials(
             if fault.goes_on:
                 site.wait_for_commits(COMMITS_DURING_A_FAULT, before[0])
                 site.launcher().terminate()
-            seconds, left = site.wait_for_end()
+            seconds, leftovers = site.wait_for_end()
             fault.mend(site)
             status = site.job.returncode if site.job is not None else 0
             # A job may publish another version while it is being stopped; that one must survive too.
             before = max(before, site.committed())
-            trials.append(Trial(site.name, fault.words, status, seconds, 0, _wrong(fault, status, left)))
+            trials.append(Trial(site.name, fault.words, status, seconds, 0, _wrong(fault, status, leftovers)))
             if shown is not None:
                 shown.update()
         if trials:
@@ -280,14 +280,14 @@ def start(site: Site) -> float:
     return seconds
 
 
-def _wrong(fault: Fault, status: int, left: Sequence[str]) -> str:
+def _wrong(fault: Fault, status: int, leftovers: Sequence[str]) -> str:
     """Return the errors in a job's end as text; empty if there are none."""
     allowed = status in fault.statuses if fault.statuses else status not in (0, BAD_INPUT)
     wrong = [] if allowed else [f"status {status}"]
     if fault.leaves_memory:
-        left = [name for name in left if "/dev/shm/" not in name]
-    if left:
-        wrong.append(f"left: {', '.join(left)}")
+        leftovers = [name for name in leftovers if "/dev/shm/" not in name]
+    if leftovers:
+        wrong.append(f"left: {', '.join(leftovers)}")
     return "; ".join(wrong)
 
 
@@ -373,9 +373,9 @@ def run_damages(checkpoint: Path, number: int, names: Sequence[str] = DAMAGES) -
 
 def largest_difference(first: str, second: str) -> float:
     """Return the largest absolute difference between the tables of two runs."""
-    ours, theirs = open_checkpoint(first), open_checkpoint(second)
+    checkpoint, other = open_checkpoint(first), open_checkpoint(second)
     return max(
-        float(np.abs(ours[table][:].numpy() - theirs[table][:].numpy()).max())
+        float(np.abs(checkpoint[table][:].numpy() - other[table][:].numpy()).max())
         for table in ("entity", "relation")
     )
 

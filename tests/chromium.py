@@ -24,7 +24,7 @@ def browser():
 @pytest.fixture
 def open_page(browser):
     """Open an address; at the end no page has a message, and all was asked of the hosts of the addresses."""
-    contexts, problems, asked, opened = [], [], [], []
+    contexts, problems, requests, opened = [], [], [], []
 
     def open_one(url, **options):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -33,7 +33,7 @@ def open_page(browser):
         page = context.new_page()
         page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requests.append(request.url))
         page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
         opened.append(url)
         page.goto(url)
@@ -44,7 +44,7 @@ def open_page(browser):
         for page in context.pages:
             assert page.evaluate("window.hacked ?? window.broken") is None
         context.close()
-    assert not problems and asked
+    assert not problems and requests
     # A page of a file is whole; a server is asked for more.
     places = {url if url.startswith("file:") else "/".join(url.split("/")[:3]) for url in opened}
-    assert {url if url.startswith("file:") else "/".join(url.split("/")[:3]) for url in asked} == places
+    assert {url if url.startswith("file:") else "/".join(url.split("/")[:3]) for url in requests} == places

@@ -79,7 +79,7 @@ class SimulatedJob:
         self.folder, self._tag = folder, "t" + uuid.uuid4().hex[:10]
         self._addresses = [f"127.0.0.{1 + machine}" for machine in range(num_machines)]
         port = free_ports(num_servers)
-        (folder / "ip_config.txt").write_text("".join(f"{each} {port}\n" for each in self._addresses))
+        (folder / "ip_config.txt").write_text("".join(f"{address} {port}\n" for address in self._addresses))
         self._processes: dict[tuple[str, int], multiprocessing.Process] = {}
 
     def __enter__(self) -> SimulatedJob:
@@ -106,7 +106,7 @@ class SimulatedJob:
         *arguments: object,
     ) -> None:
         """Start a ``server`` or trainer (``client``) that calls ``main(*arguments)``."""
-        own = {
+        variables = {
             "DGL_DIST_MODE": "distributed",
             "DGL_NUM_SAMPLER": "0",
             "DGL_GROUP_ID": "0",
@@ -120,7 +120,7 @@ class SimulatedJob:
             "TEST_MACHINE": self.machine(machine),
             **environment,
         }
-        process = forked(_run, main, own, str(self.folder / f"{role}{number}.log"), arguments)
+        process = forked(_run, main, variables, str(self.folder / f"{role}{number}.log"), arguments)
         self._processes[role, number] = process
         process.start()
 

@@ -64,13 +64,13 @@ def metadata(archive: zipfile.ZipFile, name: str) -> str:
 def requirements(archive: zipfile.ZipFile, extra: str = "") -> list[str]:
     """What the wheel requires, for an extra or always, without the marker."""
     lines = re.findall(r"^Requires-Dist: (.*)$", metadata(archive, "METADATA"), re.MULTILINE)
-    chosen = []
+    required = []
     for line in lines:
         requirement, _, marker = line.partition(";")
         named = re.search(r"""extra == ['"](\w+)['"]""", marker)
         if (named.group(1) if named else "") == extra:
-            chosen.append(requirement.replace(" ", "").replace("(", "").replace(")", ""))
-    return chosen
+            required.append(requirement.replace(" ", "").replace("(", "").replace(")", ""))
+    return required
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
@@ -114,11 +114,11 @@ def test_commands_resolve(wheel):
 
 def test_the_packaged_script_is_the_one_to_copy():
     """``dglkge train`` runs what examples/train.py shows; only the names of imports differ."""
-    ours, shown = (
+    packaged, shown = (
         (ROOT / name)
         .read_text(encoding="utf-8")
         .partition("def main(argv: Sequence[str] | None = None) -> int:")[2]
         .partition("\n\n\n")[0]
         for name in ("dglkge/cli/training_script.py", "examples/train.py")
     )
-    assert len(ours) > 500 and ours == shown.replace("dglkge.", "")
+    assert len(packaged) > 500 and packaged == shown.replace("dglkge.", "")

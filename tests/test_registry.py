@@ -50,7 +50,7 @@ def test_an_import_leaves_the_search_path_as_it_was(tmp_path, monkeypatch, is_se
     name = f"own_module_{is_searched}".lower()
     (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    path = [str(tmp_path), *sys.path] if is_searched else [one for one in sys.path if one != str(tmp_path)]
+    path = [str(tmp_path), *sys.path] if is_searched else [item for item in sys.path if item != str(tmp_path)]
     monkeypatch.setattr(sys, "path", list(path))
     import_modules([name])
     assert name in sys.modules

@@ -39,7 +39,7 @@ class UpdateRule(abc.ABC):
     @property
     def hyper(self) -> dict[str, Any]:
         """Hyper-parameters of a group with this rule by name, beside those of all rules."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in self.fixed}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in self.fixed}
 
     def of(self, group: Mapping[str, Any]) -> UpdateRule:
         """Return this rule with the hyper-parameters of a group; a ValueError if one is out of range."""

@@ -21,14 +21,14 @@ def sharing(pieces: list[Pieces]) -> Iterator[None]:
     objects, which never compute at the same time, take the memory of one.
     """
 
-    def each() -> Iterator[Pieces]:
+    def all_pieces() -> Iterator[Pieces]:
         yield from pieces
         while True:
             pieces.append({})
             yield pieces[-1]
 
     global _shared
-    _shared = each()
+    _shared = all_pieces()
     try:
         yield
     finally:

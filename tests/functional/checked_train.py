@@ -20,13 +20,13 @@ class CheckedLookup:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lookup, name)
 
-    def rows(self, batch: int, wanted: Any) -> Any:
+    def rows(self, batch: int, table_ids: Any) -> Any:
         """Return the rows, if the kvstore has the same."""
-        found = self._lookup.rows(batch, wanted)
-        for name, ids in wanted.items():
-            torch.testing.assert_close(found[name].copied(), self._tables[name].gather(ids), rtol=0, atol=0)
+        rows = self._lookup.rows(batch, table_ids)
+        for name, ids in table_ids.items():
+            torch.testing.assert_close(rows[name].copied(), self._tables[name].gather(ids), rtol=0, atol=0)
             self.num_compared += len(ids)
-        return found
+        return rows
 
 
 def main() -> None:

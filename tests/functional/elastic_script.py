@@ -36,9 +36,9 @@ def obey(folder: Path, epoch: int, loop: int, index: int) -> None:
     order = folder / "order"
     if not order.exists() or (dist.is_initialized() and dist.get_rank()):
         return
-    (*place, word), *others = map(str.split, order.read_text().splitlines() or ["never none"])
+    (*place, word), *rest = map(str.split, order.read_text().splitlines() or ["never none"])
     if place == [str(epoch), str(loop), str(index)]:
-        order.write_text("".join(" ".join(line) + "\n" for line in others))
+        order.write_text("".join(" ".join(line) + "\n" for line in rest))
         os.kill(os.getpid(), signal.SIGKILL if word == "kill" else signal.SIGTERM)
 
 
@@ -96,8 +96,8 @@ def main() -> None:
                     loss = (hidden - edges(ids)).square().sum()
                     adam.zero_grad()
                     loss.backward()
-                    for each in model.parameters() if size > 1 else ():
-                        dist.all_reduce(each.grad)
+                    for parameter in model.parameters() if size > 1 else ():
+                        dist.all_reduce(parameter.grad)
                     for optimizer in (adam, *sparse):
                         optimizer.step()
                     if rank == 0:

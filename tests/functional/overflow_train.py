@@ -19,8 +19,8 @@ from dglkge.training.trainer import Trainer
 
 def everything(trainer: Trainer) -> list[torch.Tensor]:
     """Return copies of this machine's rows, and of the dense parameters and their optimizer's state."""
-    found = trainer._job.dense.state_dict().items()
-    dense = [one for path, one in found if "/loss_scale/" not in path]
+    state = trainer._job.dense.state_dict().items()
+    dense = [values for path, values in state if "/loss_scale/" not in path]
     return [*(table.local_rows.clone() for table in trainer.tables.values()), *dense]
 
 
@@ -38,13 +38,13 @@ def main() -> None:
             finish = compute(plan, rows)
 
             def spoilt() -> Any:
-                found, index = finish(), plan.number % (1 << 32)
+                result, index = finish(), plan.number % (1 << 32)
                 if index == 1 and is_last:
                     next(iter(trainer._job.dense._parameters.values())).grad.view(-1)[-1] = float("inf")
                 if index == 3 and is_first:
-                    gradients = next(one.rows for one in rows.collect() if len(one.ids))
+                    gradients = next(table.rows for table in rows.collect() if len(table.ids))
                     gradients[0, 0] = float("nan")
-                return found
+                return result
 
             return spoilt
 

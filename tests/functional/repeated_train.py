@@ -15,21 +15,21 @@ from typing import Any
 import dglkge
 
 kept: list[Any] = []
-HAPPENINGS = ("raise", "interrupt", "signal")
+EVENTS = ("raise", "interrupt", "signal")
 BATCHES_BEFORE = 3
 
 
-def happen(what: str) -> None:
+def happen(event: str) -> None:
     """End a training in the midst of an epoch."""
-    if what == "raise":
+    if event == "raise":
         raise ValueError("asked to raise")
-    if what == "interrupt":
+    if event == "interrupt":
         raise KeyboardInterrupt
-    if what == "signal":
+    if event == "signal":
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def train(settings: list[str], what: str) -> None:
+def train(settings: list[str], event: str) -> None:
     """Train as examples/train.py does."""
     config = dglkge.load_config(None, settings)
     num_batches = 0
@@ -44,16 +44,16 @@ def train(settings: list[str], what: str) -> None:
                 trainer.step(batch)
                 num_batches += 1
                 if num_batches == BATCHES_BEFORE:
-                    happen(what)
+                    happen(event)
         print(json.dumps(trainer.evaluate("test").to_dict()["both"]))
 
 
 for text in sys.argv[1:]:
-    what, *rest = json.loads(text)
+    event, *rest = json.loads(text)
     try:
-        train(rest if what in HAPPENINGS else [what, *rest], what)
+        train(rest if event in EVENTS else [event, *rest], event)
     except BaseException as error:
         kept.append(error)
         print(f"{type(error).__name__}: {error}")
-    if what == "raise":
+    if event == "raise":
         kept.clear()  # closes the loop that was left open, now that nothing of its run is there any more

@@ -37,14 +37,14 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def metrics(run: Path, split: str = "test") -> dict[str, dict[str, float]]:
     """Read the metrics of the live tables, which the job ranked at its end, by side."""
-    found: dict[str, dict[str, float]] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))[split]
-    return found
+    sides: dict[str, dict[str, float]] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))[split]
+    return sides
 
 
 def progress(run: Path) -> tuple[int, int]:
     """Return the epochs and batches of the newest version."""
-    found = open_checkpoint(run).meta.progress
-    return found["finished_epochs"], found["batches_done"]
+    fields = open_checkpoint(run).meta.progress
+    return fields["finished_epochs"], fields["batches_done"]
 
 
 def tables(run: Path) -> dict[str, np.ndarray]:
@@ -56,13 +56,13 @@ def tables(run: Path) -> dict[str, np.ndarray]:
 
 def datasets(run: Path) -> dict[str, np.ndarray]:
     """Return all datasets of the newest version's files but PyTorch-BigGraph's blobs: ``model:dense/...``."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
         with h5py.File(path) as file:
             for name, item in datasets_in(file).items():
                 if item.dtype.kind != "V":
-                    found[f"{path.name.split('.')[0]}:{name}"] = item[()]
-    return found
+                    arrays[f"{path.name.split('.')[0]}:{name}"] = item[()]
+    return arrays
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:
@@ -70,15 +70,15 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     checkpoint = open_checkpoint(run)
     vectors = {f"vector of {kind}": checkpoint.global_vector(kind) for kind in checkpoint.meta.entity_types}
     modules = {**checkpoint.dense_parameters(), **checkpoint.feature_parameters()}
-    found = {name: values for name, values in {**modules, **vectors}.items() if values is not None}
-    return {**tables(run), **{name: np.asarray(values) for name, values in found.items()}}
+    arrays = {name: values for name, values in {**modules, **vectors}.items() if values is not None}
+    return {**tables(run), **{name: np.asarray(values) for name, values in arrays.items()}}
 
 
-def assert_near(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
+def assert_near(actual: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
     """Hold arrays equal, by name, but for sums in another order."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, numbers in expected.items():
-        np.testing.assert_allclose(found[name], numbers, rtol, atol, err_msg=name)
+        np.testing.assert_allclose(actual[name], numbers, rtol, atol, err_msg=name)
 
 
 def assert_same_training(run: Path, expected: Path, rtol: float = 1e-3, atol: float = 1e-4) -> None:

@@ -1,4 +1,4 @@
-"""A training script that is robbed of a port: ``robbed_train.py WHAT FOLDER SETTINGS...``.
+"""A training script that is robbed of a port: ``robbed_train.py TARGET FOLDER SETTINGS...``.
 
 Before the job listens on the port for the first time another socket does: on a server's (``server``), on that
 of torch's rendezvous (``rendezvous``), or on that of a trainer, which DGL chooses while it connects
@@ -15,7 +15,7 @@ from pathlib import Path
 import dglkge
 from dglkge.distributed.dgl_compat import dgl
 
-what, folder, *settings = sys.argv[1:]
+target, folder, *settings = sys.argv[1:]
 stolen: list[socket.socket] = []
 
 
@@ -32,18 +32,18 @@ def steal(address: str, port: int) -> None:
 
 
 role, rank = os.environ["DGL_ROLE"], os.environ.get("RANK")
-if what == "server" and role == "server":
+if target == "server" and role == "server":
     address, port = Path(os.environ["DGL_IP_CONFIG"]).read_text(encoding="utf-8").split()
     steal(address, int(port))
-if what == "rendezvous" and rank == "0":
+if target == "rendezvous" and rank == "0":
     steal(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if what == "trainer" and rank == "1":
+if target == "trainer" and rank == "1":
     wait = dgl.distributed.rpc.wait_for_senders
 
-    def robbed(address: str, port: str, *others: object, **options: object) -> None:
+    def robbed(address: str, port: str, *rest: object, **options: object) -> None:
         """Wait as DGL does, on a port that is in use already."""
         steal(address, int(port))
-        wait(address, port, *others, **options)
+        wait(address, port, *rest, **options)
 
     dgl.distributed.rpc.wait_for_senders = robbed
 

@@ -24,8 +24,8 @@ def settings(output: Path, *more: str) -> tuple[str, ...]:
 
 def trained(run: Path) -> dict[str, np.ndarray]:
     """Return the rows that train, by table and original id."""
-    found, files = datasets(run), {"relation": "model", "entity": "embeddings_entity_0"}
-    return {table: found[f"{file}:optimizer/trained_rows"] for table, file in files.items()}
+    arrays, files = datasets(run), {"relation": "model", "entity": "embeddings_entity_0"}
+    return {table: arrays[f"{file}:optimizer/trained_rows"] for table, file in files.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -42,8 +42,8 @@ def test_a_version_has_the_weighted_mean_of_the_epochs(tmp_path: Path, dtype: st
         assert np.abs(average - exact).max() < 1e-6 < np.abs(average - rows[name]).max()
         assert np.array_equal(rows[name], epochs[-1][name])
     ranked = metrics(tmp_path / "mean")["both"]["mrr"]
-    of_files = [open_run(tmp_path / name).evaluate("test").both.mrr for name in ("mean", "plain")]
-    assert of_files[0] == pytest.approx(ranked) != of_files[1]
+    from_files = [open_run(tmp_path / name).evaluate("test").both.mrr for name in ("mean", "plain")]
+    assert from_files[0] == pytest.approx(ranked) != from_files[1]
 
 
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 def test_averages_that_begin_in_a_resume(tmp_path: Path) -> None:
     for name, more in (("plain", ()), ("mean", ("training.averaging=1",))):
-        for epochs, chosen in ((2, ()), (3, more)):
-            run = settings(tmp_path / name, *chosen, f"training.num_epochs={epochs}", "evaluation.split=none")
+        for epochs, words in ((2, ()), (3, more)):
+            run = settings(tmp_path / name, *words, f"training.num_epochs={epochs}", "evaluation.split=none")
             commands.train_alone(*run, "checkpoint.keep_every_epochs=1")
     before = tables(tmp_path / "plain" / "checkpoint" / "epoch_2")
     for name, rows in tables(tmp_path / "plain").items():

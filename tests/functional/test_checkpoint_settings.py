@@ -35,7 +35,7 @@ def test_epochs_and_the_best_are_kept(run: tuple[Path, Path]) -> None:
     assert open_checkpoint(folder / "best").progress["finished_epochs"] == best["finished_epochs"]
     # At the end of each of 4 epochs, and after those of its first 3 batches before which 6 ms have passed.
     assert 4 <= open_checkpoint(folder).version <= 4 * 4
-    assert [(one["epoch_idx"], one["stats"]["count"]) for one in records(run[1])] == [
+    assert [(record["epoch_idx"], record["stats"]["count"]) for record in records(run[1])] == [
         (e, 192) for e in range(4)
     ]
 
@@ -44,11 +44,11 @@ def test_warm_start_with_entities_and_relations_added(run: tuple[Path, Path], tm
     larger = ring_triples(64)
     larger["relation"] = larger["relation"].replace("turn_22", "turn_back")
     dataset = partition(write_splits(tmp_path / "source", larger), tmp_path / "larger", "--num-parts", "1")
-    chosen = settings(dataset, tmp_path / "run", f"checkpoint.init_path={run[1]}", "training.num_epochs=0")
-    done = commands.train_alone(*chosen, "evaluation.split=none")
+    words = settings(dataset, tmp_path / "run", f"checkpoint.init_path={run[1]}", "training.num_epochs=0")
+    done = commands.train_alone(*words, "evaluation.split=none")
     text = done.stdout + done.stderr
     assert "entity: 60 rows taken over, 4 new" in text and "relation: 3 rows taken over, 1 new" in text
-    done = commands.train_alone(*chosen, "model.dimension=18", status=2)
+    done = commands.train_alone(*words, "model.dimension=18", status=2)
     assert "has dim 16, this run has 18" in done.stderr
 
 
@@ -57,11 +57,11 @@ def test_fallback_goes_on_from_the_newest_good_version(run: tuple[Path, Path]) -
     newest = open_checkpoint(folder)
     before = newest["entity"][:]
     (folder / "checkpoint" / "checkpoint_version.txt").write_text("", encoding="utf-8")
-    chosen = settings(dataset, folder, "evaluation.split=none")
-    done = commands.train_alone(*chosen, status=2)
+    words = settings(dataset, folder, "evaluation.split=none")
+    done = commands.train_alone(*words, status=2)
     assert "checkpoint_version.txt is empty" in done.stderr
     assert f"newest good version is {newest.version}:" in done.stderr
-    done = commands.train_alone(*chosen, "checkpoint.fallback=true")
+    done = commands.train_alone(*words, "checkpoint.fallback=true")
     assert f"going on from version {newest.version}\n" in done.stdout + done.stderr
     assert "resumed: 4 epochs" in done.stdout + done.stderr
     assert torch.equal(open_checkpoint(folder)["entity"][:], before)

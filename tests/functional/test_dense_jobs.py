@@ -114,10 +114,10 @@ def test_one_and_two_trainers(tmp_path: Path, more: tuple[str, ...], tolerance: 
         assert record["loss"] == pytest.approx(other["loss"], rel=tolerance)
     if "model.score_function=two_layers" in more:
         import_modules([str(OWN)])
-    found, expected = parameters(run), parameters(alone)
-    assert found.keys() == expected.keys()
+    trained, expected = parameters(run), parameters(alone)
+    assert trained.keys() == expected.keys()
     for name, rows in expected.items():
-        assert np.linalg.norm(found[name] - rows) <= tolerance * np.linalg.norm(rows), name
+        assert np.linalg.norm(trained[name] - rows) <= tolerance * np.linalg.norm(rows), name
 
 
 SHARD_SETTINGS = (
@@ -135,11 +135,11 @@ def dense_file(run: Path) -> dict[str, np.ndarray]:
 def compare(alone: Path, run: Path) -> None:
     """Compare losses, rankings, parameters and the state of the dense optimizer of two runs."""
     assert_same_training(run, alone, atol=1e-3)
-    rankings = [[record["valid"] for record in stats(one) if "valid" in record] for one in (run, alone)]
+    rankings = [[record["valid"] for record in stats(folder) if "valid" in record] for folder in (run, alone)]
     assert rankings[0] and rankings[0] == [pytest.approx(ranking, rel=1e-2) for ranking in rankings[1]]
-    found, expected = (dense_file(one) for one in (run, alone))
+    state, expected = (dense_file(folder) for folder in (run, alone))
     assert len(expected) >= 4
-    assert_near(found, expected, 1e-3, 1e-4)
+    assert_near(state, expected, 1e-3, 1e-4)
 
 
 @NEEDS_SLICES
@@ -156,8 +156,8 @@ def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path) -> N
     assert not list(run.glob("tmp*"))
     compare(alone, run)
     # Nothing is left to train: one process without slices takes the files over and ranks.
-    for one in (run, alone):
-        commands.train_alone(f"output={one}", "training.num_epochs=4", *settings, "evaluation.split=test")
+    for folder in (run, alone):
+        commands.train_alone(f"output={folder}", "training.num_epochs=4", *settings, "evaluation.split=test")
     assert metrics(run)["both"] == pytest.approx(metrics(alone)["both"], rel=1e-2)
 
 

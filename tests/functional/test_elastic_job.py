@@ -132,8 +132,8 @@ def starts_and_triples(attempts: list[Path]) -> tuple[list[Place], list[Trained]
     ends = [*starts[1:], (NUM_EPOCHS, 0)]
     counted = [
         (epoch, index, ids)
-        for of_attempt, end in zip(lines, ends)
-        for epoch, index, _, ids in of_attempt
+        for trained, end in zip(lines, ends)
+        for epoch, index, _, ids in trained
         if (epoch, index) < end
     ]
     return starts, counted
@@ -144,7 +144,7 @@ def assert_each_triple_once(ring: Path, counted: list[Trained]) -> None:
     num_triples = len(Dataset.open(ring).split("train"))
     assert num_triples == 32 * BATCHES_PER_EPOCH
     for epoch in range(NUM_EPOCHS):
-        ids = [id_ for of_epoch, _, ids in counted if of_epoch == epoch for id_ in ids]
+        ids = [id_ for trained_epoch, _, ids in counted if trained_epoch == epoch for id_ in ids]
         assert np.bincount(ids, minlength=num_triples).tolist() == [1] * num_triples, epoch
         for index in range(BATCHES_PER_EPOCH):
             assert sum(len(ids) for *place, ids in counted if place == [epoch, index]) == 32
@@ -180,13 +180,13 @@ def train_resized(
             if cores == 1:
                 job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
             job.process(role, number).send_signal(with_signal)
-        status, said = job.finish()
-    assert status == 0, said
+        status, output = job.finish()
+    assert status == 0, output
     attempts = [folder / "logs" / f"attempt-{number}" for number in (1, 2, 3)]
     logs = [sorted(path.name for path in attempt.glob("*-?.log")) for attempt in attempts]
     assert [len([name for name in names if name.startswith("trainer")]) for names in logs] == [2, 3, 1]
     assert [len([name for name in names if name.startswith("server")]) for names in logs] == [1, 1, 2]
-    assert "restart 1 of 2 in 1 s" in said and "restart 2 of 2 in " in said
+    assert "restart 1 of 2 in 1 s" in output and "restart 2 of 2 in " in output
     starts, counted = starts_and_triples(attempts)
     assert_each_triple_once(toy_dataset(), counted)
     return starts
@@ -228,9 +228,9 @@ def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(ring, tmp_
 def test_a_signal_in_the_evaluation_stops_every_trainer(ring: Path, tmp_path: Path) -> None:
     command = script(ring, tmp_path, "--signal-in-evaluation", **EVALUATED, **{"training.num_epochs": "1"})
     with Job(tmp_path, "2", command) as job:
-        status, said = job.finish()
-    assert status == 143, said
-    assert "ended with status 143, which says: stopped on request, start me again" in said
+        status, output = job.finish()
+    assert status == 143, output
+    assert "ended with status 143, which says: stopped on request, start me again" in output
     # Training is committed, and nothing is said of a ranking that was not finished.
     assert not (tmp_path / "run" / "metrics.json").exists() and progress(tmp_path / "run") == (1, 0)
 
@@ -242,8 +242,8 @@ def stop_in_epoch_2(folder: Path, **changes: str) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment()) as process:
         commands.wait_for(folder / "held", process)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 143 and "Preempted" not in said, said
+        _, output = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Preempted" not in output, output
     assert progress(folder / "run") == (2, 4)
 
 

@@ -52,20 +52,20 @@ def launch(folder: Path, trainers: int, *words: str, status: int = 0, options: S
 
 def trained(run: Path) -> dict[str, np.ndarray]:
     """Return every row and the optimizer's state of a run's newest version."""
-    found = {}
+    arrays = {}
     checkpoint = dglkge.open_checkpoint(run)
     for name in checkpoint.entity_types:
-        found[name] = checkpoint.part(name, 0)[0].numpy()
-        found |= {f"{name} {key}": each.numpy() for key, each in checkpoint.state(name, 0).items()}
-    return found
+        arrays[name] = checkpoint.part(name, 0)[0].numpy()
+        arrays |= {f"{name} {key}": tensor.numpy() for key, tensor in checkpoint.state(name, 0).items()}
+    return arrays
 
 
 def assert_equal(run: Path, other: Path) -> None:
     """Compare two runs bit for bit."""
-    mine, theirs = trained(run), trained(other)
-    assert mine.keys() == theirs.keys()
-    for name, values in mine.items():
-        np.testing.assert_array_equal(values, theirs[name], err_msg=name)
+    arrays, expected = trained(run), trained(other)
+    assert arrays.keys() == expected.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")

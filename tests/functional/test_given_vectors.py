@@ -54,13 +54,13 @@ def test_frozen_rows_are_the_vectors_on_one_and_two_trainers_and_move_after_a_re
     assert "person: 20 rows without a vector stay random: model.init_from.frozen is true" in done.stderr
     objective = ("training.objective=one_vs_all", "model.init_from.frozen=true")
     done = commands.train(tmp_path, 2, f"output={launched}", *settings, *objective)
-    one, two = tables(alone), tables(launched)
+    by_one, by_two = tables(alone), tables(launched)
     for kind, rows in expected.items():
-        assert np.array_equal(one[kind], two[kind])
-        given = ~np.isnan(rows[:, 0])
-        signs = np.sign((one[kind][given] * rows[given]).sum(axis=0))
-        np.testing.assert_allclose(one[kind][given], rows[given] * signs, atol=1e-6)
-    assert not np.array_equal(one["relation"], two["relation"])
+        assert np.array_equal(by_one[kind], by_two[kind])
+        has_vector = ~np.isnan(rows[:, 0])
+        signs = np.sign((by_one[kind][has_vector] * rows[has_vector]).sum(axis=0))
+        np.testing.assert_allclose(by_one[kind][has_vector], rows[has_vector] * signs, atol=1e-6)
+    assert not np.array_equal(by_one["relation"], by_two["relation"])
     record = json.loads((launched / "init_from.json").read_text())
     assert record == json.loads((alone / "init_from.json").read_text())
     assert record["entity_types"]["person"] == {"matched": 20, "missing": 20} and record["frozen"] is True
@@ -69,7 +69,7 @@ def test_frozen_rows_are_the_vectors_on_one_and_two_trainers_and_move_after_a_re
     more = ("training.num_epochs=2", "model.init_from.frozen=false")
     done = commands.train_alone(f"output={alone}", *settings, *more)
     after = tables(alone)
-    assert 0 < np.abs(after["person"] - one["person"]).max() < 1
+    assert 0 < np.abs(after["person"] - by_one["person"]).max() < 1
     done = commands.train_alone(f"output={tmp_path / 'new'}", *settings, status=2)
     assert f"error: cannot read {path}: there is no such file" in done.stderr
     assert "Traceback" not in done.stderr

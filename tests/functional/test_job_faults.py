@@ -83,9 +83,9 @@ def test_a_disk_that_is_full_for_a_while_costs_one_attempt(tmp_path: Path) -> No
     """The first attempt cannot write its checkpoint: status 1, not that of bad input, and the second can."""
     command = launch(tmp_path, FULL_DISK, "--max_restarts", "1", num_trainers=1)
     done = run([*command, *settings(toy_dataset(), tmp_path / "run")])
-    said = done.stdout + done.stderr
-    assert "ended with status 1; logs in " in said and "restart 1 of 1 in 1 s" in said
-    assert "dglkge: error: cannot write " in said and "_0.v1.h5: No space left on device" in said
+    output = done.stdout + done.stderr
+    assert "ended with status 1; logs in " in output and "restart 1 of 1 in 1 s" in output
+    assert "dglkge: error: cannot write " in output and "_0.v1.h5: No space left on device" in output
     checkpoint = open_checkpoint(tmp_path / "run")
     checkpoint.verify()
     assert checkpoint.progress["finished_epochs"] == 4
@@ -166,23 +166,23 @@ def test_sighup_to_one_trainer_stops_all(tmp_path: Path) -> None:
         await_path(tmp_path / "waits")
         commands.processes_of(job, "client", "script.py")[1].send_signal(signal.SIGHUP)
         (tmp_path / "go").touch()
-        said, _ = job.communicate(timeout=commands.TIME_LIMIT_SECONDS)
-    assert job.returncode == 143, said
-    assert "ended with status 143, which says: stopped on request, start me again" in said
+        output, _ = job.communicate(timeout=commands.TIME_LIMIT_SECONDS)
+    assert job.returncode == 143, output
+    assert "ended with status 143, which says: stopped on request, start me again" in output
     assert progress(tmp_path / "run") < (4, 0)
 
 
-def train_robbed(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+def train_robbed(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
     """Launch the script with two trainers and no restarts."""
     (folder / "script.py").symlink_to(Path(__file__).with_name("robbed_train.py"))
-    command = [*launch(folder), what, str(folder), f"dataset={toy_dataset()}", f"output={folder / 'run'}"]
+    command = [*launch(folder), target, str(folder), f"dataset={toy_dataset()}", f"output={folder / 'run'}"]
     words = ("model.dimension=16", "training.num_epochs=1", "negatives.num_uniform=10")
     return commands.run([*command, *words], 0, **warm.runners(commands.environment()))
 
 
-@pytest.mark.parametrize("what", ["server", "rendezvous", "trainer"])
-def test_the_job_starts_again_with_other_ports(tmp_path: Path, what: str) -> None:
-    done = train_robbed(tmp_path, what)
+@pytest.mark.parametrize("target", ["server", "rendezvous", "trainer"])
+def test_the_job_starts_again_with_other_ports(tmp_path: Path, target: str) -> None:
+    done = train_robbed(tmp_path, target)
     stolen = (tmp_path / "stolen").read_text()
     told = f"{stolen} was taken by another program before the job could listen there: choosing ports again"
     assert done.stderr.count(told) == 1 and "restart" not in done.stderr

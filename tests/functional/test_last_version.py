@@ -21,11 +21,11 @@ def run_script(
     folder: Path, num_trainers: int, ending: str, *changes: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with plain python (0 trainers) or under the launcher."""
-    chosen = settings(toy_dataset(), folder / "run", "evaluation.split=none", *changes)
+    options = settings(toy_dataset(), folder / "run", "evaluation.split=none", *changes)
     words = (SCRIPT, ending)
-    command = [*warm.python(), *words, *commands.sets(chosen)]
+    command = [*warm.python(), *words, *commands.sets(options)]
     if num_trainers:
-        command = commands.launch_command(folder, num_trainers, chosen, script=words)
+        command = commands.launch_command(folder, num_trainers, options, script=words)
     return commands.run(command, status=1 if ending == "fail" else 0)
 
 
@@ -75,16 +75,16 @@ def test_a_split_that_is_not_there_is_refused_before_training(tmp_path, missing,
 def test_a_run_that_is_started_with_other_settings_is_refused_and_stays_what_it_was(tmp_path: Path) -> None:
     """config.json and the metrics too, and with them the type of matmuls that auto has chosen."""
     run = tmp_path / "run"
-    chosen = settings(toy_dataset(), run, "training.num_epochs=1")
-    commands.train_alone(*chosen)
+    options = settings(toy_dataset(), run, "training.num_epochs=1")
+    commands.train_alone(*options)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     assert json.loads(before["config.json"])["training"]["matmul_dtype"] == "float32"
-    done = commands.train_alone(*chosen, "loss.name=logistic", "training.matmul_dtype=bfloat16", status=2)
+    done = commands.train_alone(*options, "loss.name=logistic", "training.matmul_dtype=bfloat16", status=2)
     assert "Traceback" not in done.stderr, done.stderr
     words = "loss.name was 'softmax', is 'logistic'; training.matmul_dtype was 'float32', is 'bfloat16'; take"
     assert f"{run}/checkpoint is of a run with other settings: {words} another output" in done.stderr
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-    commands.train_alone(*chosen, "training.num_epochs=2")
+    commands.train_alone(*options, "training.num_epochs=2")
     config = json.loads((run / "config.json").read_text())
     assert (config["training"]["num_epochs"], config["training"]["matmul_dtype"]) == (2, "float32")
     assert open_checkpoint(run).config["training"]["num_epochs"] == 2

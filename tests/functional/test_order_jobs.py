@@ -87,8 +87,8 @@ def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: s
     # 15 entities in each of the two ranges; a third of the weight in the query's own; the truth is left out.
     across = np.log(1 + count * (15 / 3 + 14) / 30)
     inside = np.log(1 / 3 + count * (14 / 3 + 15) / 30) + np.log(3)
-    wanted = 2 * (is_inside * inside + (1 - is_inside) * across)
-    assert last["epoch_loss"] == pytest.approx(wanted, abs=0.01)
+    expected = 2 * (is_inside * inside + (1 - is_inside) * across)
+    assert last["epoch_loss"] == pytest.approx(expected, abs=0.01)
 
 
 def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
     """Two trainers with a server; ranges are read ahead and pushed out on the disk."""
     if file_system(tmp_path) in MEMORY_FILE_SYSTEMS:
         pytest.skip(f"{tmp_path} is in memory; set TMPDIR to a folder on a disk")
-    found = []
+    contents = []
     for storage in ("memory", "disk"):
         folder = tmp_path / storage
         folder.mkdir()
@@ -120,10 +120,10 @@ def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
             f"tables.folder={folder / 'tables'}",
         )
         commands.train(folder, 2, *settings)
-        found.append(datasets(folder / "run"))
+        contents.append(datasets(folder / "run"))
     # Removed with the job.
     assert list((tmp_path / "disk" / "tables").iterdir()) == []
-    memory, disk = found
+    memory, disk = contents
     assert {"embeddings_entity_0:embeddings", "embeddings_entity_0:optimizer/sum"} <= set(memory)
     assert_near(disk, memory, 0, 0)
     assert {line["num_buckets"] for line in stats(tmp_path / "disk" / "run")} == {16}
@@ -185,18 +185,18 @@ def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> Non
     num_held = -(-num_triples // 10)
     layout = Dataset.open(dataset).layout()
     for run in (whole, cut):
-        found = trained(run)
+        batches = trained(run)
         owned = [set(layout.edge_table(part).triple_ids.tolist()) for part in (0, 1)]
-        seen: list[Counter[int]] = [Counter() for _ in range(3)]
+        counters: list[Counter[int]] = [Counter() for _ in range(3)]
         sizes: Counter[tuple[int, int]] = Counter()
-        for machine, epoch, index, _, ids in found:
+        for machine, epoch, index, _, ids in batches:
             assert set(ids) <= owned[machine]
-            seen[epoch].update(ids)
+            counters[epoch].update(ids)
             sizes[epoch, index] += len(ids)
-        for of_epoch in seen:
+        for counter in counters:
             # The same triples in every epoch, each once.
-            assert of_epoch == dict.fromkeys(seen[0], 1) and len(of_epoch) == num_triples - num_held
-        assert all(sizes[epoch, index] == size for _, epoch, index, size, _ in found)
+            assert counter == dict.fromkeys(counters[0], 1) and len(counter) == num_triples - num_held
+        assert all(sizes[epoch, index] == size for _, epoch, index, size, _ in batches)
     assert sum(counts[:2]) == num_triples - num_held
 
 

@@ -129,8 +129,8 @@ def test_predictions_are_those_of_the_formula(run: Path, module: Path, tmp_path:
     done = commands.dglkge("predict", str(run), *query, *named, "--topk", "5", "--json")
     answers = json.loads(done.stdout)["answers"]
     best = np.argsort(expected)[::-1][:5]
-    assert [one["name"] for one in answers] == [names[0][place] for place in best]
-    np.testing.assert_allclose([one["score"] for one in answers], np.array(expected)[best], rtol=1e-5)
+    assert [answer["name"] for answer in answers] == [names[0][place] for place in best]
+    np.testing.assert_allclose([answer["score"] for answer in answers], np.array(expected)[best], rtol=1e-5)
 
 
 def test_it_is_resumed_without_being_named_again(run: Path, module: Path, tmp_path: Path) -> None:

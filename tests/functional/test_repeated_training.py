@@ -18,11 +18,11 @@ SCRIPT = str(REPOSITORY / "tests" / "functional" / "repeated_train.py")
 ADAM = ("model.dimension=24", "optimizer.name=sparse_adam")
 
 
-def settings(output: Path, *others: str, typed: bool = False) -> list[str]:
+def settings(output: Path, *changes: str, typed: bool = False) -> list[str]:
     return [
         *(f"dataset={toy_dataset(typed=typed)}", f"output={output}", "model.dimension=16"),
         *("training.num_epochs=2", "training.batch_size=50", "training.progress=never"),
-        *("negatives.num_uniform=10", *others),
+        *("negatives.num_uniform=10", *changes),
     ]
 
 
@@ -35,14 +35,14 @@ def in_one_process(*trainings: list[str]) -> list[str]:
 
 def tables(output: Path) -> dict[str, bytes]:
     """Return the bits of every array of the newest version, by file and name."""
-    arrays = {name: each.tobytes() for name, each in datasets(output).items() if each.dtype.kind == "f"}
+    arrays = {name: array.tobytes() for name, array in datasets(output).items() if array.dtype.kind == "f"}
     assert any("embeddings" in name for name in arrays)
     return arrays
 
 
-def alone(output: Path, *others: str, typed: bool = False) -> tuple[list[str], dict[str, bytes]]:
+def alone(output: Path, *changes: str, typed: bool = False) -> tuple[list[str], dict[str, bytes]]:
     """Train in a fresh process; return what it printed and its tables."""
-    return in_one_process(settings(output, *others, typed=typed)), tables(output)
+    return in_one_process(settings(output, *changes, typed=typed)), tables(output)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,19 +61,19 @@ def plain(compiled: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[lis
 def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path, plain: Any) -> None:
     """The same again, a wider one with another optimizer, and one of another data set."""
     cases = {"same": ((), False), "wider": (ADAM, False), "typed": ((), True)}
-    trainings = [settings(tmp_path / name, *others, typed=typed) for name, (others, typed) in cases.items()]
+    trainings = [settings(tmp_path / name, *changes, typed=typed) for name, (changes, typed) in cases.items()]
     _, *printed = in_one_process(settings(tmp_path / "first"), *trainings)
-    for line, (name, (others, typed)) in zip(printed, cases.items(), strict=True):
-        fresh = plain if name == "same" else alone(tmp_path / "alone" / name, *others, typed=typed)
+    for line, (name, (changes, typed)) in zip(printed, cases.items(), strict=True):
+        fresh = plain if name == "same" else alone(tmp_path / "alone" / name, *changes, typed=typed)
         assert ([line], tables(tmp_path / name)) == fresh, name
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("raise", "ValueError: asked to raise"), ("interrupt", "KeyboardInterrupt: ")]
+    ("event", "told"), [("raise", "ValueError: asked to raise"), ("interrupt", "KeyboardInterrupt: ")]
 )
 @pytest.mark.usefixtures("in_foreground")
-def test_after_a_training_that_did_not_end_well(tmp_path: Path, plain: Any, what: str, told: str) -> None:
-    printed = in_one_process([what, *settings(tmp_path / "first")], settings(tmp_path / "second"))
+def test_after_a_training_that_did_not_end_well(tmp_path: Path, plain: Any, event: str, told: str) -> None:
+    printed = in_one_process([event, *settings(tmp_path / "first")], settings(tmp_path / "second"))
     assert printed[0] == told
     assert (printed[1:], tables(tmp_path / "second")) == plain
 

@@ -158,7 +158,7 @@ def test_rows_of_other_hosts_are_those_of_the_kvstore(tmp_path, num_hosts, typed
     assert len(logs) == num_hosts * per_host
     assert all(re.search(r"compared \d{3,} rows", log) for log in logs), logs
     assert_same_training(run, alone)
-    places = [[(record["epoch"], record["batches_done"]) for record in stats(one)] for one in (run, alone)]
+    places = [[(record["epoch"], record["batches_done"]) for record in stats(path)] for path in (run, alone)]
     assert places[0] == places[1]
     assert not any(record["bytes_sent"] for record in stats(alone))
     assert all(record["bytes_sent"] > 0 for record in stats(run))

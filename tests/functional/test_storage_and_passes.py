@@ -39,12 +39,12 @@ def test_a_run_goes_on_from_its_copy(alone, tmp_path):
     train_alone(*common, f"output={tmp_path / 'a'}", "training.num_epochs=1")
     second = train_alone(*common, f"output={tmp_path / 'b'}", "training.num_epochs=3")
     assert "resumed: 1 epochs" in second.stderr
-    one, other = open_checkpoint(alone), open_checkpoint(tmp_path / "b", verify=True)
+    checkpoint, other = open_checkpoint(alone), open_checkpoint(tmp_path / "b", verify=True)
     for table in ("entity", "relation"):
-        assert torch.equal(one[table][:], other[table][:])
+        assert torch.equal(checkpoint[table][:], other[table][:])
     assert records(tmp_path / "b") == records(alone)
     assert torch.equal(
-        open_checkpoint(tmp_path / "bucket" / "run", verify=True)["entity"][:], one["entity"][:]
+        open_checkpoint(tmp_path / "bucket" / "run", verify=True)["entity"][:], checkpoint["entity"][:]
     )
     # The metrics of the end, written after the last version, are there too.
     for name in ("metrics.json", "stats.jsonl"):
@@ -52,17 +52,17 @@ def test_a_run_goes_on_from_its_copy(alone, tmp_path):
 
 
 def test_held_out_triples_are_never_trained(alone):
-    found = records(alone)
-    assert [(one["epoch_idx"], one["edge_chunk_idx"]) for one in found] == [
+    passes = records(alone)
+    assert [(record["epoch_idx"], record["edge_chunk_idx"]) for record in passes] == [
         (e, c) for e in range(3) for c in (0, 1)
     ]
     num_triples = len(Dataset.open(toy_dataset()).split("train"))
-    for first, second in zip(found[::2], found[1::2]):
+    for first, second in zip(passes[::2], passes[1::2]):
         held = first["eval_stats_before"]["count"] + second["eval_stats_before"]["count"]
         trained = first["stats"]["count"] + second["stats"]["count"]
         assert held + trained == num_triples and held == -(-num_triples // 10)
     # The numbers after a pass are those before the same triples' next pass, but for what the other trained.
-    assert found[0]["eval_stats_after"] != found[0]["eval_stats_before"]
+    assert passes[0]["eval_stats_after"] != passes[0]["eval_stats_before"]
 
 
 def test_two_trainers_have_the_same_records(alone, tmp_path):
@@ -71,10 +71,10 @@ def test_two_trainers_have_the_same_records(alone, tmp_path):
         tmp_path, 2, *SETTINGS, f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}",
         "training.num_epochs=3", f"checkpoint.storage={url}",
     )  # fmt: skip
-    for one, other in zip(records(alone), records(tmp_path / "run")):
-        assert one["stats"]["count"] == other["stats"]["count"]
+    for record, other in zip(records(alone), records(tmp_path / "run")):
+        assert record["stats"]["count"] == other["stats"]["count"]
         for name in ("eval_stats_before", "eval_stats_after"):
-            for metric, value in one[name]["metrics"].items():
+            for metric, value in record[name]["metrics"].items():
                 assert other[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
     report = dglkge("inspect", url, "--json")
     assert json.loads(report.stdout)["version"] == 6
@@ -92,12 +92,12 @@ def test_two_hosts_walk_over_the_same_sets(tmp_path):
     train_on_hosts(tmp_path / "job", tmp_path / "data2", 1, *settings, f"output={tmp_path / 'hosts'}")
     alone = (*settings[:-1], f"dataset={tmp_path / 'data1'}", f"output={tmp_path / 'alone'}")
     train_alone(*alone)
-    one, other = (
+    checkpoint, other = (
         open_checkpoint(tmp_path / "alone"),
         open_checkpoint(tmp_path / "bucket" / "run", verify=True),
     )
     for table in ("entity", "relation"):
-        assert torch.allclose(one[table][:], other[table][:], atol=1e-5)
+        assert torch.allclose(checkpoint[table][:], other[table][:], atol=1e-5)
     for first, second in zip(records(tmp_path / "alone"), records(tmp_path / "hosts")):
         assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
         assert first["stats"]["count"] == second["stats"]["count"]
@@ -107,7 +107,7 @@ def test_two_hosts_walk_over_the_same_sets(tmp_path):
             assert first[name]["count"] == second[name]["count"]
             for metric, value in first[name]["metrics"].items():
                 assert second[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
-    assert [tuple(one[name] for name in PLACE) for one in records(tmp_path / "hosts")] == [
+    assert [tuple(record[name] for name in PLACE) for record in records(tmp_path / "hosts")] == [
         (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
     ]
 
@@ -122,25 +122,25 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     for name, epochs in (("whole", (2,)), ("resumed", (1, 2))):
         for number in epochs:
             train_alone(*settings, f"output={tmp_path / name}", f"training.num_epochs={number}")
-    one, other = (open_checkpoint(tmp_path / name) for name in ("whole", "resumed"))
+    whole, resumed = (open_checkpoint(tmp_path / name) for name in ("whole", "resumed"))
     for table in ("entity", "relation"):
-        assert torch.equal(one[table][:], other[table][:])
-    found, usage = records(tmp_path / "whole"), ("seconds", "mb_per_second", *USAGE)
-    assert all(record.keys() >= {"stats", *usage} for record in found)
+        assert torch.equal(whole[table][:], resumed[table][:])
+    buckets, usage = records(tmp_path / "whole"), ("seconds", "mb_per_second", *USAGE)
+    assert all(record.keys() >= {"stats", *usage} for record in buckets)
     without = [
-        [{k: v for k, v in one.items() if k not in usage} for one in records(tmp_path / name)]
+        [{k: v for k, v in record.items() if k not in usage} for record in records(tmp_path / name)]
         for name in ("whole", "resumed")
     ]
     assert without[0] == without[1]
-    places = [tuple(record[name] for name in PLACE) for record in found]
+    places = [tuple(record[name] for name in PLACE) for record in buckets]
     passes = [(epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)]
     assert list(dict.fromkeys(places)) == passes
     # Three mixed buckets of each set.
-    numbers = [record["index"] for record in found]
+    numbers = [record["index"] for record in buckets]
     assert numbers == sorted(set(numbers)) and [passes[number // 3] for number in numbers] == places
     num_triples = len(Dataset.open(data).split("train"))
     for epoch in (0, 1):
-        passes = [one for one in found if one["epoch_idx"] == epoch]
+        passes = [record for record in buckets if record["epoch_idx"] == epoch]
         held_out = sum(
             record["eval_stats_after"]["count"] for record in passes if "eval_stats_after" in record
         )
@@ -152,7 +152,7 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
         train_alone(*words, f"output={tmp_path / name}", "training.num_epochs=1")
         assert sum(record["stats"]["count"] for record in records(tmp_path / name)) == expected
     with (tmp_path / "all" / "stats.jsonl").open() as lines:
-        shown = [one["bucket_record"] for one in map(json.loads, lines) if "bucket_record" in one]
+        shown = [record["bucket_record"] for record in map(json.loads, lines) if "bucket_record" in record]
     assert shown == records(tmp_path / "all")
 
 
@@ -161,22 +161,22 @@ def test_two_machines_have_buckets_of_their_own(tmp_path):
     settings = (*SETTINGS, "training.edge_chunks=1", "training.batch_size=30", "training.num_epochs=2")
     settings += ("sampling.num_ranges=3", "sampling.buckets=directed", "checkpoint.every_batches=5")
     train_on_hosts(tmp_path / "job", toy_dataset(2), 2, *settings, f"output={tmp_path / 'run'}")
-    found, num_triples = records(tmp_path / "run"), len(Dataset.open(toy_dataset(2)).split("train"))
+    lines, num_triples = records(tmp_path / "run"), len(Dataset.open(toy_dataset(2)).split("train"))
     for epoch in (0, 1):
-        buckets = [one for one in found if one["epoch_idx"] == epoch]
-        places = [(one["machine"], one["lhs_partition"], one["rhs_partition"]) for one in buckets]
+        buckets = [line for line in lines if line["epoch_idx"] == epoch]
+        places = [(line["machine"], line["lhs_partition"], line["rhs_partition"]) for line in buckets]
         assert len(set(places)) == len(places) and {machine for machine, *_ in places} == {0, 1}
-        held_out = sum(one["eval_stats_after"]["count"] for one in buckets if "eval_stats_after" in one)
+        held_out = sum(line["eval_stats_after"]["count"] for line in buckets if "eval_stats_after" in line)
         assert held_out == buckets[-1]["eval_stats_chunk_avg"]["count"] == -(-num_triples // 10)
-        assert held_out + sum(one["stats"]["count"] for one in buckets) == num_triples
-        assert all(one["seconds"] > 0 for one in buckets)
+        assert held_out + sum(line["stats"]["count"] for line in buckets) == num_triples
+        assert all(line["seconds"] > 0 for line in buckets)
 
 
 @pytest.mark.parametrize(
     "setting, text",
     [
-        ("checkpoint.storage=s4://bucket/run", "checkpoint.storage: unknown scheme of a URL 's4'; known:"),
-        ("output=s3://bucket/run", "checkpoint.storage takes the URL"),
+        ("checkpoint.storage=s4://line/run", "checkpoint.storage: unknown scheme of a URL 's4'; known:"),
+        ("output=s3://line/run", "checkpoint.storage takes the URL"),
         ("training.edge_sets=[trian]", "unknown edge set 'trian'; did you mean 'train'"),
     ],
 )

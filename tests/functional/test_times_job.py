@@ -45,7 +45,7 @@ def settings(output: Path, name: str, *more: str, num_epochs: int = 40, num_part
     ]
 
 
-def asked_at(*parts: str) -> pd.DataFrame:
+def query_at(*parts: str) -> pd.DataFrame:
     """Return one query: head, relation, tail and time."""
     return pd.DataFrame([parts], columns=COLUMNS)
 
@@ -84,9 +84,9 @@ def brute_force(
     ranks = []
     for head, number, tail in triples:
         row, time = divmod(number, len(times))
-        for half, given, answer, column in zip(stored[row].chunk(2), (head, tail), (tail, head), (2, 0)):
+        for half, anchor, answer, column in zip(stored[row].chunk(2), (head, tail), (tail, head), (2, 0)):
             changing, constant = (complex_rows(part[None])[0] for part in (half[:dim], half[dim:-1]))
-            scores = (entities[given] * (changing * times[time] + constant) * entities.conj()).real.sum(1)
+            scores = (entities[anchor] * (changing * times[time] + constant) * entities.conj()).real.sum(1)
             filtered = [
                 other
                 for other in range(NUM_ENTITIES)
@@ -105,11 +105,11 @@ def test_ranks_are_filtered_at_the_time(tmp_path):
     known = {tuple(row) for split in ("train", "valid", "test") for row in dataset.split(split).tolist()}
     triples = [tuple(row) for row in dataset.split("test").tolist()]
     expected = brute_force(run, triples, known)
-    found = open_run(run).evaluate("test").both
-    assert found.mr == pytest.approx(np.mean(expected))
-    assert found.mrr == pytest.approx(np.mean(1 / np.array(expected)))
+    ranking = open_run(run).evaluate("test").both
+    assert ranking.mr == pytest.approx(np.mean(expected))
+    assert ranking.mrr == pytest.approx(np.mean(1 / np.array(expected)))
     live = metrics(run)["both"]
-    assert live["mrr"] == pytest.approx(found.mrr, abs=1e-6)
+    assert live["mrr"] == pytest.approx(ranking.mrr, abs=1e-6)
     # With the answers of all times filtered out the ranks are others: the test can fail.
     number = len(TIMES)
     always = {(head, n - n % number + time, tail) for head, n, tail in known for time in range(number)}
@@ -119,7 +119,7 @@ def test_ranks_are_filtered_at_the_time(tmp_path):
 def test_questions_at_a_time_and_when(trained):
     run = open_run(trained)
     for step, time in zip(STEPS, TIMES):
-        tails = run.predict(asked_at("e003", "turn", "?", time))
+        tails = run.predict(query_at("e003", "turn", "?", time))
         assert tails["tail"][0] == f"e{3 + step:03d}" and tails["relation"][0] == f"turn @ {time}"
         heads = run.predict_heads(f"turn @ {time}", "e040", k=1)
         assert heads["entity"][0] == f"e{40 - step:03d}"
@@ -131,7 +131,7 @@ def test_questions_at_a_time_and_when(trained):
     scores = run.predict_times("e010", "open", "e021").set_index("time")["score"]
     assert scores[list(TIMES[2:])].min() > scores[list(TIMES[:2])].max()
     # Which relation, of all at a time.
-    which = run.predict(asked_at("e003", "?", "e010", TIMES[1]))
+    which = run.predict(query_at("e003", "?", "e010", TIMES[1]))
     assert which["relation"][0] == f"turn @ {TIMES[1]}" and len(which) == 3
     # A score is that of the relation at the time.
     frame = pd.DataFrame([["e003", "turn", "e010", time] for time in TIMES], columns=COLUMNS)
@@ -141,20 +141,20 @@ def test_questions_at_a_time_and_when(trained):
     with pytest.raises(InputError, match="relation 'turn' has times, from 2021-03 to 2021-06; say which"):
         run.predict_tails("e003", "turn")
     with pytest.raises(InputError, match="unknown time '2022'"):
-        run.predict(asked_at("e003", "?", "e010", "2022"), strict=True)
+        run.predict(query_at("e003", "?", "e010", "2022"), strict=True)
 
 
 def test_questions_by_the_command(trained, tmp_path):
-    def asked(*arguments: str) -> dict:
+    def predict(*arguments: str) -> dict:
         return json.loads(commands.dglkge("predict", str(trained), *arguments, "--json", "-k", "2").stdout)
 
     at = ("--head", "e003", "--relation", "turn", "--time")
-    assert asked(*at, TIMES[2])["answers"][0]["name"] == f"e{3 + STEPS[2]:03d}"
-    report = asked(*at, "?", "--tail", f"e{3 + STEPS[3]:03d}")
+    assert predict(*at, TIMES[2])["answers"][0]["name"] == f"e{3 + STEPS[2]:03d}"
+    report = predict(*at, "?", "--tail", f"e{3 + STEPS[3]:03d}")
     assert [answer["name"] for answer in report["answers"]][0] == f"turn @ {TIMES[3]}"
     file = tmp_path / "queries.tsv"
     file.write_text(f"e003\tturn\t?\t{TIMES[0]}\ne003\tturn\te004\t?\ne003\tturn\te004\t{TIMES[0]}\n")
-    reports = asked("--triples", str(file), "--columns", "hrtT")
+    reports = predict("--triples", str(file), "--columns", "hrtT")
     assert reports[0]["answers"][0]["name"] == "e004"
     assert reports[1]["answers"][0]["name"] == f"turn @ {TIMES[0]}"
     assert reports[2]["score"] == pytest.approx(reports[1]["answers"][0]["score"], abs=1e-9)
@@ -199,7 +199,7 @@ def test_questions_by_the_command(trained, tmp_path):
 def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, more):
     """Nor on a stop: shares are uneven, and the run goes on from its files."""
     alone, run = tmp_path / "alone", tmp_path / "run"
-    host = [one for one in more if one not in ("training.device=cpu_staged", "tables.storage=device")]
+    host = [word for word in more if word not in ("training.device=cpu_staged", "tables.storage=device")]
     commands.train_alone(*settings(alone, name, *host, num_epochs=4))
     commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=2))
     assert progress(run) == (2, 0)

@@ -40,9 +40,9 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
     assert sorted(json.loads(answers.replace("'", '"'))) == ["Alice", "Bob"]
     lines = [line for line in done.stderr.splitlines() if not line.startswith("epoch")]
     epochs = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
-    chosen = lines.pop(1)
-    assert chosen.startswith("chosen for this data set (docs/quality.md): training.batch_size=500 ")
-    assert "num_epochs" not in chosen and "optimizer.lr=0.2" in chosen
+    note = lines.pop(1)
+    assert note.startswith("chosen for this data set (docs/quality.md): training.batch_size=500 ")
+    assert "num_epochs" not in note and "optimizer.lr=0.2" in note
     assert lines[:3] == [
         "1 triples are too few to split: all are for training",
         "nothing is ranked: there are no test triples",

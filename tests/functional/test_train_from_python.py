@@ -68,12 +68,12 @@ def command(tmp_path):
 def test_train_resume_and_refuse(command, tmp_path):
     done = run(command(2))
     (line,) = done.stdout.splitlines()
-    found = json.loads(line)
-    assert (found["epochs"], found["score_function"]) == (2, "distmult")
-    assert found["metrics"] == pytest.approx(found["evaluated"], abs=1e-9)
-    total = sum(found["splits"].values())
-    assert total == len(ring_triples().drop_duplicates()) and found["splits"]["train"] > 0.8 * total
-    assert len(set(found["answers"])) == len(found["answers"]) > 1
+    printed = json.loads(line)
+    assert (printed["epochs"], printed["score_function"]) == (2, "distmult")
+    assert printed["metrics"] == pytest.approx(printed["evaluated"], abs=1e-9)
+    total = sum(printed["splits"].values())
+    assert total == len(ring_triples().drop_duplicates()) and printed["splits"]["train"] > 0.8 * total
+    assert len(set(printed["answers"])) == len(printed["answers"]) > 1
     # The same triples and more epochs: the run goes on.
     done = run(command(3, progress="shown"))
     assert json.loads(done.stdout.splitlines()[-1])["epochs"] == 3
@@ -147,7 +147,7 @@ def test_the_command(tmp_path):
     """``dglkge train`` and ``dglkge config --diff``."""
     settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
     # What is not given follows the size of the data.
-    chosen = {"training.averaging": 4.0, "optimizer.lr": 0.2, "regularizer.weight": 0.02}
+    by_size = {"training.averaging": 4.0, "optimizer.lr": 0.2, "regularizer.weight": 0.02}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     done = run([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
@@ -159,7 +159,7 @@ def test_the_command(tmp_path):
     # The run has recorded what "auto" was.
     assert changed.pop("training.matmul_dtype", {"value": "float32"})["value"] in ("float32", "bfloat16")
     assert {name: entry["value"] for name, entry in changed.items()} == {
-        name: str(value) if isinstance(value, Path) else value for name, value in (chosen | settings).items()
+        name: str(value) if isinstance(value, Path) else value for name, value in (by_size | settings).items()
     }
     done = run([*warm.python(), "-m", "dglkge", "train", "--set", "training.epochs=3"], status=2)
     assert done.stderr.startswith("dglkge: error: ")

@@ -47,34 +47,34 @@ def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None
 
 def content(run: Path) -> dict[str, Any]:
     """Return all rows and all state of the newest version, the state of training, and the results."""
-    found: dict[str, Any] = dict(datasets(run))
+    contents: dict[str, Any] = dict(datasets(run))
     checkpoint = open_checkpoint(run, verify=True)
     state = checkpoint.manifest.state
     assert state is not None
-    found["training"] = torch.load(checkpoint.folder / state.name, weights_only=True)
-    found["progress"] = dict(checkpoint.meta.progress)
-    found["metrics"] = json.loads((run / "metrics.json").read_text())
-    return found
+    contents["training"] = torch.load(checkpoint.folder / state.name, weights_only=True)
+    contents["progress"] = dict(checkpoint.meta.progress)
+    contents["metrics"] = json.loads((run / "metrics.json").read_text())
+    return contents
 
 
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) -> None:
+def assert_same(actual: dict[str, Any], expected: dict[str, Any], is_exact: bool) -> None:
     """Hold that two runs have ended alike."""
-    assert ours.keys() == theirs.keys()
-    for name, values in theirs.items():
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
         if isinstance(values, np.ndarray):
             if is_exact:
-                np.testing.assert_array_equal(ours[name], values, err_msg=name)
+                np.testing.assert_array_equal(actual[name], values, err_msg=name)
             else:
-                np.testing.assert_allclose(ours[name], values, rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
-    averages = [one["training"].pop("object:averages")["total"] for one in (ours, theirs)]
+                np.testing.assert_allclose(actual[name], values, rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
+    averages = [run["training"].pop("object:averages")["total"] for run in (actual, expected)]
     assert torch.equal(*averages)
-    assert ours["progress"] == theirs["progress"]
+    assert actual["progress"] == expected["progress"]
     if is_exact:
-        assert ours["training"] == theirs["training"]
-        scores = [one["metrics"]["test"]["both"]["mrr"] for one in (ours, theirs)]
+        assert actual["training"] == expected["training"]
+        scores = [run["metrics"]["test"]["both"]["mrr"] for run in (actual, expected)]
         assert scores[0] == scores[1]
     for key in ("num_batches", "num_epochs", "param_groups", "schedule"):
-        assert ours["training"]["learning_rates"][key] == theirs["training"]["learning_rates"][key]
+        assert actual["training"]["learning_rates"][key] == expected["training"]["learning_rates"][key]
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +85,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_process_ends_with_its_best_version(alone: Path) -> None:
-    found = content(alone)
-    assert found["progress"]["ended_after"] == 3
+    result = content(alone)
+    assert result["progress"]["ended_after"] == 3
     best = json.loads((alone / "checkpoint" / "best").read_text())
-    assert found["progress"]["finished_epochs"] == best["finished_epochs"]
-    assert found["metrics"]["valid"]["both"]["mrr"] == best["score"]
-    assert found["training"]["learning_rates"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH
-    assert [group["lr"] for group in found["training"]["learning_rates"]["param_groups"]] != [0.1, 0.05]
+    assert result["progress"]["finished_epochs"] == best["finished_epochs"]
+    assert result["metrics"]["valid"]["both"]["mrr"] == best["score"]
+    assert result["training"]["learning_rates"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH
+    assert [group["lr"] for group in result["training"]["learning_rates"]["param_groups"]] != [0.1, 0.05]
 
 
 def test_stops_of_one_process_change_no_bit(alone: Path, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_a_job_trains_evaluates_and_commits(launched: Path) -> None:
     assert 0 < live["both"]["mrr"] <= 1
     for side in ("both", "head", "tail"):
         # The job has the loss as well.
-        of_side = {name: live[side][name] for name in from_files[side]}
-        assert from_files[side] == pytest.approx(of_side, abs=1e-6)
+        side_metrics = {name: live[side][name] for name in from_files[side]}
+        assert from_files[side] == pytest.approx(side_metrics, abs=1e-6)
     assert live["both"].keys() - from_files["both"].keys() == {"loss"}
 
 
@@ -91,8 +91,8 @@ def test_typed_entities_are_learnt_ranked_predicted_exported_and_resumed(score_f
     assert live > 0.6
     done = commands.dglkge("evaluate", str(run), "--split", "train", "--json")
     assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(live, abs=1e-6)
-    asked = ("--head", "town4", "--relation", "lies_in", "--topk", "2", "--known", "mark", "--json")
-    done = commands.dglkge("predict", str(run), *asked)
+    query = ("--head", "town4", "--relation", "lies_in", "--topk", "2", "--known", "mark", "--json")
+    done = commands.dglkge("predict", str(run), *query)
     assert "country1" in done.stdout and "person" not in done.stdout
     assert len(json.loads(done.stdout)["answers"]) == 2
     commands.dglkge("export", str(run), "--format", "tsv", "--output", str(tmp_path / "tsv"))

@@ -34,19 +34,19 @@ def beside(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """
     results = {}
     for name, options in OPTIONS.items():
-        theirs, ours = (make_table(graph, "user", 3, f"{name}_{whose}") for whose in ("theirs", "ours"))
-        dgls = getattr(dgl.distributed.optim, name)([theirs], **options)
-        optimizer = getattr(optim, name)([ours], duplicates="mean", timeout_seconds=60, **options)
+        twin, table = (make_table(graph, "user", 3, f"{name}_{kind}") for kind in ("twin", "table"))
+        dgls = getattr(dgl.distributed.optim, name)([twin], **options)
+        optimizer = getattr(optim, name)([table], duplicates="mean", timeout_seconds=60, **options)
         for step in range(arguments["num_steps"]):
-            train_by_trace(dgls, [theirs], step, zero_first=False)
-            train_by_trace(optimizer, [ours], step, zero_first=False)
+            train_by_trace(dgls, [twin], step, zero_first=False)
+            train_by_trace(optimizer, [table], step, zero_first=False)
             if name == "SparseAdagrad":
-                undo_root(dgls._state[theirs.name], batch(step, 60, 3)[0], options["eps"])
+                undo_root(dgls._state[twin.name], batch(step, 60, 3)[0], options["eps"])
         barrier()
-        state = dgls._state[theirs.name]
+        state = dgls._state[twin.name]
         tensors = state if isinstance(state, tuple) else (state,)
-        found = [tensor[torch.arange(60)].clone() for tensor in tensors]
-        results[name] = [(read(theirs), found), (read(ours), list(read_state(optimizer, ours).values()))]
+        dgl_state = [tensor[torch.arange(60)].clone() for tensor in tensors]
+        results[name] = [(read(twin), dgl_state), (read(table), list(read_state(optimizer, table).values()))]
         barrier()
     return results
 
@@ -65,8 +65,8 @@ def undo_root(total: Any, touched: torch.Tensor, eps: float) -> None:
 def roots(graph: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     """Row and state of DGL's Adagrad and of ours after 200 steps with equal gradients; one trainer."""
     results = []
-    for whose, module in (("dgl", dgl.distributed.optim), ("ours", optim)):
-        table = make_table(graph, "user", 1, f"roots_{whose}")
+    for kind, module in (("dgl", dgl.distributed.optim), ("ours", optim)):
+        table = make_table(graph, "user", 1, f"roots_{kind}")
         optimizer = module.SparseAdagrad([table], lr=0.1)
         for _ in range(200):
             optimizer.zero_grad()
@@ -97,19 +97,19 @@ def uneven(graph: Any, arguments: dict[str, Any]) -> None:
 def load_parts(graph: Any, arguments: dict[str, Any]) -> Any:
     """Train with DGL's Adagrad, load the next trainer's part of its state into ours; returns both states."""
     rank, size = rank_and_size()
-    theirs, table = make_table(graph, "user", 2, "theirs"), make_table(graph, "user", 2, "ours")
-    trained = dgl.distributed.optim.SparseAdagrad([theirs], lr=0.25)
+    twin, table = make_table(graph, "user", 2, "twin"), make_table(graph, "user", 2, "table")
+    trained = dgl.distributed.optim.SparseAdagrad([twin], lr=0.25)
     for step in range(3):
         trained.zero_grad()
-        (theirs(torch.arange(rank, 60, size)) * (2 + step)).sum().backward()
+        (twin(torch.arange(rank, 60, size)) * (2 + step)).sum().backward()
         trained.step()
     num_machines = dgl.distributed.get_num_machines()
     # DGL numbers trainers machine by machine; here they are dealt out to machines in turn.
-    trained._rank = theirs.part_policy.part_id * (size // num_machines) + rank // num_machines
+    trained._rank = twin.part_policy.part_id * (size // num_machines) + rank // num_machines
     part = trained.local_state_dict()
-    saved = part["emb_states"].pop("theirs")
-    states = {name.replace("theirs", "ours"): rows for name, rows in saved["states"].items()}
-    part["emb_states"]["ours"] = {"ids": saved["ids"], "states": states}
+    saved = part["emb_states"].pop("twin")
+    states = {name.replace("twin", "table"): rows for name, rows in saved["states"].items()}
+    part["emb_states"]["table"] = {"ids": saved["ids"], "states": states}
     torch.save(part, arguments["folder"] / f"part{rank}")
     barrier()
     optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=60)
@@ -117,7 +117,7 @@ def load_parts(graph: Any, arguments: dict[str, Any]) -> Any:
         torch.load(arguments["folder"] / f"part{(rank + 1) % size}", weights_only=True)
     )
     barrier()
-    return trained._state["theirs"][torch.arange(60)], read_state(optimizer, table)["sum"], optimizer._lr
+    return trained._state["twin"][torch.arange(60)], read_state(optimizer, table)["sum"], optimizer._lr
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

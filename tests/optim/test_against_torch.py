@@ -125,11 +125,11 @@ def test_gradients_of_any_kind_on_one_table(make_table) -> None:
 def test_gradients_on_a_gpu(make_table) -> None:
     """Rows read to a GPU, gradients there, table on the host."""
     table, twin = make_table(), make_table()
-    optimizers = [SparseAdam([each], lr=0.1) for each in (table, twin)]
+    optimizers = [SparseAdam([embedding], lr=0.1) for embedding in (table, twin)]
     for step in range(20):
         ids, gradients = batch(step, 50, 4)
-        for each, device in ((table, "cuda"), (twin, "cpu")):
-            (each(ids, device=torch.device(device)) * gradients.to(device)).sum().backward()
+        for embedding, device in ((table, "cuda"), (twin, "cpu")):
+            (embedding(ids, device=torch.device(device)) * gradients.to(device)).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(table.weight[EVERYTHING], twin.weight[EVERYTHING])

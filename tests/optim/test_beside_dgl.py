@@ -32,33 +32,33 @@ def test_the_mean_of_duplicates_gives_dgls_numbers(num_trainers: int, num_machin
         assert list(results) == ["SparseAdagrad", "SparseAdam"]
         for (their_rows, their_state), (rows, state) in results.values():
             assert (rows != start_rows(60, 3)).any(1).sum() == 60
-            for ours, theirs in zip([rows, *state], [their_rows, *their_state], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            for tensor, expected in zip([rows, *state], [their_rows, *their_state], strict=True):
+                torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_epsilon_inside_the_root_gives_the_numbers_of_dgl_optim(make_table, kernels: str) -> None:
     """``dgl.optim.SparseAdagrad``, DGL's optimizer for tables of one machine."""
-    theirs = dgl.nn.NodeEmbedding(
+    twin = dgl.nn.NodeEmbedding(
         50, 4, f"inside_{kernels}", init_func=lambda rows: rows.copy_(start_rows(50, 4))
     )
-    dgls = dgl.optim.SparseAdagrad([theirs], lr=0.1, eps=0.25)
+    dgls = dgl.optim.SparseAdagrad([twin], lr=0.1, eps=0.25)
     table, by_row = make_table(), make_table(1)
     options = {"lr": 0.1, "eps": 0.25, "eps_inside_root": True, "duplicates": "mean", "kernels": kernels}
     optimizer, other = SparseAdagrad([table], **options), RowAdagrad([by_row], **options)
     for step in range(20):
         ids, gradients = batch(step, 50, 4)
         dgls.zero_grad()
-        (theirs(ids, torch.device("cpu")) * gradients).sum().backward()
+        (twin(ids, torch.device("cpu")) * gradients).sum().backward()
         dgls.step()
         optimizer.step_rows([(table, ids, gradients)])
         other.step_rows([(by_row, ids, gradients[:, :1].contiguous())])
-    (total,) = theirs.optm_state
-    torch.testing.assert_close(table.weight[EVERYTHING], theirs.weight, rtol=1e-5, atol=1e-6)
+    (total,) = twin.optm_state
+    torch.testing.assert_close(table.weight[EVERYTHING], twin.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(optimizer._state[table.name][EVERYTHING], total, rtol=1e-5, atol=1e-6)
     # One number a row is Adagrad: the rows moved as the first column of DGL's.
     moved = by_row.weight[EVERYTHING] - start_rows(50, 1)
-    torch.testing.assert_close(moved[:, 0], (theirs.weight - start_rows(50, 4))[:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(moved[:, 0], (twin.weight - start_rows(50, 4))[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_dgl_writes_the_root_over_its_state() -> None:
@@ -96,8 +96,8 @@ def test_state_is_saved_and_loaded_by_other_numbers_of_trainers(tmp_path: Path) 
     run("store", 4, arguments={"folder": tmp_path, "states": states, "lr": 0.1, "eps": 1e-8})
     for num_trainers in (6, 2):
         arguments = {"folder": tmp_path, "lr": 0.001, "eps": 2e-8}
-        for found, lr, eps in run("store", num_trainers, arguments=arguments):
-            assert all(map(torch.equal, found, states))
+        for loaded, lr, eps in run("store", num_trainers, arguments=arguments):
+            assert all(map(torch.equal, loaded, states))
             assert (lr, eps) == (0.1, 1e-8)
 
 
@@ -116,12 +116,12 @@ def test_adam_is_torchs_in_the_first_step(make_table) -> None:
     optimizer = SparseAdam(params=[table, unused], lr=0.01)
     optimizer._world_size, optimizer._rank = 1, 0
     dense = torch.nn.Embedding.from_pretrained(start_rows(50, 4), freeze=False, sparse=True)
-    theirs = torch.optim.SparseAdam(dense.parameters(), lr=0.01)
+    reference = torch.optim.SparseAdam(dense.parameters(), lr=0.01)
     ids, labels = torch.tensor([3, 30, 41, 7]), torch.ones(4, dtype=torch.int64)
-    for rows, each in ((dense(ids), theirs), (table(ids, torch.device("cpu")), optimizer)):
-        each.zero_grad()
+    for rows, adam in ((dense(ids), reference), (table(ids, torch.device("cpu")), optimizer)):
+        adam.zero_grad()
         torch.nn.functional.cross_entropy(rows, labels).backward()
-        each.step()
+        adam.step()
     torch.testing.assert_close(table.weight[0:50], dense.weight.detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(unused.weight[0:25], start_rows(50, 4)[:25])
 

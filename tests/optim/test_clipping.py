@@ -98,17 +98,17 @@ def test_groups_have_rules_of_their_own(make_table, kernels) -> None:
     """A group inherits learning rate and links, which work around every rule; epsilon is the rule's own."""
     tables = [make_table(6), make_table(3), make_table(5)]
     decay = {"weight_decay": 0.3, "decoupled_weight_decay": True}
-    own = {"weight_decay": 0.02, "decoupled_weight_decay": False}
+    options = {"weight_decay": 0.02, "decoupled_weight_decay": False}
     groups: list[dict[str, Any]] = [
         {"params": tables[:1]},
         {"params": tables[1:2], "rule": Adagrad()},
-        {"params": tables[2:], "rule": RowWiseAdagrad(1e-2), "lr": 0.05, **own},
+        {"params": tables[2:], "rule": RowWiseAdagrad(1e-2), "lr": 0.05, **options},
     ]
     optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, kernels=kernels, **decay)
     cases = [
         Case("", "SparseAdam", options={"eps": 1e-3, **decay}),
         Case("", "SparseAdagrad", options=decay),
-        Case("", "RowAdagrad", lr=0.05, options={"eps": 1e-2, **own}),
+        Case("", "RowAdagrad", lr=0.05, options={"eps": 1e-2, **options}),
     ]
     oracles = [Oracle(case, 50, table.embedding_dim) for case, table in zip(cases, tables)]
     for step in range(40):
@@ -117,11 +117,11 @@ def test_groups_have_rules_of_their_own(make_table, kernels) -> None:
         for oracle, pair in zip(oracles, batches):
             oracle.step(*pair)
     for table, oracle in zip(tables, oracles):
-        found = {"rows": table.weight, **optimizer.state_tensors(table)}
+        actual = {"rows": table.weight, **optimizer.state_tensors(table)}
         expected = {"rows": oracle.rows, **oracle.state}
-        assert set(found) == set(expected)
+        assert set(actual) == set(expected)
         for key, values in expected.items():
-            torch.testing.assert_close(found[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
 
 
 def test_state_of_rules_of_groups_is_saved_and_loaded(make_table, tmp_path) -> None:

@@ -21,7 +21,7 @@ def test_every_optimizer_has_a_formula_and_every_rule_an_example() -> None:
     """Public optimizers, of which the first shows how all are used, and the update rules behind them."""
     names = ("NarrowEmbedding", "RowAdagrad", "SparseAdagrad", "SparseAdam")
     documented = [getattr(dglkge.optim, name) for name in names]
-    for each in [dglkge.optim.SparseAdagrad, rules.adagrad, rules.row_adagrad, rules.adam]:
-        assert ">>> " in each.__doc__
-    for each in [*documented, rules.adagrad, rules.row_adagrad, rules.adam]:
-        assert ".. math::" in each.__doc__ or ":math:" in each.__doc__
+    for item in [dglkge.optim.SparseAdagrad, rules.adagrad, rules.row_adagrad, rules.adam]:
+        assert ">>> " in item.__doc__
+    for item in [*documented, rules.adagrad, rules.row_adagrad, rules.adam]:
+        assert ".. math::" in item.__doc__ or ":math:" in item.__doc__

@@ -58,7 +58,7 @@ class ThreadGroup:
     ) -> None:
         cuts = np.cumsum([0, *sent_bytes])
         pieces = [sent[start:end].copy() for start, end in zip(cuts, cuts[1:])]
-        arrived = [others[self.rank] for others in self.gather(pieces)]
+        arrived = [from_one[self.rank] for from_one in self.gather(pieces)]
         assert [len(piece) for piece in arrived] == list(received_bytes)
         received[:] = np.concatenate(arrived)
 
@@ -89,15 +89,15 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
     exchange = StepExchange(group, layout[rank], starts_of(max(layout) + 1), chains, wire)
     steps = []
     for step in range(NUM_STEPS):
-        for table, of_table in enumerate(chains):
-            of_table.clear()
-            of_table.add(*own_gradients(rank, step, table))
+        for table, chain in enumerate(chains):
+            chain.clear()
+            chain.add(*own_gradients(rank, step, table))
         updated: dict[Any, Any] = {}
         for selected, active in exchange.run():
-            for table, (of_table, keys) in enumerate(zip(chains, selected)):
-                rows, counts = torch.empty(len(keys), of_table.dim), np.empty(len(keys), np.int64)
-                of_table.merge_into(keys, rows, counts, Scratch())
-                for key, row, count in zip(of_table.keys[keys].tolist(), rows.tolist(), counts.tolist()):
+            for table, (chain, keys) in enumerate(zip(chains, selected)):
+                rows, counts = torch.empty(len(keys), chain.dim), np.empty(len(keys), np.int64)
+                chain.merge_into(keys, rows, counts, Scratch())
+                for key, row, count in zip(chain.keys[keys].tolist(), rows.tolist(), counts.tolist()):
                     assert (table, key) not in updated
                     updated[table, key] = row, count
             updated["active"] = active.tolist()
@@ -235,8 +235,8 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
     wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
     started, flagged = [0] * size, [{} for _ in range(size)]
     totals, expected = np.zeros((2, size, num_rows, 2)), np.zeros((num_rows, 2))
-    every = np.random.default_rng(0).integers(0, num_rows, (2, size, num_steps, 6))
-    np.add.at(expected, every.ravel(), [1.0, 2.0])
+    keys = np.random.default_rng(0).integers(0, num_rows, (2, size, num_steps, 6))
+    np.add.at(expected, keys.ravel(), [1.0, 2.0])
 
     def run(rank: int) -> None:
         group: Any = ThreadGroup(threads, rank)
@@ -262,7 +262,7 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
             threads.barrier.wait()
             for step in range(num_steps):
                 started[rank] += 1
-                chains[0].add(every[period, rank, step], np.tile(np.float32([1, 2]), (6, 1)))
+                chains[0].add(keys[period, rank, step], np.tile(np.float32([1, 2]), (6, 1)))
                 flags = int(rank == 1 and step == 5)
                 for selected, _ in exchange.run(extra=flags):
                     assert started[rank] - min(started) <= max_lag
@@ -276,7 +276,7 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
             exchange.lagged.drain()
             threads.barrier.wait()
             if rank == 0:
-                assert totals.sum() == every[: period + 1].size * 3
+                assert totals.sum() == keys[: period + 1].size * 3
 
     in_threads(size, run)
     np.testing.assert_array_equal(totals.sum((0, 1)), expected)
@@ -322,8 +322,8 @@ def test_many_tables() -> None:
         chains = [GradientRows(1, np.dtype(np.float32)) for _ in range(num_tables)]
         group: Any = ThreadGroup(threads, rank)
         exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire)
-        for table, of_table in enumerate(chains):
-            of_table.add(np.array([table % 9]), np.ones((1, 1), np.float32))
+        for table, chain in enumerate(chains):
+            chain.add(np.array([table % 9]), np.ones((1, 1), np.float32))
         num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)
         return num_updated, exchange.finish(np.arange(num_tables))[0].tolist()
 

@@ -143,11 +143,11 @@ def test_embeddings_of_one_name_have_their_own_state(make_table) -> None:
             oracle.step(*pair)
     for table, oracle in zip(tables, oracles):
         everything = torch.arange(table.num_embeddings)
-        for found, expected in (
+        for tensor, expected in (
             (table.weight, oracle.rows),
             (optimizer.state_tensors(table)["sum"], oracle.state["sum"]),
         ):
-            torch.testing.assert_close(found[everything].double(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(tensor[everything].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_state_of_one_name_is_saved_and_loaded_apart(make_table, tmp_path) -> None:

@@ -71,14 +71,14 @@ def test_steps_are_those_of_float64_rounded_by_the_same_bits(make_narrow, name, 
         key = combine(int(stream_key(3, "rounding", table.name)[0]), number)
         round_rows_plain(oracle.rows.float().numpy(), words, np.arange(NUM_ROWS), ROW_IDS, key, is_half)
         expected = torch.from_numpy(words.view(np.int16)).view(dtype).float()
-        found = everything(table)
+        rows = everything(table)
         # Float32 differs from float64 in the last digits, and may so cross a random limit: never by more than
         # a unit in the last place of 16 bits.
         unit = torch.finfo(dtype).eps * torch.maximum(expected.abs(), before.abs())
-        assert bool(((found - expected).abs() <= unit).all())
-        num_same, num_all = num_same + int((found == expected).sum()), num_all + found.numel()
+        assert bool(((rows - expected).abs() <= unit).all())
+        num_same, num_all = num_same + int((rows == expected).sum()), num_all + rows.numel()
         untouched = np.setdiff1d(np.arange(NUM_ROWS), ids)
-        assert torch.equal(found[untouched], before[untouched])
+        assert torch.equal(rows[untouched], before[untouched])
     assert num_same > 0.99 * num_all
     assert all(tensor.dtype == torch.float32 for tensor in optimizer.state_tensors(table).values())
 
@@ -119,7 +119,7 @@ def test_small_steps_are_lost_by_nearest_and_kept_in_the_mean_by_stochastic(make
 
 
 def test_the_same_steps_give_the_same_rows_and_another_seed_others(make_narrow):
-    found = []
+    results = []
     table = make_narrow(16)
     policy, name = table.part_policy, table.name
     for seed in (0, 0, 1):
@@ -128,9 +128,9 @@ def test_the_same_steps_give_the_same_rows_and_another_seed_others(make_narrow):
         table.write(torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, 16))
         optimizer = SparseAdagrad([table], lr=0.01)
         optimizer.step_rows([(table, torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, 16))])
-        found.append(everything(table))
+        results.append(everything(table))
         del optimizer
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
 
 
 def test_rows_without_a_finite_gradient_keep_their_words(make_narrow: Callable[..., NarrowEmbedding]) -> None:
@@ -155,7 +155,7 @@ def test_lengths_are_limited_before_rounding(make_narrow: Callable[..., NarrowEm
 
 
 def test_blocks_change_nothing(make_narrow, monkeypatch):
-    found = []
+    results = []
     for numbers in (9, 65, 1 << 17):
         monkeypatch.setattr("dglkge.optim.narrow_rows.NarrowUpdate.NUMBERS_A_BLOCK", numbers)
         table = make_narrow(9)
@@ -163,9 +163,9 @@ def test_blocks_change_nothing(make_narrow, monkeypatch):
         optimizer = SparseAdagrad([table], lr=0.1)
         gradient = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
         optimizer.step_rows([(table, torch.arange(40), gradient)])
-        found.append((everything(table), optimizer.state_tensors(table)["sum"][torch.arange(NUM_ROWS)]))
-    for rows, sums in found[1:]:
-        assert torch.equal(rows, found[0][0]) and torch.equal(sums, found[0][1])
+        results.append((everything(table), optimizer.state_tensors(table)["sum"][torch.arange(NUM_ROWS)]))
+    for rows, sums in results[1:]:
+        assert torch.equal(rows, results[0][0]) and torch.equal(sums, results[0][1])
 
 
 def test_words_travel_through_the_kvstore_as_they_are() -> None:

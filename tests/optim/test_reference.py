@@ -57,9 +57,9 @@ def test_every_case_equals_the_compiled_loops(make_table, case: Case) -> None:
     """Rows and state after 40 steps differ by rounding only; both are the oracle's."""
     compiled, oracle = train(make_table, case, "auto")
     plain, _ = train(make_table, case, "reference")
-    for ours, twin, expected in zip(compiled, plain, [oracle.rows, *oracle.state.values()]):
-        assert twin.dtype == ours.dtype
-        torch.testing.assert_close(twin, ours, rtol=1e-5, atol=1e-6)
+    for tensor, twin, expected in zip(compiled, plain, [oracle.rows, *oracle.state.values()]):
+        assert twin.dtype == tensor.dtype
+        torch.testing.assert_close(twin, tensor, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(twin.double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -41,8 +41,8 @@ def test_sums_of_equal_ids(kind: type[GradientRows], num_ids: int, num_rows: int
         assert counts.tolist() == list(numbers.values())
         assert rows64.tolist() == [row.tolist() for row in sums.values()]
         owners, shared = np.zeros((2, chains.num_keys), np.int64)
-        found = chains.match(np.array([*list(sums)[:5], num_rows + 1]), 0, 1, owners, shared.astype(bool))
-        assert found.tolist() == [
+        places = chains.match(np.array([*list(sums)[:5], num_rows + 1]), 0, 1, owners, shared.astype(bool))
+        assert places.tolist() == [
             *range(min(5, len(sums))),
             -1,
         ]

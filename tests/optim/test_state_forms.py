@@ -88,7 +88,7 @@ def test_state_of_torch_goes_on(make_table, kind: str) -> None:
     three more steps of both."""
     table = make_table()
     rows = torch.nn.Parameter(start_rows(50, 4).double())
-    theirs = getattr(torch.optim, kind)([rows], lr=0.3)
+    reference = getattr(torch.optim, kind)([rows], lr=0.3)
     if kind == "Adagrad":
         optimizer = SparseAdagrad([table], lr=0.1)
     else:
@@ -96,11 +96,11 @@ def test_state_of_torch_goes_on(make_table, kind: str) -> None:
     for step in range(6):
         if step == 3:
             table.weight[EVERYTHING] = rows.detach().float()
-            optimizer.load_state_dict(theirs.state_dict())
+            optimizer.load_state_dict(reference.state_dict())
             assert optimizer._lr == 0.3
         gradient = sparse_gradient(step)
         rows.grad = gradient
-        theirs.step()
+        reference.step()
         if step >= 3:
             optimizer.step_rows([(table, gradient.indices()[0], gradient.values().float())])
     torch.testing.assert_close(table.weight[EVERYTHING].double(), rows.detach(), rtol=1e-5, atol=1e-5)
@@ -151,7 +151,7 @@ def test_grad_scaler(make_table, unscales: bool) -> None:
     optimizer = SparseAdagrad([table], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
     rows = torch.nn.Parameter(start_rows(50, 4).double())
-    theirs = torch.optim.Adagrad([rows], lr=0.1, eps=1e-10)
+    reference = torch.optim.Adagrad([rows], lr=0.1, eps=1e-10)
     scales = []
     for step in range(6):
         gradient = sparse_gradient(step)
@@ -168,7 +168,7 @@ def test_grad_scaler(make_table, unscales: bool) -> None:
         if step != 1:
             share = torch.tensor([[0.5], [1.0], [0.5]], dtype=torch.float64)
             rows.grad = torch.zeros_like(rows).index_add_(0, ids, values.double() * share)
-            theirs.step()
+            reference.step()
     torch.testing.assert_close(table.weight[EVERYTHING].double(), rows.detach(), rtol=1e-5, atol=1e-5)
     assert scales == [2.0**14, 2.0**13, 2.0**13, 2.0**13, 2.0**14, 2.0**14]
     assert optimizer.num_skipped_rows == 0
@@ -178,22 +178,22 @@ def test_numbers_of_overlapping_steps_are_not_lost(make_table) -> None:
     """The number given to a step is summed in that step, although the next one is started before it ends."""
     table = make_table()
     optimizer = SparseAdagrad([table], lr=0.1, overlap=True)
-    asked, seen = threading.Event(), []
+    finishing, sums = threading.Event(), []
     finish = optimizer.finish
 
     def let_it_end() -> None:
-        asked.set()
+        finishing.set()
         result = finish()
-        seen.append(0 if result is None else result.extra_sum)
+        sums.append(0 if result is None else result.extra_sum)
 
-    optimizer.when_phase(lambda phase: phase != "waiting" or asked.wait(60))
+    optimizer.when_phase(lambda phase: phase != "waiting" or finishing.wait(60))
     optimizer.finish = let_it_end
     for extra in (1, 0, 0, 1):
         optimizer.step_rows([(table, IDS, torch.ones(2, 4))], extra=extra)
-        asked.clear()
+        finishing.clear()
     optimizer.step()
     optimizer.finish()
-    assert seen == [0, 1, 0, 0, 1, 0]
+    assert sums == [0, 1, 0, 0, 1, 0]
 
 
 def test_rows_that_others_overwrite_are_not_waited_for(make_table, monkeypatch) -> None:

@@ -71,7 +71,7 @@ def test_matmul(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rng = np.random.default_rng(rows)
     left, right = rng.integers(-2, 3, (rows, inner)), rng.integers(-2, 3, (inner, columns))
     out = torch.full((rows + 2, columns), 77.0, dtype=dtype)
-    as_tensor = [torch.from_numpy(one.copy()).to(dtype) for one in (left.T, right.T)]
+    as_tensor = [torch.from_numpy(operand.copy()).to(dtype) for operand in (left.T, right.T)]
     threads.matmul(as_tensor[0].T, as_tensor[1].T, out[1:-1])
     np.testing.assert_array_equal(out[1:-1].float(), left @ right)
     assert (out[[0, -1]] == 77).all()

@@ -91,8 +91,8 @@ def test_schedulers_set_the_learning_rate(make_table) -> None:
     optimizer = SparseAdam([table], lr=0.8)
     step_lr = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     before = table.weight[EVERYTHING]
-    for wanted in (0.8, 0.4, 0.2):
-        assert optimizer._lr == pytest.approx(wanted)
+    for expected in (0.8, 0.4, 0.2):
+        assert optimizer._lr == pytest.approx(expected)
         optimizer.step_rows([(table, torch.tensor([0]), torch.ones(1, 4))])
         optimizer.step()
         step_lr.step()

@@ -20,7 +20,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 from tests.functional import job as commands
-from tests.functional.results import losses
+from tests.functional.results import json_lines, losses
 from tests.functional.test_training_job import settings
 from tests.toy_kg import toy_dataset
 
@@ -73,20 +73,20 @@ def figures(text: str) -> dict[str, float]:
 def same_figures(text: str, run: Path) -> None:
     """Hold PyTorch-BigGraph's figures against those of ``dglkge evaluate``."""
     done = commands.dglkge("evaluate", str(run), "--raw", "--ties", "pessimistic", "--json")
-    ours, theirs = json.loads(done.stdout)["both"], figures(text)
+    both, expected = json.loads(done.stdout)["both"], figures(text)
     for name, their_name in (("mr", "pos_rank"), ("mrr", "mrr"), ("hits@1", "r1"), ("hits@10", "r10")):
-        assert theirs[their_name] == pytest.approx(ours[name], rel=2e-4, abs=2e-4), (name, ours, theirs)
+        assert expected[their_name] == pytest.approx(both[name], rel=2e-4, abs=2e-4), (name, both, expected)
 
 
-def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> None:
+def same_relation_state(source: Path, run: Path, relation_order: np.ndarray) -> None:
     """Hold a run's Adagrad sums of relations against the means of PyTorch-BigGraph's."""
-    with h5py.File(theirs / f"model.v{open_checkpoint(theirs).version}.h5") as file:
+    with h5py.File(source / f"model.v{open_checkpoint(source).version}.h5") as file:
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
     expected = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1).mean(axis=1)
     with h5py.File(run / "checkpoint" / "v1" / "model.v1.h5") as file:
-        found = file["optimizer/sum"][:]
+        sums = file["optimizer/sum"][:]
     assert (expected > 0).all()
-    np.testing.assert_allclose(found[relation_order], expected, rtol=1e-6)
+    np.testing.assert_allclose(sums[relation_order], expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def dataset() -> Dataset:
 
 
 @pytest.fixture
-def ours(tmp_path: Path, dataset: Dataset) -> Path:
+def run(tmp_path: Path, dataset: Dataset) -> Path:
     return random_run(tmp_path, dataset, "complex", True)
 
 
@@ -126,11 +126,11 @@ def described(folder: Path) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def test_it_evaluates_ours_and_gets_our_figures(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
-    model = described(ours / "checkpoint" / "latest")
+def test_it_evaluates_ours_and_gets_our_figures(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+    model = described(run / "checkpoint" / "latest")
     edges = write_edges(tmp_path / "test", dataset.split("test"))
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
-    same_figures(biggraph("eval", config), ours)
+    same_figures(biggraph("eval", config), run)
 
 
 @pytest.mark.parametrize(
@@ -161,26 +161,25 @@ def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
     same_figures(biggraph("eval", config), run)
 
 
-def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
-    before = open_checkpoint(ours)["entity"][:].numpy()
-    with h5py.File(ours / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
+def test_it_resumes_training_from_ours(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+    before = open_checkpoint(run)["entity"][:].numpy()
+    with h5py.File(run / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         sums = file["optimizer/sum"][:]
-    with h5py.File(ours / "checkpoint" / "v1" / "model.v1.h5") as file:
+    with h5py.File(run / "checkpoint" / "v1" / "model.v1.h5") as file:
         relation_sums = file["optimizer/sum"][:]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     more = {"num_epochs": 3, "lr": 0.1, "loss_fn": "softmax"}
-    model = described(ours / "checkpoint" / "latest")
+    model = described(run / "checkpoint" / "latest")
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **more)
     biggraph("train", config)
-    after = open_checkpoint(ours)
+    after = open_checkpoint(run)
     assert after.version == 3 and after.manifest.meta.dataset_fingerprint == ""
     rows = after["entity"][:].numpy()
     assert np.abs(rows - before).max() < 1e-4 and (rows != before).any()
-    found = after.state_shapes("entity")
-    assert found == {"sum": sums.shape}
+    assert after.state_shapes("entity") == {"sum": sums.shape}
     later = after.state("entity", 0)["sum"].numpy()
     assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
-    model = ours / "checkpoint" / "latest" / "model.v3.h5"
+    model = run / "checkpoint" / "latest" / "model.v3.h5"
     with hdf5_format.open_file(model) as file:
         later = np.asarray(part_files.read_state(model, file, RELATION, after.meta)["sum"])
     assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
@@ -198,14 +197,14 @@ def check_written(folder: Path, version: int) -> None:
         assert file.attrs["format_version"] == 1
         assert json.loads(file.attrs["config/json"]) == config.to_dict()
         names = "edge_chunk_idx edge_path edge_path_idx epoch_idx num_edge_chunks num_edge_paths num_epochs"
-        found = sorted(key for key in file.attrs if key.startswith("iteration/"))
-        assert found == [f"iteration/{name}" for name in names.split()]
+        fields = sorted(key for key in file.attrs if key.startswith("iteration/"))
+        assert fields == [f"iteration/{name}" for name in names.split()]
         state = file["optimizer/state_dict"]
         assert state.dtype == np.dtype("V1") and state.ndim == 1
 
-    def check_parameter(_: str, found: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(found, h5py.Dataset):
-            assert "state_dict_key" in found.attrs and np.isfinite(found[...]).all()
+    def check_parameter(_: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset):
+            assert "state_dict_key" in item.attrs and np.isfinite(item[...]).all()
 
     with h5py.File(folder / f"model.v{version}.h5") as file:
         check_file(file)
@@ -267,15 +266,15 @@ def test_passes_are_counted_as_its_trainer_does(edge_sets: tuple[str, ...], num_
             assert resumed.epoch_idx == epoch
             assert resumed.edge_path_idx * num_chunks + resumed.edge_chunk_idx == passes
             # It writes a version before it counts the pass.
-            theirs = manager(3, paths, num_chunks, iteration_idx=max(0, count.finished - 1))
+            writer = manager(3, paths, num_chunks, iteration_idx=max(0, count.finished - 1))
             expected = {**count.attributes(), "iteration/num_epochs": 3}
-            assert theirs.get_checkpoint_metadata() == expected
+            assert writer.get_checkpoint_metadata() == expected
 
 
 def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> None:
     """A run of its own over two partitions has the same fields and numbers; it goes on with one of ours."""
     stats = pytest.importorskip("torchbiggraph.stats").Stats
-    run, theirs, entity_path = tmp_path / "run", tmp_path / "theirs", tmp_path / "entities"
+    run, reference, entity_path = tmp_path / "run", tmp_path / "theirs", tmp_path / "entities"
     more = ("sampling.num_ranges=2", "sampling.buckets=directed", "evaluation.held_out.fraction=0.1")
     more += ("training.batch_statistics=true", "training.num_epochs=2", "evaluation.split=none")
     more += ("optimizer.name=row_adagrad", "optimizer.lr=0.001")
@@ -287,8 +286,8 @@ def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> 
         (entity_path / f"entity_count_entity_{part}.txt").write_text(f"{count}\n")
     (tmp_path / "edges").mkdir()
     for lhs, rhs in np.ndindex(2, 2):
-        own = triples[((triples[:, 0] >= half) == lhs) & ((triples[:, 2] >= half) == rhs)]
-        edges = write_edges(tmp_path / f"edges{lhs}{rhs}", own - [lhs * half, 0, rhs * half])
+        bucket = triples[((triples[:, 0] >= half) == lhs) & ((triples[:, 2] >= half) == rhs)]
+        edges = write_edges(tmp_path / f"edges{lhs}{rhs}", bucket - [lhs * half, 0, rhs * half])
         (edges / "edges_0_0.h5").rename(tmp_path / "edges" / f"edges_{lhs}_{rhs}.h5")
     relations = [
         {"name": name, "lhs": "entity", "rhs": "entity", "operator": "diagonal"}
@@ -297,32 +296,32 @@ def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> 
     model = {
         "entities": {"entity": {"num_partitions": 2}}, "relations": relations, "dimension": DIM,
         "entity_path": str(entity_path), "edge_paths": [str(tmp_path / "edges")], "num_epochs": 2,
-        "checkpoint_path": str(theirs), "comparator": "dot",
+        "checkpoint_path": str(reference), "comparator": "dot",
     }  # fmt: skip
     config = write_config(tmp_path / "c.py", model, eval_fraction=0.1)
     biggraph("train", config)
-    folders = ((run / "checkpoint" / "latest").resolve(), theirs)
-    ours, own = ([*map(json.loads, (one / "training_stats.json").open(encoding="utf-8"))] for one in folders)
+    folders = ((run / "checkpoint" / "latest").resolve(), reference)
+    records, expected = (json_lines(folder / "training_stats.json") for folder in folders)
     evaluated = {"eval_stats_before", "eval_stats_after"}
-    assert sum(evaluated <= one.keys() for one in ours) > len(ours) / 2
+    assert sum(evaluated <= record.keys() for record in records) > len(records) / 2
     # Its later versions count buckets from 0.
-    assert [line["index"] for line in ours] == [line["index"] - 1 for line in own]
+    assert [line["index"] for line in records] == [line["index"] - 1 for line in expected]
     for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx"):
-        assert [line[name] for line in ours] == [line[name] for line in own]
-    for one, other in zip(ours, own):
+        assert [line[name] for line in records] == [line[name] for line in expected]
+    for record, other in zip(records, expected):
         # Held-out triples are drawn from all triples here: a small bucket may have none.
-        assert other.keys() - evaluated <= one.keys()
-        for name in one.keys() & {"stats", *evaluated}:
-            assert stats.from_dict(one[name]).count > 0
-            assert other[name]["metrics"].keys() <= one[name]["metrics"].keys()
+        assert other.keys() - evaluated <= record.keys()
+        for name in record.keys() & {"stats", *evaluated}:
+            assert stats.from_dict(record[name]).count > 0
+            assert other[name]["metrics"].keys() <= record[name]["metrics"].keys()
     edges = write_edges(tmp_path / "train", triples)
     version = open_checkpoint(run).version
     config = write_config(
         tmp_path / "d.py", described(folders[0]), edge_paths=[str(edges)], num_epochs=version + 1
     )
     biggraph("train", config)
-    read = [*map(json.loads, (folders[0] / "training_stats.json").open(encoding="utf-8"))]
-    assert read[: len(ours)] == ours and len(read) == len(ours) + 1
+    resumed = json_lines(folders[0] / "training_stats.json")
+    assert resumed[: len(records)] == records and len(resumed) == len(records) + 1
 
 
 def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
@@ -338,10 +337,10 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
     check_written(copy, 2)
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     config = write_config(tmp_path / "c.py", described(copy), edge_paths=[str(edges)], num_epochs=4)
-    found = re.findall(r"Starting epoch (\d+) / (\d+)", biggraph("train", config))
-    assert found == [("3", "4"), ("4", "4")]
+    epochs = re.findall(r"Starting epoch (\d+) / (\d+)", biggraph("train", config))
+    assert epochs == [("3", "4"), ("4", "4")]
     assert open_checkpoint(copy).version == 4
-    before, after = (open_checkpoint(one)["entity"] for one in (run, copy))
+    before, after = (open_checkpoint(folder)["entity"] for folder in (run, copy))
     names = list(dataset.vocabulary("entity").names)
     moved = (before[names] - after[names]).abs().max()
     assert 0 < moved < 0.5
@@ -350,20 +349,20 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
 @pytest.mark.parametrize("score_function", ["complex", "complex_diagonal+translation+none+diagonal_dot"])
 def test_its_export_reads_ours(score_function: str, dataset: Dataset, tmp_path: Path) -> None:
     """Its export fails at matrices, whoever wrote them."""
-    ours = random_run(tmp_path, dataset, score_function, score_function == "complex")
+    run = random_run(tmp_path, dataset, score_function, score_function == "complex")
     edges = write_edges(tmp_path / "train", dataset.split("train"))
-    model = described(ours / "checkpoint" / "latest")
+    model = described(run / "checkpoint" / "latest")
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)])
     outputs = [tmp_path / "entities.tsv", tmp_path / "relations.tsv"]
     options = ("--entities-output", "--relation-types-output")
     biggraph("export_to_tsv", config, *(word for pair in zip(options, map(str, outputs)) for word in pair))
-    checkpoint = open_checkpoint(ours)
+    checkpoint = open_checkpoint(run)
     lines = [line.split("\t") for line in outputs[0].read_text(encoding="utf-8").splitlines()]
     assert len(lines) == dataset.num_entities("entity")
     for name, *numbers in lines:
         assert np.allclose(np.array(numbers, float), checkpoint["entity"][name].numpy(), rtol=1e-5, atol=1e-6)
     operators = checkpoint.meta.operators or ["complex_diagonal"] * len(checkpoint.relations)
-    with_parameters = {name for name, one in zip(checkpoint.relations.labels, operators) if one != "none"}
+    with_parameters = {name for name, kind in zip(checkpoint.relations.labels, operators) if kind != "none"}
     lines_of_relations = outputs[1].read_text(encoding="utf-8").splitlines()
     assert {line.split("\t")[0] for line in lines_of_relations} == with_parameters
 
@@ -373,7 +372,7 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
     names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
     generator = np.random.default_rng(0)
     entity_order, relation_order = generator.permutation(len(names)), generator.permutation(len(relations))
-    entity_path, theirs = tmp_path / "entities", tmp_path / "theirs"
+    entity_path, source = tmp_path / "entities", tmp_path / "theirs"
     entity_path.mkdir()
     (entity_path / "entity_names_entity_0.json").write_text(json.dumps([names[i] for i in entity_order]))
     (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
@@ -387,7 +386,7 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
         "global_emb": False,
         "comparator": "dot",
         "entity_path": str(entity_path),
-        "checkpoint_path": str(theirs),
+        "checkpoint_path": str(source),
         "loss_fn": "softmax",
         "lr": 0.1,
     }
@@ -399,11 +398,11 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
         edges[split] = str(write_edges(tmp_path / split, triples))
     config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
     biggraph("train", config)
-    refused = commands.train_alone(*settings(dataset.path, theirs), status=2)
-    command = f"checkpoint convert {theirs} --to run --dataset {dataset.path} --output"
-    assert f"dglkge {command} {theirs}_resumed" in refused.stderr
+    refused = commands.train_alone(*settings(dataset.path, source), status=2)
+    command = f"checkpoint convert {source} --to run --dataset {dataset.path} --output"
+    assert f"dglkge {command} {source}_resumed" in refused.stderr
     done = commands.dglkge(*command.split(), str(tmp_path / "run"))
-    same_relation_state(theirs, tmp_path / "run", relation_order)
+    same_relation_state(source, tmp_path / "run", relation_order)
     config = write_config(
         tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
     )
@@ -411,11 +410,11 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
     more = ("optimizer.name=row_adagrad", "evaluation.split=none")
     resumed = settings(dataset.path, tmp_path / "run", f"training.num_epochs={NUM_EPOCHS + 1}", *more)
     anew = settings(dataset.path, tmp_path / "anew", "training.num_epochs=1", *more)
-    taken_over = (*anew, f"output={tmp_path / 'taken'}", f"checkpoint.init_path={theirs}")
-    for chosen in (resumed, anew, taken_over):
-        done = commands.train_alone(*chosen)
+    taken_over = (*anew, f"output={tmp_path / 'taken'}", f"checkpoint.init_path={source}")
+    for words in (resumed, anew, taken_over):
+        done = commands.train_alone(*words)
         assert "starts anew" not in done.stdout + done.stderr
-        if chosen is resumed:
+        if words is resumed:
             assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
     assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] == NUM_EPOCHS + 1
     goes_on, warm, starts = (losses(tmp_path / name)[0] for name in ("run", "taken", "anew"))
@@ -426,7 +425,7 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
 def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, tmp_path: Path) -> None:
     """It trains four operators; we rank alike, resume, and it ranks what we trained alike."""
     names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
-    entity_path, theirs = tmp_path / "entities", tmp_path / "theirs"
+    entity_path, source = tmp_path / "entities", tmp_path / "theirs"
     entity_path.mkdir()
     (entity_path / "entity_names_entity_0.json").write_text(json.dumps(names))
     (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
@@ -442,7 +441,7 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
         "global_emb": False,
         "comparator": "cos",
         "entity_path": str(entity_path),
-        "checkpoint_path": str(theirs),
+        "checkpoint_path": str(source),
         "loss_fn": "softmax",
         "lr": 0.1,
     }
@@ -454,7 +453,7 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
     config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
     biggraph("train", config)
     run = tmp_path / "run"
-    words = ["checkpoint", "convert", str(theirs), "--to", "run", "--dataset", str(dataset.path)]
+    words = ["checkpoint", "convert", str(source), "--to", "run", "--dataset", str(dataset.path)]
     commands.dglkge(*words, "--output", str(run))
     config = write_config(
         tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
@@ -462,7 +461,7 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
     same_figures(biggraph("eval", config), run)
     score_function = open_checkpoint(run).meta.score_function
     first = operators[relations[order[0]]]
-    named = ", ".join(f"{name}: {one}" for name, one in operators.items() if one != first)
+    named = ", ".join(f"{name}: {operator}" for name, operator in operators.items() if operator != first)
     more = ("optimizer.name=row_adagrad", "optimizer.relations=sparse_adagrad", "regularizer.weight=0")
     more += (f"model.score_function={score_function}", f"model.relation_operators={{{named}}}")
     more += ("model.reciprocal_relations=false", "evaluation.split=none", "optimizer.lr=0.01")

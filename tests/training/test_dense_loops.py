@@ -210,16 +210,16 @@ def test_wide_queries(tmp_path: Path, case: str) -> None:
     """Loss and gradients of a batch; Adagrad would turn noise of signs that cancel into whole steps."""
     sets = f"{FULL} model.score_function={case}".split()
     config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *sets))
-    oracle, found = Oracle(config), {}
+    oracle, sums = Oracle(config), {}
     with opened(config) as trainer:
         rows = dense_rows(trainer)
 
         def collect(gradients: list, **_: object) -> UpdateResult:
             for name, table in trainer.tables.items():
-                found[name] = np.zeros((len(table), table.dim))
+                sums[name] = np.zeros((len(table), table.dim))
                 for embedding, ids, values in gradients:
                     if embedding is table.embedding:
-                        np.add.at(found[name], np.asarray(ids), values.numpy())
+                        np.add.at(sums[name], np.asarray(ids), values.numpy())
             return UpdateResult(0)
 
         trainer.optimizer.step_rows = collect
@@ -228,10 +228,10 @@ def test_wide_queries(tmp_path: Path, case: str) -> None:
             loss = oracle.loss(oracle.data, trainer, rows, batch) / batch.global_size
             loss.backward()
             assert trainer.step(batch) / batch.global_size == pytest.approx(loss.item(), rel=1e-4)
-        for name, expected in rows.items():
+        for name, twin in rows.items():
             original = trainer.tables[name].original_ids
-            wanted = expected.grad[original] if expected.grad is not None else 0 * expected.detach()
-            np.testing.assert_allclose(found[name], wanted, rtol=1e-3, atol=1e-6, err_msg=name)
+            expected = twin.grad[original] if twin.grad is not None else 0 * twin.detach()
+            np.testing.assert_allclose(sums[name], expected, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("penalty", ["regularizer.name=lp regularizer.weight=0.1", "regularizer.name=none"])

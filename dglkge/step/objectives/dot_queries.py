@@ -217,10 +217,10 @@ class DifferentiatedQueries:
                     continue
                 anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
                 query = model.query(anchors, relations, side)
-                true, own = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
-                self._outputs.append((run, (query, true, own)))
+                true, own_score = model.compare_pairs(query, truths), model.compare_pairs(query, anchors)
+                self._outputs.append((run, (query, true, own_score)))
                 queries[run] = query.detach()
-                positive[run], own_scores[run] = true.detach().numpy(), own.detach().numpy()
+                positive[run], own_scores[run] = true.detach().numpy(), own_score.detach().numpy()
                 if self._regularizer is not None:
                     triples = (anchors, relations, truths)
                     penalties.append(self._regularizer.penalties(model, *triples, side, query))
