@@ -2,12 +2,17 @@
 
     python benchmarks/slow_machine.py --input PATH/TO/FB15k-237
     python benchmarks/slow_machine.py --input PATH/TO/FB15k-237 --slow machine --rounds 3
+    python benchmarks/slow_machine.py --input PATH/TO/FB15k-237 --slow machine --modes wait "do not wait" pbg
 
 Two hosts are namespaces of this machine (``cluster_hosts.py``; needs root), each with a server and a
 trainer of one thread. The second is slowed to half its speed: it is stopped and continued every 10 ms by
 signals, as the CPU quota of a control group does. Printed are the seconds that the first machine takes for
 its own triples in the last epoch, up to the last of them, and the MRR of the test split. The hosts share this
 machine's cores, so ratios of one run count, not seconds.
+
+``pbg`` is PyTorch-BigGraph on both hosts, with four partitions, a worker and a partition server on each. Its
+machines take buckets as they come free, so the seconds are those that the first would need for half of the
+triples at its speed of the last epoch; nothing is ranked.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import signal
 import statistics
 import subprocess
@@ -30,12 +36,17 @@ import psutil
 
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
 from cluster_jobs import LAUNCHER_LOG, REPOSITORY, environment, launch
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from measuring import pbg_peer
+from measuring.peer_environment import peer_python
 
 HALF_PERIOD_SECONDS = 0.01
 LIMIT_SECONDS = 600
 Measured = tuple[float, float]
 """Seconds of the first machine in the last epoch, and the MRR."""
 
+PBG, PBG_PARTS, PBG_PORT = "pbg", 4, 30200
 MODES = {
     "wait": ["training.synchronous=true"],
     "wait, kvstore": ["training.synchronous=true", "training.lookup=kvstore"],
@@ -102,15 +113,59 @@ def is_slowed(process: psutil.Process, scope: str) -> bool:
     return False
 
 
-def run(dataset: Path, mode: str, slow: str, arguments: argparse.Namespace) -> Measured:
-    """Train once; returns what is measured."""
-    settings = [
+def configured(dataset: Path, mode: str, arguments: argparse.Namespace) -> list[str]:
+    """Return the settings of a training."""
+    return [
         *(f"dataset={dataset}", "model.score_function=complex", f"model.dimension={arguments.dimension}"),
         *("loss.name=softmax", "optimizer.name=sparse_adagrad", "optimizer.lr=0.1"),
         *(f"negatives.num_uniform={arguments.negatives}", f"training.batch_size={arguments.batch_size}"),
         *(f"training.num_epochs={arguments.epochs}", f"evaluation.max_triples={arguments.max_triples}"),
-        *("checkpoint.every_epochs=0", "training.progress=never", *MODES[mode]),
+        *("checkpoint.every_epochs=0", "training.progress=never", *MODES.get(mode, [])),
     ]
+
+
+def run_pbg(dataset: Path, slow: str, arguments: argparse.Namespace) -> Measured:
+    """Train once with PyTorch-BigGraph; returns seconds, and nan for the MRR."""
+    config = load_config(None, configured(dataset, PBG, arguments))
+    with cluster_hosts(2) as hosts, tempfile.TemporaryDirectory(prefix="dglkge-job-") as name:
+        folder = Path(name)
+        method = f"tcp://{hosts[0].address}:{PBG_PORT}"
+        more = ["num_machines=2", f"distributed_init_method={json.dumps(method)}"]
+        described = pbg_peer.describe(config, folder, 1, PBG_PARTS, more)
+        pbg_peer.export(Dataset.open(dataset), folder, PBG_PARTS)
+        (folder / "config.py").write_text(f"def get_torchbiggraph_config():\n    return {described!r}\n")
+        python = arguments.pbg_python
+        command = [python, python.parent / "torchbiggraph_train", folder / "config.py", "--rank"]
+        # The role of ours whose processes are slowed. Its messages are pickles, which torch 2.6 refuses.
+        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "DGL_ROLE": "client"}
+        variables["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+        variables = {**environment(), **pbg_peer.ALLOCATOR, **variables}
+        with contextlib.ExitStack() as stack:
+            jobs = []
+            for rank, host in enumerate(hosts):
+                log = stack.enter_context(open(folder / f"{rank}.log", "w", encoding="utf-8"))
+                options = {"env": variables, "stdout": log, "stderr": subprocess.STDOUT}
+                jobs.append(host.popen([*command, str(rank)], **options))
+            deadline = time.monotonic() + LIMIT_SECONDS
+            with slowed(hosts[1], slow):
+                # One that fails leaves the other waiting.
+                while None in (statuses := [job.poll() for job in jobs]) and not any(statuses):
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.1)
+        text = (folder / "0.log").read_text(encoding="utf-8")
+        if any(job.returncode for job in jobs):
+            raise RuntimeError(
+                f"PyTorch-BigGraph ended with {[job.returncode for job in jobs]}:\n{text[-4000:]}"
+            )
+    return pbg_peer.seconds_for_share(text, len(Dataset.open(dataset).split("train")) // 2), math.nan
+
+
+def run(dataset: Path, mode: str, slow: str, arguments: argparse.Namespace) -> Measured:
+    """Train once; returns what is measured."""
+    if mode == PBG:
+        return run_pbg(dataset, slow, arguments)
+    settings = configured(dataset, mode, arguments)
     with cluster_hosts(2) as hosts, tempfile.TemporaryDirectory(prefix="dglkge-job-") as name:
         folder = Path(name)
         command: list[str | Path] = [
@@ -143,7 +198,13 @@ def main() -> int:
     add = parser.add_argument
     add("--input", type=Path, required=True, help="folder of the triples, such as FB15k-237")
     add("--slow", choices=("trainer", "machine"), default="trainer", help="what is slowed on the second host")
-    add("--modes", nargs="+", choices=MODES, default=["wait", "do not wait"], help="what to compare")
+    add("--modes", nargs="+", choices=[*MODES, PBG], default=["wait", "do not wait"], help="what to compare")
+    add(
+        "--pbg-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter that has torchbiggraph (default: installed)",
+    )
     add("--dimension", type=int, default=100)
     add("--negatives", type=int, default=200)
     add("--batch-size", type=int, default=2000, help="triples in a global batch")
@@ -157,6 +218,8 @@ def main() -> int:
     keys = list(itertools.product(arguments.modes, ("nothing", arguments.slow)))
     runs: dict[tuple[str, str], list[Measured]] = {key: [] for key in keys}
     with tempfile.TemporaryDirectory(prefix="dglkge-bench-") as name:
+        if PBG in arguments.modes:
+            arguments.pbg_python = peer_python(PBG, arguments.pbg_python, Path(name) / PBG, [])
         command: list[str | Path] = [
             sys.executable,
             REPOSITORY / "partition_tools" / "partition.py",
@@ -172,7 +235,8 @@ def main() -> int:
     for (mode, slow), repeats in runs.items():
         seconds, mrr = (statistics.median(values) for values in zip(*repeats))
         base = statistics.median(values[0] for values in runs[mode, "nothing"])
-        print(f"| {mode} | {slow} | {seconds:.1f} | {seconds / base:.2f} | {mrr:.4f} |")
+        shown_mrr = "" if math.isnan(mrr) else f"{mrr:.4f}"
+        print(f"| {mode} | {slow} | {seconds:.1f} | {seconds / base:.2f} | {shown_mrr} |")
     return 0
 
 

@@ -221,6 +221,17 @@ def loading_seconds(log: str) -> list[float]:
     return epochs
 
 
+def seconds_for_share(log: str, num_edges: int) -> float:
+    """Return the seconds for so many edges at the speed of the last epoch, waits between buckets included."""
+    start = end = edges = 0.0
+    for moment, message in timed_lines(log):
+        if _STARTING.search(message):
+            start, edges = moment, 0
+        elif processed := _PROCESSED.search(message):
+            end, edges = moment, edges + int(processed.group(1))
+    return num_edges / edges * (end - start)
+
+
 def timed_lines(log: str) -> list[tuple[float, str]]:
     """Return the log's lines with a time, as (seconds since the epoch, message)."""
     lines = []
