@@ -136,8 +136,10 @@ def run_pbg(dataset: Path, slow: str, arguments: argparse.Namespace) -> Measured
         (folder / "config.py").write_text(f"def get_torchbiggraph_config():\n    return {described!r}\n")
         python = arguments.pbg_python
         command = [python, python.parent / "torchbiggraph_train", folder / "config.py", "--rank"]
-        # The role of ours whose processes are slowed. Its messages are pickles, which torch 2.6 refuses.
-        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "DGL_ROLE": "client"}
+        # The role of ours whose processes are slowed; not of the shell, the host's own process waits for it.
+        command = ["sh", "-c", 'DGL_ROLE=client "$@"; exit $?', "sh", *command]
+        # Its messages are pickles, which torch 2.6 refuses.
+        variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
         variables["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         variables = {**environment(), **pbg_peer.ALLOCATOR, **variables}
         with contextlib.ExitStack() as stack:
