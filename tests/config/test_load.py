@@ -201,6 +201,15 @@ def test_what_may_change_in_a_resume_is_documented():
         assert any(f"`{word}`" in row for word in (key, key.split(".")[0], key.split(".")[-1])), key
 
 
+def test_an_old_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "dataset: d\ntraining:\n  products: float32\n")
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}:3: training.products is now called training.matmul_dtype"
+    with pytest.raises(InputError, match=r"override 'training.products=auto': training.products is now"):
+        load_config(None, ["dataset=d", "training.products=auto"])
+
+
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     text = """\
 dataset: d
@@ -210,7 +219,7 @@ model:
   max_norm: long
 evaluation:
   ties: realistc
-training: {kernel: auto}
+training: {products: float32}
 """
     path = written(tmp_path, text)
     with pytest.raises(InputErrors) as caught:
@@ -221,8 +230,7 @@ training: {kernel: auto}
         f"{path}:5: model.max_norm is 'long'; allowed: a number",
         f"{path}:7: evaluation.ties is 'realistc'; allowed: one of realistic, optimistic, pessimistic; did "
         "you mean 'realistic'?",
-        f"{path}:8: unknown key 'training.kernel'; did you mean 'training.kernels' or 'training.wire' or "
-        "'training.device' or 'training.staleness' or 'training.averaging'?",
+        f"{path}:8: training.products is now called training.matmul_dtype",
         "override 'optimizer.lr=0': optimizer.lr is 0.0; allowed: a number above 0",
     ]
     assert str(caught.value).count("\n") == 0 and "; override" in str(caught.value)

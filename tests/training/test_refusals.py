@@ -285,6 +285,8 @@ model.score_function=tucker 'dense.optimizer={name: Adam, betas: [0.9, 2]}'
     dense.optimizer Adam with betas=...: torch refuses it: Invalid beta
 model.score_function=tucker 'dense.optimizer={name: Adam, eps: 1e-6, momentum: 1}'
     unknown option of dense.optimizer Adam 'momentum'
+dense.options=[eps=1]
+    dense.options is now called dense.optimizer, a map
 model.score_function=tucker dense.schedule=Cosine
     unknown dense.schedule 'Cosine'; ...CosineAnnealingLR
 dense.autocast=half
