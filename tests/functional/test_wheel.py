@@ -63,6 +63,8 @@ def test_an_installed_wheel_needs_no_repository(wheel_file, tmp_path):  # noqa: 
     settings += ["training.num_epochs=1", "model.dimension=16"]
     out = run("dglkge", "train", "--recipe", "stdlib/complex", *sets(settings), "--num_trainers", "1")
     assert "checkpoint, statistics and metrics are in runs/ring" in out
+    report = json.loads(run("dglkge", "evaluate", "runs/ring", "--limit", "3", "--json"))
+    assert report["num_triples"] == 3 and report["dataset"] == "ring"
     head, relation, _ = ring_triples().iloc[0]
     query = ["runs/ring", "--head", head, "--relation", relation, "--json"]
     assert len(json.loads(run("dglkge", "predict", *query))["answers"]) == 10
