@@ -18,6 +18,7 @@ from dglkge.distributed.addresses import (
     DEFAULT_PORT,
     Machine,
     hold_usable_address,
+    is_own_address,
     listening_ports,
     read_ip_config,
     wait_until_listening,
@@ -207,3 +208,8 @@ def test_dgl_still_sleeps_where_it_is_replaced() -> None:
     assert "rpc.connect_receiver(" in source
     assert {"sleep"} == {word.partition("(")[0] for word in source.split("time.")[1:]}
     assert rpc_server.rpc is dgl.distributed.rpc
+
+
+def test_own_addresses() -> None:
+    assert is_own_address("127.0.0.1")
+    assert not is_own_address("192.0.2.1")
