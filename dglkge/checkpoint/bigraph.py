@@ -19,8 +19,9 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats import LOSSES, score_function_of
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
-from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR
+from dglkge.model.functions.bigraph_operators import MATRICES, OPERATORS, SEPARATOR
 from dglkge.model.functions.bigraph_scores import COMPARATORS
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation
 
 DEFAULTS: dict[str, Any] = {
@@ -233,6 +234,11 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         counts = dict.fromkeys(config["entities"], 0)
         for entry in files[:-1]:
             counts[entry.table] += entry.num_rows
+        dims = {
+            name: int(entity.get("dimension") or config["dimension"])
+            for name, entity in config["entities"].items()
+        }
+        dim = max(dims.values())
         meta = CheckpointMeta(
             config=config,
             dataset_name="unknown",
@@ -247,12 +253,18 @@ def read_manifest(folder: Path, version: int) -> Manifest:
             },
             seed=0,
             score_function=score_function,
-            dim=int(config["dimension"]),
+            dim=dim,
             reciprocal=bool(config.get("dynamic_relations", False)),
             optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
             versions={"torchbiggraph": "unknown"},
             operators=operators if len(set(operators)) > 1 else (),
+            dims={name: width for name, width in dims.items() if width < dim},
         )
+        if meta.dims and not SCORE_FUNCTIONS.get(score_function).maps_widths:
+            raise CheckpointError(
+                f"{path}: entities have the dimensions {dims} and relations the operators "
+                f"{', '.join(set(operators))}; allowed with several dimensions: {', '.join(sorted(MATRICES))}"
+            )
         return Manifest(version, meta, files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         words = f"{type(error).__name__}: {error}"

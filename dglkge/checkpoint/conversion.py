@@ -242,7 +242,12 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         )
     # Progress within an epoch counts positions in the order of the triples, which another data set lacks.
     progress = {**source.meta.progress, Progress.BATCHES_DONE: 0}
-    meta = dataclasses.replace(source.meta, config={}, progress=progress, **dataset_fields(dataset))
+    dims = {
+        name: source.meta.dims[saved] for name, saved in types.items() if saved and saved in source.meta.dims
+    }
+    meta = dataclasses.replace(
+        source.meta, config={}, progress=progress, dims=dims, **dataset_fields(dataset)
+    )
     if saved_times(source, meta) is not None:
         raise CheckpointError(
             f"{source.path} has other times than {dataset.path}; to start a run with what it has, set "

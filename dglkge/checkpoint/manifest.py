@@ -124,6 +124,10 @@ class CheckpointMeta:
         """The distinct (lhs, rhs) pairs of entity types, in the order of their first relation."""
         return list(dict.fromkeys((relation.lhs, relation.rhs) for relation in self.relations))
 
+    def entity_dim(self, entity_type: str) -> int:
+        """Return the width of a type's rows."""
+        return self.dims.get(entity_type, self.dim)
+
     def difference(self, other: CheckpointMeta, fields: Sequence[str]) -> str:
         """Return the first field with another value in ``other``, which is this run's, in words; or ""."""
         for name in fields:

@@ -136,7 +136,7 @@ def write_part(
     CheckpointError if the part does not fit the run: wrong width, ids twice or out of range.
     """
     order, ids = _ascending(part, meta)
-    expected = (len(ids), meta.dims.get(part.table, meta.dim))
+    expected = (len(ids), meta.entity_dim(part.table))
     if part.rows.shape != expected:
         raise CheckpointError(
             f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
@@ -431,7 +431,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
 
 def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
-    if meta.operators:
+    if meta.operators or (meta.dims and meta.score_function):
         return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
     shapes = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")

@@ -506,8 +506,8 @@ class Checkpoint(TablesByName):
         counts, rows = dict(self.meta.entity_types), dict(self._new)
         for name, (names, made) in new.items():
             self._check_table(name)
-            self._check_new(name, names, made, self.meta.dim, "rows")
-            before = rows.get(name, ([], torch.empty(0, self.meta.dim)))
+            self._check_new(name, names, made, self.meta.entity_dim(name), "rows")
+            before = rows.get(name, ([], torch.empty(0, made.shape[1])))
             rows[name] = ([*before[0], *names], torch.cat([before[1], made.float()]))
             counts[name] += len(names)
         other = copy.copy(self)

@@ -17,6 +17,7 @@ from dglkge.formats import operator_of as declared_operator
 from dglkge.model.functions.bigraph_operators import NUMBERS, OPERATORS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import recorded_imports
+from dglkge.typing import Relation
 
 MODEL_GROUP = "model"
 RECIPROCAL_GROUP = "reciprocal"
@@ -119,6 +120,19 @@ class Parameter(NamedTuple):
     sign: int
 
 
+def used_numbers(meta: CheckpointMeta, width: int) -> np.ndarray:
+    """Return which numbers of relation rows (R, W) are parameters, bool.
+
+    Between rows of fewer numbers than ``meta.dim`` a matrix is a block of the relation's.
+    """
+
+    class Ones(dict[str, float]):
+        def __missing__(self, key: str) -> float:
+            return 1.0
+
+    return from_parameters(Ones(), meta, width) != 0
+
+
 def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:
     """Cut relation rows (R, W) into the dataset, key and values of each :class:`Parameter`.
 
@@ -149,13 +163,13 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
 
     Its sums are of squared gradients, one for each number; row-wise Adagrad's are of their mean over the
     row, so the mean of the sums is what it would have come to with the same gradients. Where operators
-    differ, the sums (R, W) are PyTorch-BigGraph's own. The state is by number of the parameter, all of
-    ``lhs_operators`` first; KeyError or ValueError if it is not that of the operators.
+    or widths differ, the sums (R, W) are PyTorch-BigGraph's own. The state is by number of the parameter,
+    all of ``lhs_operators`` first; KeyError or ValueError if it is not that of the operators.
     """
     sums = np.zeros((len(meta.relations), width), dtype=np.float32)
     for number, view in enumerate(_bigraph_views(sums, meta)):
         view[...] = np.asarray(state[number]["sum"]).reshape(view.shape)
-    if meta.operators:
+    if meta.operators or meta.dims:
         return sums
     # Of static relations PyTorch-BigGraph has one side.
     kept = sums if is_dynamic(meta) or not meta.reciprocal else np.split(sums, 2, axis=1)[1]
@@ -207,14 +221,26 @@ def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
         is_theirs = side == "rhs" or is_stacked
         group = MODEL_GROUP if is_theirs else RECIPROCAL_GROUP
         for index, values in enumerate([half] if is_stacked else half):
+            block = _block(meta, meta.relations[index], side)
             start = 0
             for name, shape, sign in cuts[index]:
                 end = start + math.prod(shape)
                 # Still a view: only the last axis, which is contiguous, is cut.
                 view = values[..., start:end].reshape(*values.shape[:-1], *shape)
+                view = view[(..., *block[: len(shape)])]
                 key = f"{side}_operators.{index}.{name}" if is_theirs else None
                 yield Parameter(view, f"{group}/relations/{index}/operator/{side}/{name}", key, sign)
                 start = end
+
+
+def _block(meta: CheckpointMeta, relation: Relation, side: str) -> tuple[slice, ...]:
+    """Return the numbers of what an operator on a side gives, and of what it takes; () where all have one
+    width.
+    """
+    if not meta.dims:
+        return ()
+    head, tail = (slice(meta.entity_dim(name)) for name in (relation.lhs, relation.rhs))
+    return (tail, head) if side == "lhs" else (head, tail)
 
 
 def _common_cuts(meta: CheckpointMeta, width: int) -> list[Cut]:

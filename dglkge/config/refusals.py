@@ -95,11 +95,15 @@ COMPILED = "which compiles sampled negatives on a device"
 ALL_UPDATE = "whose parameters all trainers update alike"
 BY_NUMBER = "sparse_adagrad, sparse_adam"
 PADDED = "where relations have rows as wide as the widest operator's, so that no mean of a row is one's own"
+NARROWER = (
+    "where a relation's matrix has no numbers beyond two narrow rows, so that no mean of a row is its own"
+)
 QUERIES = "whose batches are queries with the answers of all triples"
 
 phases = component(SCORE, lambda made: made.relation_init == PHASE)
 one_operator = component(SCORE, lambda made: not made.operators)
 several_operators = component(SCORE, lambda made: bool(made.operators))
+widths = is_set("model.entity_dimensions")
 has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = When(OBJECTIVE, lambda value: value != NEGATIVE_SAMPLING)
@@ -130,6 +134,16 @@ ROWS: tuple[Row, ...] = (
         several_operators),
     row("optimizer.relations", Allowed(lambda name: name != "", BY_NUMBER), PADDED, several_operators,
         has("optimizer.name", BIGRAPH_OPTIMIZER)),
+    row("model.entity_dimensions", only({}),
+        "whose relations have no matrices to map rows of one width to another; linear_* and affine_* have",
+        component(SCORE, lambda made: not made.maps_widths)),
+    row("optimizer.relations", Allowed(lambda name: name != BIGRAPH_OPTIMIZER, BY_NUMBER), NARROWER, widths),
+    row("optimizer.relations", Allowed(lambda name: name != "", BY_NUMBER), NARROWER, widths,
+        has("optimizer.name", BIGRAPH_OPTIMIZER)),
+    *(row(field, allowed, "and whatever is added to rows has the width of model.dimension", widths)
+      for field, allowed in (("features.files", ABSENT), ("model.init_from.path", ABSENT),
+                             ("model.global_vectors", only(False)))),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), "and all candidates are rows of model.dimension", widths),
     row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
     *(row(f"dense.{name}", only(field.get_default(call_default_factory=True)),
           "which has no dense parameters, nor are there features", lacks_module, has("features", None))

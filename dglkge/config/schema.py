@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, PositiveInt
 from pydantic.fields import FieldInfo
 
 from dglkge.model import regularizers
@@ -120,6 +120,9 @@ class ModelConfig(Settings):
         {}, "operators by relation where score_function has several: {born_in: translation}; else the first"
     )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
+    entity_dimensions: dict[str, PositiveInt] = setting(
+        {}, "fewer numbers in the rows of some entity types: {person: 100}; for matrices between two widths"
+    )
     reciprocal_relations: bool = setting(
         True,
         "a relation row of its own for each side that is predicted (Lacroix et al. 2018); DGL-KE has none: "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,10 @@ class TableSet(Mapping[str, EmbeddingTable]):
     ----------
     graph, layout, part
         As of :class:`EmbeddingTable`.
-    entity_types : sequence of str
-    entity_dim, relation_dim : int
-        Widths of an entity's and of a relation's row.
+    entity_dims : mapping of str to int
+        Width of the rows of each entity type.
+    relation_dim : int
+        Width of a relation's row.
     storage : RowStorage
         How rows of entities are stored. Relations are few and always float32.
 
@@ -48,8 +49,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         self,
         graph: Any,
         layout: PartitionLayout,
-        entity_types: Sequence[str],
-        entity_dim: int,
+        entity_dims: Mapping[str, int],
         relation_dim: int,
         part: int,
         storage: RowStorage = FLOAT32_ROWS,
@@ -57,7 +57,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         self._part = part
         self._num_times = layout.num_times
         self._tables = {
-            name: EmbeddingTable(graph, layout, name, entity_dim, part, storage) for name in entity_types
+            name: EmbeddingTable(graph, layout, name, dim, part, storage) for name, dim in entity_dims.items()
         }
         wide = replace(storage, dtype=torch.float32)
         # The order of the tables is that of the exchange's messages, so it must be the same on all trainers.

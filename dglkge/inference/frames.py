@@ -300,7 +300,13 @@ class Questions(TrainedModel):
         places: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             places.setdefault(self.type_of(name, entity_type), []).append(place)
-        rows = np.empty((len(names), self.tables.meta.dim), np.float32)
+        widths = {table: int(self.tables[table].shape[1]) for table in places}
+        if len(set(widths.values())) > 1:
+            described = ", ".join(f"{table} {width}" for table, width in widths.items())
+            raise InputError(
+                f"names are of types with rows of several widths: {described}; allowed: one width"
+            )
+        rows = np.empty((len(names), *set(widths.values())), np.float32)
         for table, rows_of_table in places.items():
             ids = self.tables.vocabulary(table).ids(names[place] for place in rows_of_table)
             rows[rows_of_table] = self.tables.gather(table, torch.from_numpy(ids)).numpy()

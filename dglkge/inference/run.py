@@ -751,6 +751,7 @@ class Run(Questions):
             "model": {
                 "score_function": meta.score_function,
                 "dimension": meta.dim,
+                **({"entity_dimensions": dict(meta.dims)} if meta.dims else {}),
                 "reciprocal_relations": meta.reciprocal,
                 **meta.score_options,
                 **({"dense_parameters": num_dense} if num_dense else {}),

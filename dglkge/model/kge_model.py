@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
@@ -26,7 +27,8 @@ class KgeModel:
     ----------
     score_function : ScoreFunction
     dim : int
-        Width of an entity's row.
+        Width of an entity's row. Where ``maps_widths`` of the score function is true, every method takes
+        narrower rows of entities as well, which stand for rows with zeros at their end.
     reciprocal : bool
         Whether a relation has one row for each direction (Lacroix et al. 2018; Kazemi and Poole 2018).
         The table's row then holds both: its first half answers (h, r, ?), its second half (?, r, t), each
@@ -140,7 +142,7 @@ class KgeModel:
         places : (B,) int64 tensor, optional
             Where relations have one row each, (U, relation_width): the place of each entity's.
         """
-        relation = self.direction(relation_row, side)
+        entity, relation = self._widened(entity), self.direction(relation_row, side)
         # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
         # shared row needs the adjoint.
         query_side = Side.TAIL if self.reciprocal else side
@@ -149,13 +151,19 @@ class KgeModel:
         more = (relation_ids,) if self.score_function.acts_on_candidates else ()
         return self.score_function.query(entity, relation, query_side, *more)
 
+    def _widened(self, rows: Tensor) -> Tensor:
+        """Return rows of entities at the dimension, with zeros at their end: (..., D') -> (..., D)."""
+        lacking = self.dim - rows.shape[-1]
+        return pad(rows, (0, lacking)) if lacking else rows
+
     def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
 
         Compared with the entity given it has the score of :meth:`query` compared with the answer.
         """
         forward = Side.TAIL if self.reciprocal else side
-        return self.score_function.query(answer, self.direction(relation_row, side), forward.other)
+        relation = self.direction(relation_row, side)
+        return self.score_function.query(self._widened(answer), relation, forward.other)
 
     def entity_product(self, anchor: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
@@ -170,25 +178,25 @@ class KgeModel:
         """
         function = self.score_function
         if not function.has_times:
-            return function.relation_query(anchor, answer)
+            return function.relation_query(self._widened(anchor), self._widened(answer))
         numbers = (times % function.settings.num_times).to(anchor)
         return function.relation_query(anchor, answer, numbers[:, None])
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate: (B, query_dim), (N, D) -> (B, N)."""
-        return self.score_function.compare(query, candidates)
+        return self.score_function.compare(query, self._widened(candidates))
 
     def compare_plainly(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate by the definition, without compiled loops."""
-        return self.score_function.compare_plainly(query, candidates)
+        return self.score_function.compare_plainly(query, self._widened(candidates))
 
     def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate in the form that ``torch.compile`` takes."""
-        return self.score_function.compare_fused(query, candidates)
+        return self.score_function.compare_fused(query, self._widened(candidates))
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i: (B, query_dim), (B, D) -> (B,)."""
-        return self.score_function.compare_pairs(query, candidates)
+        return self.score_function.compare_pairs(query, self._widened(candidates))
 
     def score(self, head: Tensor, relation_row: Tensor, tail: Tensor, side: Side = Side.TAIL) -> Tensor:
         """Score triples: (B, D), (B, relation_width), (B, D) -> (B,).

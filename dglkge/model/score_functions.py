@@ -87,6 +87,9 @@ class ScoreFunction(Comparator):
         otherwise.
     operators : tuple of str
         Names of the operators of relations, where each relation has one of several; otherwise empty.
+    maps_widths : bool
+        Whether a relation has a matrix, which may map rows of one width to another: rows of an entity type
+        may then have fewer numbers than the dimension.
     needs_reciprocal : bool
         Whether nothing carries a tail back to its head, so that heads can be predicted by relation rows of
         their own only. :meth:`adjoint` is then not asked for.
@@ -107,6 +110,7 @@ class ScoreFunction(Comparator):
     acts_on_candidates: ClassVar[bool] = False
     shares_relations: ClassVar[bool] = False
     operators: ClassVar[tuple[str, ...]] = ()
+    maps_widths: ClassVar[bool] = False
     needs_reciprocal: ClassVar[bool] = False
     has_times: ClassVar[bool] = False
     # Dimension and seed of the module of a bound score function, and the module once it is built.

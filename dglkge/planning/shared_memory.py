@@ -72,7 +72,7 @@ def row_width(table: str, config: Config) -> int:
     """Return the width of a table's rows; that of relations depends on the score function."""
     model = config.model
     if table != RELATION:
-        return model.dimension
+        return model.entity_dimensions.get(table, model.dimension)
     one_side: int = configured_score_function(config).relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
 

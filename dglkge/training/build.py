@@ -18,7 +18,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.kernels.rows import widen_rows
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
-from dglkge.training.building.components import configured_model, relation_operators
+from dglkge.training.building.components import configured_model, entity_dimensions, relation_operators
 from dglkge.training.building.step import build_step
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import open_job
@@ -63,7 +63,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
 
     # Creates the folder and excludes other jobs from here on.
     checkpoints = open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
-    job = open_job(config, cluster)
+    job = open_job(config, cluster, meta)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
     evaluator = LiveEvaluator(job.averaged)
@@ -94,5 +94,6 @@ def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
         reciprocal=config.model.reciprocal_relations,
         optimizer=describe_optimizer(config.optimizer),
         operators=relation_operators(config, dataset),
+        dims=entity_dimensions(config, dataset),
         versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
     )

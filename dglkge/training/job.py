@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
@@ -162,8 +163,8 @@ class Job:
             yield
 
 
-def open_job(config: Config, cluster: Cluster) -> Job:
-    """Make everything that is trained, with initial values; a collective."""
+def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
+    """Make everything that is trained, with initial values, for a run; a collective."""
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
     config = with_num_times(config, dataset)
@@ -173,7 +174,7 @@ def open_job(config: Config, cluster: Cluster) -> Job:
     model = configured_model(config)
     tables = open_tables(config, cluster, dataset, layout, model)
     features = build_features(config, cluster, dataset)
-    fill_tables(tables, model, config, cluster, dataset, features)
+    fill_tables(tables, model, config, cluster, features, meta)
     optimizer = open_optimizer(config, tables, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
     device_tables = build_device_tables(config, tables, optimizer, world, device)

@@ -64,7 +64,7 @@ def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[Tab
     monkeypatch.setattr(dgl.distributed, "DistEmbedding", Embedding)
     made = []
     for machine in range(2):  # the class above reads it
-        made.append(TableSet(Graph(), layout, ["entity"], DIM, DIM, machine))
+        made.append(TableSet(Graph(), layout, {"entity": DIM}, DIM, machine))
     return made
 
 

@@ -109,6 +109,27 @@ model.score_function=diagonal+none_cos model.relation_dropout=0.25
     model.relation_dropout is 0.25 and model.score_function is diagonal+none_cos, where a number
 model.entity_dropout=1
     model.entity_dropout is 1.0; allowed: below 1
+model.score_function=complex 'model.entity_dimensions={person: 5}'
+    model.entity_dimensions is person and model.score_function is complex, whose relations have no matrices to
+    map rows of one width to another; linear_* and affine_* have; allowed: empty, or another value of
+model.score_function=affine_cos 'model.entity_dimensions={person: 0}'
+    model.entity_dimensions.person is 0; allowed: a number above 0
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' optimizer.relations.name=row_adagrad
+    optimizer.relations is row_adagrad and model.entity_dimensions is person, where a relation's matrix has
+    no numbers beyond two narrow rows, so that no mean of a row is its own; allowed: sparse_adagrad,
+    sparse_adam, or another value of
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' optimizer.name=row_adagrad
+    optimizer.relations is empty and model.entity_dimensions is person, ...; allowed: sparse_adagrad,
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' features.files=[person=x.npy]
+    features.files is person=x.npy and model.entity_dimensions is person, and whatever is added to rows has
+    the width of model.dimension; allowed: null for features,
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' model.init_from.path=v.npy
+    model.init_from.path is v.npy and model.entity_dimensions is person, and whatever is added
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' model.global_vectors=true
+    model.global_vectors is true and model.entity_dimensions is person, and whatever is added
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' training.objective=one_vs_all
+    training.objective is one_vs_all and model.entity_dimensions is person, and all candidates are rows of
+    model.dimension; allowed: negative_sampling,
 model.global_vectors=true model.reciprocal_relations=true
     model.reciprocal_relations is true and model.global_vectors is true
 model.global_vectors=true model.reciprocal_relations=false training.synchronous=false

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from dglkge.errors import InputError
 from dglkge.typing import RELATION, Side
@@ -44,7 +44,9 @@ class TorchModel(nn.Module):
         tables = run.tables
         types = list(tables.entity_types)
         rows = [_all_rows(run, name) for name in types]
-        self.entities = nn.Parameter(torch.cat(rows))
+        # Rows that are narrower than the dimension have zeros at their end.
+        wide = [pad(type_rows, (0, run.model.dim - type_rows.shape[1])) for type_rows in rows]
+        self.entities = nn.Parameter(torch.cat(wide))
         self.relations = nn.Parameter(_all_rows(run, RELATION))
         self._model = copy.deepcopy(run.model)
         self._num_times = tables.relations.num_times

@@ -106,7 +106,7 @@ class LinkSearch:
             )
             known = known_query[inside] - first, known_place[inside]
             if self.is_narrow:
-                scores = (self._narrow[tile] @ narrow.T).float()
+                scores = (self._narrow[tile, : narrow.shape[1]] @ narrow.T).float()
                 pairs = self._close(scores, narrow_low[tile], known)
                 if len(pairs[0]) * PAIR_COST <= rows.shape[1] * scores.numel():
                     self._keep(tile, pairs, ids, rows)

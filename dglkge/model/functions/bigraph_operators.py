@@ -207,6 +207,9 @@ OPERATORS = {
 NUMBERS = {name: number for number, name in enumerate(OPERATORS)}
 """Of the operators, in the last number of rows of :class:`OperatorByRelation`."""
 
+MATRICES = {LinearOperator.name, AffineOperator.name}
+"""Operators that may map rows of one width to another."""
+
 SEPARATOR = "+"
 """Between the names of several operators."""
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import (
+    MATRICES,
     OPERATORS,
     SEPARATOR,
     BigraphOperator,
@@ -145,6 +146,7 @@ class StaticScore(BigraphScore):
         # Instances, as the facts of a pair are those of its class.
         self.has_bias = pair.has_bias  # type: ignore[misc]
         self.operators = pair.operators  # type: ignore[misc]
+        self.maps_widths = pair.maps_widths  # type: ignore[misc]
         self.complex_valued = pair.complex_valued  # type: ignore[misc]
         self.relation_init = pair.relation_init  # type: ignore[misc]
         self.help = pair.help  # type: ignore[misc]
@@ -342,6 +344,7 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         "has_bias": bias,
         "has_parameters": type(acts) is not BigraphOperator,
         "operators": tuple(acts.name.split(SEPARATOR)) if isinstance(acts, OperatorByRelation) else (),
+        "maps_widths": set(acts.name.split(SEPARATOR)) <= MATRICES,
     }
     bases: tuple[type, ...] = (compares, BigraphScore)
     if bias:

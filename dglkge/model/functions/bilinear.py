@@ -51,6 +51,7 @@ class RESCAL(Dot, ScoreFunction):
 
     help = "a matrix of each relation between two vectors (Nickel et al. 2011)"
     shares_relations = True
+    maps_widths = True
 
     def relation_dim(self, dim: int) -> int:
         return LINEAR.row_dim(dim)

@@ -99,6 +99,22 @@ def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
     return tuple(named.get(name, operators[0]) for name in names) if operators else ()
 
 
+def entity_dimensions(config: Config, dataset: Dataset) -> dict[str, int]:
+    """Return the width of the rows of entity types where it is not ``model.dimension``."""
+    named, dim = config.model.entity_dimensions, config.model.dimension
+    function = SCORE_FUNCTIONS.get(config.model.score_function.name)(config.model.score_function)
+    for name, width in named.items():
+        if name not in dataset.entity_types:
+            raise unknown_name("entity type of model.entity_dimensions", name, dataset.entity_types)
+        allowed = f"at most {dim}, which is model.dimension" if width > dim else function.other_dims(width)
+        if allowed:
+            raise InputError(f"model.entity_dimensions has {name}: {width}; allowed: {allowed}")
+    if all(named.get(name, dim) < dim for name in dataset.entity_types):
+        greatest = max(named.values())
+        raise InputError(f"model.dimension is {dim}, and all entity types have less; allowed: {greatest}")
+    return {name: width for name, width in named.items() if width < dim}
+
+
 def _relation_names(dataset: Dataset, named: Collection[str]) -> list[str]:
     """Return the name of each relation, by original id; some that are named are among them."""
     names = [relation.name for relation in dataset.relations.relations]

@@ -105,7 +105,9 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
     own_entity = config.negatives.scores_own
-    is_compiled = dot_softmax.is_compiled(model, loss) and job.has_loops
+    # The loops read all rows at one width.
+    has_one_width = not config.model.entity_dimensions
+    is_compiled = dot_softmax.is_compiled(model, loss) and job.has_loops and has_one_width
     kind = dot_softmax.DotSoftmax if is_compiled else AutogradLoss
     objective: Objective = kind(
         planner, model, loss, regularizer, own_entity, computation, config.training.batch_statistics, offset

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import open_features, parse_note, record_path
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.relation_layout import used_numbers
 from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig, OptimizerConfig
@@ -43,7 +45,6 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
-from dglkge.training.building.components import relation_operators
 from dglkge.training.building.given_vectors import match_names, nothing_matches, require_finite, together
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
@@ -219,10 +220,10 @@ def open_tables(
     storage = RowStorage(
         getattr(torch, settings.dtype), settings.rounding, config.seed, kernels=config.training.kernels
     )
-    widths = (config.model.dimension, model.relation_width)
+    widths = dict.fromkeys(dataset.entity_types, model.dim) | config.model.entity_dimensions
     with request_timeout():
         # Creates tensors on all servers by RPC, hence the timeout.
-        return TableSet(cluster.graph, layout, dataset.entity_types, *widths, cluster.world.machine, storage)
+        return TableSet(cluster.graph, layout, widths, model.relation_width, cluster.world.machine, storage)
 
 
 def fill_tables(
@@ -230,14 +231,15 @@ def fill_tables(
     model: KgeModel,
     config: Config,
     cluster: Cluster,
-    dataset: Dataset,
     features: RunFeatures | None,
+    meta: CheckpointMeta,
 ) -> None:
     """Fill the tables, each trainer its share of the machine's rows.
 
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
-    world, operators = cluster.world, relation_operators(config, dataset)
+    world = cluster.world
+    relation_numbers = torch.from_numpy(used_numbers(meta, model.relation_width)) if meta.dims else None
     for name, table in tables.items():
         if features is not None and name in features.untrained_types:
             continue  # its rows are f(x) alone: zeros, as the servers have made them
@@ -249,9 +251,11 @@ def fill_tables(
             rows = model.initial_rows(name, ids, config.seed, scale)
             if config.model.max_norm and name != RELATION:
                 limit_norms(rows.numpy(), config.model.max_norm)
-            if operators and name == RELATION:
-                rows = model.operator_rows([operators[id_] for id_ in ids.tolist()])
-            shard.rows[start : start + 65536] = rows
+            if meta.operators and name == RELATION:
+                rows = model.operator_rows([meta.operators[id_] for id_ in ids.tolist()])
+            if relation_numbers is not None and name == RELATION:
+                rows = rows * relation_numbers[ids]
+            shard.rows[start : start + 65536] = rows[:, : table.dim]
     # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()
 

@@ -66,7 +66,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     # So are the rows of times, of which a run may have others.
     num_times = {name: value for name, value in meta.score_options.items() if name == "num_times"}
     options = {**checkpoint.meta.score_options, **num_times}
-    if differs := replace(checkpoint.meta, score_options=options).difference(meta, MODEL_FIELDS):
+    if differs := replace(checkpoint.meta, score_options=options).difference(meta, (*MODEL_FIELDS, "dims")):
         raise CheckpointError(f"{checkpoint.path} has {differs}: its rows cannot be taken over")
     keeps = _keeps_projections(config, checkpoint)
     times = conversion.saved_times(checkpoint, meta)
