@@ -156,8 +156,8 @@ class FoldIn:
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         if checkpoint.meta.dims:
             raise InputError(
-                f"{checkpoint.path} has entity types with rows of several widths; new entities get rows where "
-                "all have one width"
+                f"{checkpoint.path} has entity types with rows of several widths; new entities get rows "
+                "where all have one width"
             )
         self._checkpoint, self._model = checkpoint, model
         self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.relations.relations

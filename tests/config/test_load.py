@@ -225,7 +225,8 @@ training: {products: float32}
     with pytest.raises(InputErrors) as caught:
         load_config(path, ["optimizer.lr=0"])
     assert sorted(caught.value.problems) == [
-        f"{path}:2: unknown key 'modle.dimension'; did you mean 'model.dimension' or 'model.entity_dimensions'?",
+        f"{path}:2: unknown key 'modle.dimension'; did you mean 'model.dimension' or "
+        "'model.entity_dimensions'?",
         f"{path}:4: model.dimension is -3; allowed: at least 1",
         f"{path}:5: model.max_norm is 'long'; allowed: a number",
         f"{path}:7: evaluation.ties is 'realistc'; allowed: one of realistic, optimistic, pessimistic; did "

@@ -163,9 +163,11 @@ def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
         np.testing.assert_allclose(answers["probability"], expected["probability"], atol=1e-6)
 
 
-def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
+@pytest.mark.parametrize("width", [40, 30])
+def test_bounds_of_bfloat16_skip_no_candidate(width, monkeypatch):
+    """Of rows as wide as queries, and of narrower ones, which have zeros at their end."""
     draws = torch.Generator().manual_seed(1)
-    rows = torch.randn(1003, 40, generator=draws) * torch.logspace(0, -2, 40)
+    rows = (torch.randn(1003, 40, generator=draws) * torch.logspace(0, -2, 40))[:, :width].contiguous()
     query = torch.randn(5, 40, generator=draws)
     meta = SimpleNamespace(dim=40, entity_types={"entity": 1003}, relations=[])
     tables = WholeTables(Path(), meta, {"entity": rows, RELATION: rows[:0]})
@@ -177,7 +179,7 @@ def test_bounds_of_bfloat16_skip_no_candidate(monkeypatch):
     for low in (-0.5, 0.0, 4.0, 1e9):
         monkeypatch.setattr(narrow_rows, "SCREENED", 1)
         blocks = list(search.search("entity", query, low))
-        exact = query.double() @ rows.double().T
+        exact = query[:, :width].double() @ rows.double().T
         pairs = {pair for row, ids, _ in blocks for pair in zip(row.tolist(), ids.tolist())}
         assert pairs == {tuple(pair) for pair in torch.nonzero(exact >= low).tolist()}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, part_files
@@ -22,7 +23,7 @@ from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 from tests.functional import job as commands
 from tests.functional.results import json_lines, losses
 from tests.functional.test_training_job import settings
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import partition, toy_dataset, write_splits
 
 pytest.importorskip("torchbiggraph", reason="torchbiggraph is not installed here: run make test-pbg")
 
@@ -474,3 +475,67 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
         tmp_path / "again.py", again, edge_paths=[str(edges_of_ours)], **everything_negative(again)
     )
     same_figures(biggraph("eval", config), run)
+
+
+@pytest.mark.parametrize("operator", ["linear", "affine"])
+def test_entity_types_of_several_widths(operator: str, tmp_path: Path) -> None:
+    """Its matrices are square, so its relations join types of one width; ours go there and back."""
+    people, towns = 30, 12
+    rows = [(f"p{i}", "knows", f"p{(i + k) % people}") for i in range(people) for k in (1, 2, 5)]
+    rows += [(f"t{i}", "near", f"t{(i + k) % towns}") for i in range(towns) for k in (1, 3)]
+    write_splits(tmp_path / "source", pd.DataFrame(rows, columns=["head", "relation", "tail"]))
+    names = [*(f"p{i}" for i in range(people)), *(f"t{i}" for i in range(towns))]
+    kinds = {"p": "person", "t": "town"}
+    types = "".join(f"{name}\t{kinds[name[0]]}\n" for name in names)
+    (tmp_path / "types.tsv").write_text(types, encoding="utf-8")
+    options = ("--entity-types", str(tmp_path / "types.tsv"))
+    dataset = Dataset.open(partition(tmp_path / "source", tmp_path / "dataset", *options))
+    entity_path = tmp_path / "entities"
+    entity_path.mkdir()
+    for kind in kinds.values():
+        entities = list(dataset.vocabulary(kind).names)
+        (entity_path / f"entity_names_{kind}_0.json").write_text(json.dumps(entities))
+        (entity_path / f"entity_count_{kind}_0.txt").write_text(f"{len(entities)}\n")
+    relations = [
+        {"name": relation.name, "lhs": relation.lhs, "rhs": relation.rhs, "operator": operator}
+        for relation in dataset.relations.relations
+    ]
+    model = {
+        "entities": {"person": {"num_partitions": 1, "dimension": 6}, "town": {"num_partitions": 1}},
+        "relations": relations, "dimension": DIM, "comparator": "cos", "loss_fn": "softmax", "lr": 0.1,
+        "entity_path": str(entity_path), "checkpoint_path": str(tmp_path / "theirs"),
+    }  # fmt: skip
+    edges = {split: str(write_edges(tmp_path / split, dataset.split(split))) for split in ("train", "test")}
+    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
+    biggraph("train", config)
+    words = ["checkpoint", "convert", str(tmp_path / "theirs"), "--to", "run", "--dataset", str(dataset.path)]
+    commands.dglkge(*words, "--output", str(tmp_path / "run"))
+    run = open_checkpoint(tmp_path / "run")
+    assert (run["person"].shape[1], run["town"].shape[1]) == (6, DIM)
+    config = write_config(
+        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
+    )
+    same_figures(biggraph("eval", config), tmp_path / "run")
+    # Ours goes on with it, and it reads and trains ours.
+    more = (f"model.score_function={operator}_cos", "model.entity_dimensions={person: 6}")
+    more += (f"model.dimension={DIM}", "model.reciprocal_relations=false", "optimizer.name=row_adagrad")
+    more += ("optimizer.relations.name=sparse_adagrad", "evaluation.split=none")
+    done = commands.train_alone(
+        *settings(dataset.path, tmp_path / "run", *more, f"training.num_epochs={NUM_EPOCHS + 2}")
+    )
+    assert "starts anew" not in done.stdout + done.stderr
+    folder = (tmp_path / "run" / "checkpoint" / "latest").resolve()
+    config = write_config(
+        tmp_path / "ours.py",
+        described(folder),
+        edge_paths=[edges["test"]],
+        **everything_negative(described(folder)),
+    )
+    same_figures(biggraph("eval", config), tmp_path / "run")
+    before = open_checkpoint(tmp_path / "run")["person"][:]
+    version = open_checkpoint(tmp_path / "run").version
+    config = write_config(
+        tmp_path / "more.py", described(folder), edge_paths=[edges["train"]], num_epochs=version + 1, lr=0.01
+    )
+    biggraph("train", config)
+    assert (open_checkpoint(tmp_path / "run")["person"][:] != before).any()

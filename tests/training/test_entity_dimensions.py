@@ -16,6 +16,8 @@ from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
+from dglkge.inference.links.missing_links import LinkSearch
+from dglkge.inference.links.row_index import RowIndex
 from dglkge.inference.search import LinkQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import RELATION, Side
@@ -191,6 +193,30 @@ def test_what_reads_a_run_takes_narrow_rows(tmp_path: Path) -> None:
         sorted(scored.tolist(), reverse=True), rel=1e-4
     )
     assert run.nearest("person3", "person", 2)
+    # Searches that multiply rows themselves: in bfloat16 first, and by an index.
+    people = run.tables["person"][:]
+    knows = next(id_ for id_, item in enumerate(meta.relations) if item.name == "knows")
+    query = run.model.query(people.double(), run.tables[RELATION][[knows]].double(), Side.TAIL)
+    exact = run.model.compare(query, people.double())
+    nobody = torch.empty(0, dtype=torch.long)
+    search = LinkSearch(run.model, query, run.max_norm("person"), (nobody, nobody), 0.01, is_narrow=True)
+    search.add(torch.arange(len(people)), people)
+    pairs = search.take()
+    assert len(pairs) > 9
+    assert {tuple(pair) for pair in pairs[["query", "candidate"]].tolist()} == {
+        tuple(pair) for pair in (exact >= 0.01).nonzero().tolist()
+    }
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    index = RowIndex("test", run.tables, "person")
+    best = index.nearest(query.float().numpy(), 1)[:, 0]
+    nearly = exact.amax(1) - exact[torch.arange(len(exact)), torch.from_numpy(best)]
+    assert float(nearly.max()) < 0.02 * float(exact.abs().max())  # rows of 8 bits
+
+
+def test_exports_and_modules_have_the_widths(tmp_path: Path) -> None:
+    with opened(load_config(None, run_settings(tmp_path / "run", "rescal", True))) as trainer:
+        train(trainer, 4)
+    run = dglkge.open_run(tmp_path / "run")
     with pytest.raises(InputError, match="rows of several widths: person 5, town 8; allowed: one width"):
         run.embeddings(["person3", "town4"])
     assert run.embeddings(["person3", "person4"]).shape == (2, 5)
