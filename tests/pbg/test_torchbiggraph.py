@@ -477,6 +477,10 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
     same_figures(biggraph("eval", config), run)
 
 
+@pytest.mark.skipif(
+    not hasattr(ConfigSchema, "entity_dimension"),
+    reason="PyTorch-BigGraph 1.0.0 has one width for all entity types; its main branch has several",
+)
 @pytest.mark.parametrize("operator", ["linear", "affine"])
 def test_entity_types_of_several_widths(operator: str, tmp_path: Path) -> None:
     """Its matrices are square, so its relations join types of one width; ours go there and back."""
