@@ -30,10 +30,11 @@ from dglkge.model.kge_model import build_model
 from dglkge.model.losses import Softmax
 from dglkge.optim.links import NEUTRAL, RuleStep
 from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.outboxes import NeighbourOutbox, Neighbours, Outbox
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.rules import Adagrad
 from dglkge.optim.scratch import Scratch
-from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, SharedExchange, num_fields
+from dglkge.optim.shared_exchange import SharedExchange, num_fields
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.negatives import MixedNegatives
 from dglkge.step.contracts import PHASES, Computation, PhaseClock
@@ -184,9 +185,8 @@ def measure(trainer: Trainer, num: int, steps: int) -> list[dict[str, Any]]:
             peers = [other for other in range(num) if other != place]
             neighbours = [NeighbourOutbox(other, outboxes[other].address) for other in peers]
             wire = WireFormat((torch.float32,) * 2, trainer.dims, np.dtype(np.int32), False)
-            exchange = SharedExchange(
-                outboxes[place], neighbours, place, peers, trainer.chains, wire, timeout_seconds=300
-            )
+            boxes = Neighbours(outboxes[place], neighbours, timeout_seconds=300)
+            exchange = SharedExchange(boxes, place, peers, trainer.chains, wire)
         trainer.run(place, exchange, trainer.batches(place, num))
         results.put(trainer.figures(exchange))
 

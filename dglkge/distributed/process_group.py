@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dglkge.distributed.addresses import PortTakenError
 from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, NotReadyError, StorageError
+from dglkge.optim.shared_messages import SharedAlltoall
 
 Result = TypeVar("Result")
 
@@ -67,6 +68,7 @@ class DeviceGroups:
     def __init__(self, timeout_seconds: float = 600.0) -> None:
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
         self._groups: dict[torch.device, Any] = {}
+        self._host: SharedAlltoall | None = None
 
     def group(self, device: torch.device) -> Any:
         """Return the group whose collectives take tensors on a device; a collective at its first call."""
@@ -81,6 +83,19 @@ class DeviceGroups:
         if dist.is_initialized():
             dist.all_reduce(values, group=self.group(values.device))
         return values
+
+    def sum_gradients(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of float32 numbers (n,) over all trainers, which are added in float64; a collective.
+
+        Through shared memory where all trainers are on one machine and the numbers on the host.
+        """
+        if values.device.type != "cpu":
+            return self.sum(values.double())
+        if self._host is None:
+            seconds = self._timeout.total_seconds()
+            duty = "train every batch, also with no triples of its own"
+            self._host = SharedAlltoall(seconds, "sum of dense gradients", duty)
+        return self._host.sum_rows(values)
 
 
 LAST_TENSORS_SECONDS = 0.1

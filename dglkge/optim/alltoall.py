@@ -124,6 +124,10 @@ class Alltoall:
         if landing is not incoming:
             incoming.copy_(landing)
 
+    def share(self, message: ndarray, received: ndarray, received_bytes: list[int]) -> None:
+        """Send one message "(n,) uint8" to every rank; fill ``received`` with theirs, rank after rank."""
+        self.messages(np.tile(message, self.size), [len(message)] * self.size, received, received_bytes)
+
     def rows(self, sent: torch.Tensor, sent_counts: list[int], received_counts: list[int]) -> torch.Tensor:
         """Send consecutive rows of ``sent`` "(n, ...)" to ranks 0, 1, ...; returns those that arrive, rank by
         rank.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -17,8 +16,9 @@ from dglkge.optim.network_exchange import (
     WireFormat,
     ranks_by_machine,
 )
+from dglkge.optim.outboxes import Neighbours, Outbox, open_neighbours, usable
 from dglkge.optim.row_chains import GradientRows
-from dglkge.optim.shared_exchange import Address, NeighbourOutbox, Outbox, SharedExchange, num_fields, usable
+from dglkge.optim.shared_exchange import SharedExchange, num_fields
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +87,13 @@ class StepExchange:
                 routes = [Route(table_starts, machines) for table_starts in starts]
                 self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
             return
-        neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
+        neighbours = open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
         # All trainers must take the same path: if one cannot share memory, none does.
         if all(group.gather(neighbours is not None)):
             if neighbours and outbox is not None:
                 places = [place for place, rank in enumerate(here) if rank != group.rank]
-                self._neighbours = SharedExchange(
-                    outbox, neighbours, self.place, places, chains, wire, group.timeout_seconds
-                )
+                boxes = Neighbours(outbox, neighbours, group.timeout_seconds)
+                self._neighbours = SharedExchange(boxes, self.place, places, chains, wire)
             # The network exchange leaves rows of this machine where they are: shared memory does the rest.
             machines[part_id] = np.array([group.rank])
         else:
@@ -167,12 +166,3 @@ class StepExchange:
         """Mark this trainer as failed: the trainers of this machine stop waiting for it."""
         if self._neighbours is not None:
             self._neighbours.fail()
-
-
-def _open_neighbours(addresses: Sequence[tuple[int, Any]]) -> list[NeighbourOutbox] | None:
-    """Outboxes of the other trainers of this machine, or None if one cannot be opened."""
-    try:
-        return [NeighbourOutbox(rank, Address(*address)) for rank, address in addresses]
-    except (OSError, TypeError) as error:  # another container or user, or no outbox
-        logger.info("a neighbour's memory cannot be opened: %s", error)
-        return None

@@ -146,7 +146,7 @@ class DenseParameters(Parameters):
         return float(verdict[-1])
 
     def _sums(self, rows_are_finite: bool) -> tuple[list[Tensor], float]:
-        """Return the gradients, float64, summed over the trainers, and how many ask to skip; a collective.
+        """Return the gradients summed over the trainers, and how many ask to skip; a collective.
 
         Where parameters are sharded: those of the slices of this trainer, and whether it asks.
         """
@@ -161,14 +161,13 @@ class DenseParameters(Parameters):
         for parameter in parameters:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            # In float64, so that the order of trainers shows in the last bit of float32 only.
-            by_device.setdefault(parameter.device, []).append(gradient.detach().double().reshape(-1))
+            by_device.setdefault(parameter.device, []).append(gradient.detach().reshape(-1))
         by_place: dict[torch.device, Iterator[Tensor]] = {}
         num_asking = 0.0
         for device, flat in by_device.items():
-            asks = torch.tensor([not rows_are_finite], dtype=torch.float64, device=device)
+            asks = torch.tensor([not rows_are_finite], dtype=torch.float32, device=device)
             # One round of messages: the request to skip is one number more.
-            *totals, asking = self.groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
+            *totals, asking = self.groups.sum_gradients(torch.cat([*flat, asks])).split([*map(len, flat), 1])
             by_place[device], num_asking = iter(totals), float(asking)
         return [next(by_place[parameter.device]).view_as(parameter) for parameter in parameters], num_asking
 

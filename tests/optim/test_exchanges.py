@@ -15,9 +15,9 @@ import torch
 
 from dglkge.optim import step_exchange
 from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.outboxes import NeighbourOutbox, Outbox
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.scratch import Scratch
-from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox
 from dglkge.optim.step_exchange import StepExchange
 
 DIMS = (3, 5)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, is_alive, usable
+from dglkge.optim.outboxes import NeighbourOutbox, Outbox, is_alive, usable
 from tests import warm
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -63,7 +63,7 @@ def test_an_outbox_is_read_by_another_process() -> None:
     outbox.reserve(10)
     outbox.body[:10] = 7
     script = (
-        "import sys; from dglkge.optim.shared_exchange import *; "
+        "import sys; from dglkge.optim.outboxes import *; "
         "box = NeighbourOutbox(3, Address(*map(int, sys.argv[1:]))); "
         "print(box.fields[0], box.fields[999], box.body[:10].sum(), len(box.body) >= 10, box.has_failed)"
     )

@@ -77,7 +77,7 @@ class QueryExchange:
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
         in_bytes = (self._counts * row_bytes).sum(1).tolist()
         received = self._scratch.bytes("received", sum(in_bytes))
-        self._send(message, [len(message)] * size, received, in_bytes)
+        self._send(message, received, in_bytes)
         return self._unpack(received)
 
     def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:
@@ -133,8 +133,7 @@ class QueryExchange:
             return [array[None] for array in numbers]
         message = np.concatenate([array.reshape(-1).view(np.uint8) for array in numbers])
         received = np.empty((size, len(message)), np.uint8)
-        sizes = [len(message)] * size
-        self._send(message, sizes, received.reshape(-1), sizes)
+        self._send(message, received.reshape(-1), [len(message)] * size)
         shared, start = [], 0
         for array in numbers:
             piece = received[:, start : start + array.nbytes]
@@ -184,12 +183,8 @@ class QueryExchange:
         return sums
 
     def _send(
-        self,
-        message: npt.NDArray[np.uint8],
-        out_bytes: list[int],
-        received: npt.NDArray[np.uint8],
-        in_bytes: list[int],
+        self, message: npt.NDArray[np.uint8], received: npt.NDArray[np.uint8], in_bytes: list[int]
     ) -> None:
         """Send one message to every trainer."""
-        self._group.messages(np.tile(message, self._group.size), out_bytes, received, in_bytes)
+        self._group.share(message, received, in_bytes)
         self.sent_bytes += len(message) * int(self._is_remote.sum())
