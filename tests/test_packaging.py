@@ -23,6 +23,7 @@ PACKAGE_FILES = sorted(
         "py.typed",
         "schema.json",
         "datasets.yaml",
+        "prefixes.yaml",
         "recipes/*/*.yaml",
         "page/*",
         "report/page.[!p]*",

@@ -329,25 +329,9 @@ def shared_prefix(offsets: ndarray, data: ndarray) -> int:
 
 
 @compiled
-def words_of(names: ndarray, offsets: ndarray, data: ndarray, skip: int) -> ndarray:
-    """Return eight bytes of each of some names, behind the first ``skip``, as numbers that sort alike."""
-    words = np.empty(names.shape[0], np.uint64)
-    for i in range(names.shape[0]):
-        words[i] = word_at(data, offsets[names[i]] + skip, offsets[names[i] + 1])
+def words_of(offsets: ndarray, data: ndarray, skip: int) -> ndarray:
+    """Return eight bytes of each name, behind the first ``skip``, as numbers that sort alike."""
+    words = np.empty(offsets.shape[0] - 1, np.uint64)
+    for i in range(words.shape[0]):
+        words[i] = word_at(data, offsets[i] + skip, offsets[i + 1])
     return words
-
-
-@compiled
-def sorted_within(groups: ndarray, order: ndarray) -> ndarray:
-    """Sort an order, a permutation, by ascending numbers from 0 of groups; members of a group keep their
-    order.
-    """
-    next_place = np.zeros(groups[-1] + 2, np.int64)
-    for group in groups:
-        next_place[group + 1] += 1
-    next_place = np.cumsum(next_place)
-    sorted_order = np.empty(order.shape[0], np.int64)
-    for i in order:
-        sorted_order[next_place[groups[i]]] = i
-        next_place[groups[i]] += 1
-    return sorted_order

@@ -20,7 +20,6 @@ from dglkge.kernels.hashing import (
     hash_names,
     intern_names,
     shared_prefix,
-    sorted_within,
     words_of,
 )
 
@@ -29,8 +28,8 @@ MAX_NAMES = np.iinfo(np.int32).max
 SHARD_BITS = 4
 """Of a hash, for the table that a name is in: each has a lock, so as many threads can add names."""
 
-MAX_ROUNDS = 32
-"""Rounds of sorting by eight bytes each; Arrow compares what is still equal then."""
+NUM_WORDS = 4
+"""Numbers of eight bytes that names are sorted by before Arrow compares them."""
 
 _NAMES_AT_A_TIME = 1 << 18
 
@@ -200,34 +199,14 @@ def in_order(names: Strings) -> tuple[NameList, np.ndarray]:
 def sorted_order(names: Strings) -> np.ndarray:
     """Return the order that sorts different names by code points, (n,) int64.
 
-    UTF-8 sorts as its code points do. Eight bytes a round are sorted as numbers; later rounds sort what is
-    equal so far, within its group.
+    UTF-8 sorts as its code points do. Most names differ in a few bytes behind those that all share: these are
+    compared as numbers, and Arrow compares the texts of names that are equal there.
     """
-    order = np.arange(len(names))
     if len(names) < 2:
-        return order
+        return np.arange(len(names))
     offsets, data = string_buffers(names)
     skip = shared_prefix(offsets, data)
-    # Where names that are equal so far stand in the order, and the number of their group.
-    places, groups = order.copy(), np.zeros(len(names), np.int64)
-    for number in range(MAX_ROUNDS):
-        members = order[places]
-        words = words_of(members, offsets, data, skip + 8 * number)
-        within = sorted_within(groups, np.argsort(words))
-        order[places] = members[within]
-        words = words[within]
-        # A name is alone once its word differs from those before and after it; groups stay apart.
-        starts = np.ones(len(places) + 1, bool)
-        starts[1:-1] = (words[1:] != words[:-1]) | (groups[1:] != groups[:-1])
-        tied = ~(starts[:-1] & starts[1:])
-        if not tied.any():
-            return order
-        groups = np.cumsum(starts[:-1])[tied]
-        places = places[tied]
-        # From 0 without gaps: sorted_within counts the members of each.
-        groups = np.cumsum(np.concatenate([[0], groups[1:] != groups[:-1]]))
-    members = order[places]
-    rest = pa.table({"group": groups, "name": names.take(pa.array(members))})
-    by_name = pc.sort_indices(rest, [("group", "ascending"), ("name", "ascending")])
-    order[places] = members[by_name.to_numpy()]
-    return order
+    words = {f"word {number}": words_of(offsets, data, skip + 8 * number) for number in range(NUM_WORDS)}
+    rows = pa.table({**words, "name": names})
+    order = pc.sort_indices(rows, [(column, "ascending") for column in rows.column_names])
+    return order.to_numpy().view(np.int64)

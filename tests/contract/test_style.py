@@ -41,7 +41,7 @@ def pickle_reads(tree: ast.AST) -> list[str]:
         if not isinstance(call, ast.Call) or called_name(call) != "load":
             continue
         name, words = ast.unparse(call.func), [ast.unparse(word) for word in call.keywords]
-        # Of readers/ogb.py: it calls nothing but what makes arrays.
+        # Of readers/numbered.py: it calls nothing but what makes arrays.
         if "pickle_module=ARRAYS_ONLY" in words:
             continue
         is_default = name == "np.load" and not any(word.startswith("allow_pickle") for word in words)

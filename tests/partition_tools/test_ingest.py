@@ -19,8 +19,8 @@ from dglkge.data.triples import BLOCK_BYTES, TripleFile, frame_chunks
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA
 from dglkge.partition.ingest import IdMaps, IdTriples, bytes_at_a_time, ingest, table_chunks
+from dglkge.partition.make_dataset import hash_triples, split_by_hash
 from dglkge.partition.options import parse_fractions
-from dglkge.partition.splits import hash_triples, split_by_hash
 from tests.kernels.test_hashing import MASK, reference_split_mix
 from tests.partition_tools.conftest import names
 

@@ -16,7 +16,7 @@ from dglkge.partition.extend import extend_dataset
 from dglkge.partition.ingest import Reading
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options
-from dglkge.partition.readers.ogb import find_ogb
+from dglkge.partition.readers.numbered import find_ogb
 from tests.partition_tools.reading_back import named_triples
 
 OPTIONS = Options(method="random")

@@ -18,11 +18,10 @@ import numpy as np
 from dglkge.data.dataset_files import TRAIN, TRIPLE_IDS, Field, load_json, part_folder
 from dglkge.errors import InputError
 from dglkge.partition.ingest import Reading, Watch
-from dglkge.partition.options import FORMATS, Format, Options
+from dglkge.partition.options import FORMATS, Format, Options, format_by_content, format_by_name
 from dglkge.partition.readers.graphml import NO_RELATION
 from dglkge.partition.readers.id_folders import IdFolder
 from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
-from dglkge.partition.readers.sniff import format_by_content, format_by_name
 
 RELATION_FIELDS = ("etype", "rel_type", "_TYPE")
 """Edge data of a graph with one edge type that may hold the relation of each edge."""

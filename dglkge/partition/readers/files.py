@@ -15,14 +15,24 @@ from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, Watch, available_cores, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.options import DGL, FOLDER, FORMATS, GRAPHML, RDF, TABLE, Format, Options
+from dglkge.partition.options import (
+    DGL,
+    FOLDER,
+    FORMATS,
+    GRAPHML,
+    RDF,
+    TABLE,
+    Format,
+    Options,
+    find_format,
+    format_by_name,
+)
 from dglkge.partition.readers import id_folders
 from dglkge.partition.readers.dgl_graph import find_dgl, read_graphs
 from dglkge.partition.readers.graphml import read_graphml
 from dglkge.partition.readers.id_folders import IdFolder
-from dglkge.partition.readers.ogb import find_ogb
+from dglkge.partition.readers.numbered import find_ogb
 from dglkge.partition.readers.rdf import read_rdf
-from dglkge.partition.readers.sniff import find_format, format_by_name
 from dglkge.partition.report import reading_progress, show_line
 
 WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}

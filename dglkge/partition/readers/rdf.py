@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
 from dglkge.errors import InputError, StorageError, import_extra
 from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
-from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions
-from dglkge.partition.readers.sniff import format_by_content
+from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions, format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
@@ -26,46 +27,9 @@ _DRAWN = re.compile(r"[0-9a-f]{24,32}")
 _POSITION = re.compile(r"^Parser error [^:]*: ")
 
 
-WELL_KNOWN = {
-    "bibo": "http://purl.org/ontology/bibo/",
-    "cc": "http://creativecommons.org/ns#",
-    "chebi": "http://purl.obolibrary.org/obo/CHEBI_",
-    "dbc": "http://dbpedia.org/resource/Category:",
-    "dbo": "http://dbpedia.org/ontology/",
-    "dbp": "http://dbpedia.org/property/",
-    "dbr": "http://dbpedia.org/resource/",
-    "dc": "http://purl.org/dc/elements/1.1/",
-    "dcat": "http://www.w3.org/ns/dcat#",
-    "dcterms": "http://purl.org/dc/terms/",
-    "doap": "http://usefulinc.com/ns/doap#",
-    "fb": "http://rdf.freebase.com/ns/",
-    "foaf": "http://xmlns.com/foaf/0.1/",
-    "geo": "http://www.w3.org/2003/01/geo/wgs84_pos#",
-    "gn": "http://www.geonames.org/ontology#",
-    "go": "http://purl.obolibrary.org/obo/GO_",
-    "obo": "http://purl.obolibrary.org/obo/",
-    "org": "http://www.w3.org/ns/org#",
-    "owl": "http://www.w3.org/2002/07/owl#",
-    "prov": "http://www.w3.org/ns/prov#",
-    "qb": "http://purl.org/linked-data/cube#",
-    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
-    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
-    "schema": "http://schema.org/",
-    "sdo": "https://schema.org/",
-    "sh": "http://www.w3.org/ns/shacl#",
-    "sioc": "http://rdfs.org/sioc/ns#",
-    "skos": "http://www.w3.org/2004/02/skos/core#",
-    "sosa": "http://www.w3.org/ns/sosa/",
-    "time": "http://www.w3.org/2006/time#",
-    "up": "http://purl.uniprot.org/core/",
-    "vcard": "http://www.w3.org/2006/vcard/ns#",
-    "void": "http://rdfs.org/ns/void#",
-    "wd": "http://www.wikidata.org/entity/",
-    "wdt": "http://www.wikidata.org/prop/direct/",
-    "wikibase": "http://wikiba.se/ontology#",
-    "xsd": "http://www.w3.org/2001/XMLSchema#",
-    "yago": "http://yago-knowledge.org/resource/",
-}
+WELL_KNOWN: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("prefixes.yaml").read_text(encoding="utf-8")
+)
 """Prefixes that are used without being declared. A declared one of the same name replaces it."""
 
 
