@@ -29,7 +29,7 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 Ids = npt.NDArray[np.int64]
 

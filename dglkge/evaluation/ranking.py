@@ -20,7 +20,7 @@ from dglkge.kernels.full_scores import count_scores, list_close
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.model.functions.comparators import FLOAT32_UNIT
 from dglkge.model.kge_model import KgeModel
-from dglkge.optim.threads import split
+from dglkge.optim.workspace import split
 from dglkge.typing import RowShard
 
 

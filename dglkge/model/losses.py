@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dglkge.kernels import losses as kernels
-    from dglkge.kernels import losses as loss_kernels
     from dglkge.model import full_losses
 else:
     np, kernels = deferred("numpy"), deferred("dglkge.kernels.losses")
-    loss_kernels = deferred("dglkge.kernels.losses")
     full_losses = deferred("dglkge.model.full_losses")
 
 
@@ -287,7 +285,7 @@ class Softmax(Loss):
 
     def loop(self) -> Callable[..., float]:
         temperature = self.adversarial_temperature
-        return functools.partial(loss_kernels.softmax, np.float32(-1 if temperature is None else temperature))
+        return functools.partial(kernels.softmax, np.float32(-1 if temperature is None else temperature))
 
 
 @LOSSES.register("logistic")

@@ -323,7 +323,6 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
         "dglkge.model.functions.bilinear",
         "dglkge.model.functions.projected",
         "dglkge.model.functions.dense",
-        "dglkge.model.functions.bilinear",
     ),
 )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.rows import nearest_words, round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, record_read
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 if TYPE_CHECKING:
     from dglkge.optim.links import RuleStep

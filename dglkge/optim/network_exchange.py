@@ -25,7 +25,7 @@ from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.row_chains import GradientRows, padded
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 
 class Section(NamedTuple):

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dglkge.kernels.chains import chain_delivered, chain_sources, index_keys, match_keys, merge_chains
 from dglkge.optim.links import RuleStep
-from dglkge.optim.scratch import Scratch
-from dglkge.optim.threads import split
+from dglkge.optim.workspace import Scratch, split
 
 _ALIGNMENT_BYTES = 8
 

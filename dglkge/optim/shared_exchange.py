@@ -23,7 +23,7 @@ from numpy import ndarray
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.outboxes import NeighbourOutbox, Neighbours
 from dglkge.optim.row_chains import GradientRows, padded
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 _PUBLISHED, _DELIVERED, _FINISHED, _EXTRA, _FIRST_COUNT = range(5)
 

@@ -31,7 +31,7 @@ from dglkge.optim.links import RuleStep
 from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
 from dglkge.optim.row_chains import GradientRows, PlainRows
 from dglkge.optim.rules import UpdateRule
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 #: Class of a table's gradients for each value of the option ``kernels``.
 GRADIENTS = {"auto": GradientRows, "reference": PlainRows}

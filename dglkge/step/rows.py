@@ -32,7 +32,7 @@ from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Rou
 from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 from dglkge.step.contracts import RowGradients, Rows, RowStore, RowTransform
 from dglkge.step.planning import Places, Plan
 from dglkge.step.reductions import sum_by_place

@@ -24,7 +24,7 @@ from dglkge.embeddings.table_set import Averages, TableSet
 from dglkge.model.dense_modules import JoinedModules
 from dglkge.model.device import LossScale
 from dglkge.model.kge_model import KgeModel
-from dglkge.optim.scratch import Pieces
+from dglkge.optim.workspace import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
@@ -60,7 +60,7 @@ class Job:
     averages : Averages or None
         Of the rows, where they are what is ranked and written.
     step_memory : list
-        Memory that objectives of the same kind share, see :func:`dglkge.optim.scratch.sharing`.
+        Memory that objectives of the same kind share, see :func:`dglkge.optim.workspace.sharing`.
     """
 
     config: Config

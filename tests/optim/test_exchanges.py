@@ -17,8 +17,8 @@ from dglkge.optim import step_exchange
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.outboxes import NeighbourOutbox, Outbox
 from dglkge.optim.row_chains import GradientRows
-from dglkge.optim.scratch import Scratch
 from dglkge.optim.step_exchange import StepExchange
+from dglkge.optim.workspace import Scratch
 
 DIMS = (3, 5)
 NUM_STEPS = 6

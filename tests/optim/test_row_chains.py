@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.optim.row_chains import GradientRows, PlainRows
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 pytestmark = pytest.mark.parametrize("kind", [GradientRows, PlainRows])
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim import threads
+from dglkge.optim import workspace
 
 
 @pytest.fixture(autouse=True)
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(threads, "PRODUCTS_A_TILE", 64)
+    monkeypatch.setattr(workspace, "PRODUCTS_A_TILE", 64)
     before = torch.get_num_threads()
     torch.set_num_threads(13)
     yield
@@ -33,7 +33,7 @@ def test_parts_are_all_rows_in_their_order(num_rows: int) -> None:
         assert num_parts < 2 or torch.get_num_threads() == 1
         return list(range(num_rows)[part])
 
-    parts = threads.split(num_rows, threads.NUMBERS_A_PART, work)
+    parts = workspace.split(num_rows, workspace.NUMBERS_A_PART, work)
     assert len(parts) == max(1, num_parts)
     assert sum(parts, []) == list(range(num_rows))
 
@@ -49,14 +49,14 @@ def test_an_error_of_a_part_is_raised_when_all_have_ended() -> None:
         ended.append(part.start)
 
     with pytest.raises(ValueError, match="part 3"):
-        threads.split(13, threads.NUMBERS_A_PART, work)
+        workspace.split(13, workspace.NUMBERS_A_PART, work)
     assert sorted(ended) == [row for row in range(13) if row != 3]
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    assert len(threads.split(13, threads.NUMBERS_A_PART, str)) == 13
+    assert len(workspace.split(13, workspace.NUMBERS_A_PART, str)) == 13
     process = multiprocessing.get_context("fork").Process(
-        target=threads.split, args=(13, threads.NUMBERS_A_PART, str)
+        target=workspace.split, args=(13, workspace.NUMBERS_A_PART, str)
     )
     process.start()
     process.join(60)
@@ -72,6 +72,6 @@ def test_matmul(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     left, right = rng.integers(-2, 3, (rows, inner)), rng.integers(-2, 3, (inner, columns))
     out = torch.full((rows + 2, columns), 77.0, dtype=dtype)
     as_tensor = [torch.from_numpy(operand.copy()).to(dtype) for operand in (left.T, right.T)]
-    threads.matmul(as_tensor[0].T, as_tensor[1].T, out[1:-1])
+    workspace.matmul(as_tensor[0].T, as_tensor[1].T, out[1:-1])
     np.testing.assert_array_equal(out[1:-1].float(), left @ right)
     assert (out[[0, -1]] == 77).all()

@@ -17,8 +17,8 @@ from dglkge.model.losses import LOSSES, Logistic, Loss, Softmax
 from dglkge.model.negative_terms import Adversarial, Mean, Sum
 from dglkge.model.regularizers import N3, Regularizer
 from dglkge.model.score_functions import ComplEx
-from dglkge.optim import threads
-from dglkge.optim.scratch import Scratch
+from dglkge.optim import workspace
+from dglkge.optim.workspace import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.step.contracts import Computation
 from dglkge.step.objectives.dot_softmax import DotSoftmax, is_compiled
@@ -228,8 +228,8 @@ def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciproca
 @pytest.mark.parametrize("score_function", ["complex", "keci"])
 def test_threads_equal_the_model_in_float64(score_function, monkeypatch):
     """With parts and tiles as small as they can be."""
-    monkeypatch.setattr(threads, "NUMBERS_A_PART", 1)
-    monkeypatch.setattr(threads, "PRODUCTS_A_TILE", 1)
+    monkeypatch.setattr(workspace, "NUMBERS_A_PART", 1)
+    monkeypatch.setattr(workspace, "PRODUCTS_A_TILE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
     case = Case(score_function, True, weighted=True)
     penalty = regularizer_of("n3", case.model)

@@ -21,7 +21,7 @@ from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, Totals
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.narrow_rows import is_narrow
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 from dglkge.step.contracts import Gradients, Objective, PhaseClock, RowGradients, Rows
 from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
 from dglkge.step.objectives.shard_objective import Answers, ShardObjective

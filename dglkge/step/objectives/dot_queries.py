@@ -20,7 +20,7 @@ from dglkge.kernels import dot
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
-from dglkge.optim import threads
+from dglkge.optim import workspace
 from dglkge.step.contracts import Rows
 from dglkge.step.planning import Group, NodeIds, Places
 from dglkge.typing import Side
@@ -138,7 +138,7 @@ class EdgePenalty:
 
 def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
     """Return a part of each of some arrays."""
-    return arrays if part is threads.WHOLE else tuple(array[part] for array in arrays)
+    return arrays if part is workspace.WHOLE else tuple(array[part] for array in arrays)
 
 
 class CompiledQueries:
@@ -162,7 +162,7 @@ class CompiledQueries:
             rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
             dot.make_queries(rows, self._operator, places, operand, positive, own_scores)
 
-        threads.split(len(self._places[0]), self._width, make)
+        workspace.split(len(self._places[0]), self._width, make)
 
     def differentiate(
         self, query_gradients: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
@@ -184,7 +184,7 @@ class CompiledQueries:
             )
             return penalty
 
-        penalty = float(sum(threads.split(len(factors), self._width, write)))
+        penalty = float(sum(workspace.split(len(factors), self._width, write)))
         return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
 
 

@@ -24,8 +24,8 @@ from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.negative_terms import IGNORED_SCORE
-from dglkge.optim import threads
-from dglkge.optim.scratch import Scratch
+from dglkge.optim import workspace
+from dglkge.optim.workspace import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
 from dglkge.step.objectives.dot_queries import CompiledQueries, DifferentiatedQueries, EdgePenalty, QueryRuns
@@ -164,12 +164,12 @@ class DotSoftmax(SampledLoss):
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
         candidate_words = words(candidates)
-        threads.split(
+        workspace.split(
             num, self.model.dim, lambda part: dot.gather(located.addresses[part], candidate_words[part])
         )
         clock.enter("score")
         scores = scratch.take("scores", len(queries), num, self._dtype)
-        threads.matmul(queries, candidates.T, scores)
+        workspace.matmul(queries, candidates.T, scores)
         clock.enter("loss")
         score_words = words(scores)
         for piece in block.pieces:
@@ -190,17 +190,17 @@ class DotSoftmax(SampledLoss):
                 above = loops.count_above(score_words[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
         counted = score_words[:num_queries]
-        losses = threads.split(
+        losses = workspace.split(
             num_queries, num, lambda part: self._loop(counted[part], tuple(numbers[:, part]))
         )
         scores[num_queries:] = 0
         clock.enter("backward")
-        threads.matmul(scores, candidates, query_gradients)
+        workspace.matmul(scores, candidates, query_gradients)
         if self._dtype == torch.float32:
-            threads.matmul(scores.T, queries, gradients)
+            workspace.matmul(scores.T, queries, gradients)
         else:
             narrow = scratch.take("negative gradients", num, self.model.dim, self._dtype)
-            threads.matmul(scores.T, queries, narrow)
+            workspace.matmul(scores.T, queries, narrow)
             gradients.copy_(narrow)
         return float(sum(losses))
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Gradients, Objective, Rows
 from dglkge.step.objectives.all_candidates import (

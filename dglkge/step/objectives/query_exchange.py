@@ -20,7 +20,7 @@ import torch
 
 from dglkge.model.full_losses import AnswerScores
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

@@ -38,7 +38,7 @@ from dglkge.model.full_losses import (
 )
 from dglkge.model.functions.autograd import words
 from dglkge.model.negative_terms import IGNORED_SCORE
-from dglkge.optim.scratch import Scratch
+from dglkge.optim.workspace import Scratch
 from dglkge.planning.memory import DEVICE_BLOCK_NUMBERS, KEPT_ROW_BYTES, KEPT_SCORE_BYTES, ROWS_A_PANEL
 from dglkge.step.objectives.dot_softmax import rounded
 
