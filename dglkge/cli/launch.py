@@ -22,8 +22,8 @@ from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.jobs import JobEntry, process_start
 from dglkge.distributed.lease import new_nonce
-from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.preemption import RESTART_STATUS
+from dglkge.distributed.world import TEXT
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console

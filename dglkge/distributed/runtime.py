@@ -27,10 +27,9 @@ from dglkge.distributed.addresses import (
     read_ip_config,
     wait_until_listening,
 )
-from dglkge.distributed.log_format import JSON, JsonFormatter
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import Result, agree, end_process_group, start_process_group
-from dglkge.distributed.world import NO_VERIFY_VARIABLE, World, inherited_log_format
+from dglkge.distributed.world import JSON, NO_VERIFY_VARIABLE, JsonFormatter, World, inherited_log_format
 from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from dglkge.distributed.log_format import LOG_FORMATS
-from dglkge.distributed.world import inherited_log_format
+from dglkge.distributed.world import LOG_FORMATS, inherited_log_format
 from dglkge.errors import InputError, unknown_name
 from dglkge.launch.remote.node_place import AUTO
 

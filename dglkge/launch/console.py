@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from dglkge.distributed.log_format import JSON, TEXT, json_line, parse_line, timestamp
+from dglkge.distributed.world import JSON, TEXT, json_line, parse_line, timestamp
 
 # Whole lines, apart from a warning of torch to which details are appended: a user's line that begins alike is
 # kept.

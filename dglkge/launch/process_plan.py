@@ -13,9 +13,13 @@ from pathlib import Path
 
 from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
 from dglkge.distributed.jobs import job_prefix
-from dglkge.distributed.log_format import TEXT
-from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
-from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE, OWN_DISKS_VARIABLE
+from dglkge.distributed.world import (
+    JOB_VARIABLE,
+    LOG_FORMAT_VARIABLE,
+    NO_VERIFY_VARIABLE,
+    OWN_DISKS_VARIABLE,
+    TEXT,
+)
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS

@@ -21,7 +21,7 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.data.dataset_files import TEST, VALID
-from dglkge.distributed.log_format import parse_line
+from dglkge.distributed.world import parse_line
 from dglkge.errors import InputError
 from dglkge.launch.console import LAUNCHER_LOG, is_noise
 

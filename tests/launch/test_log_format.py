@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.cli.launch import main
-from dglkge.distributed.log_format import JsonFormatter, json_line, parse_line, timestamp
+from dglkge.distributed.world import JsonFormatter, json_line, parse_line, timestamp
 from dglkge.errors import InputError
 from dglkge.launch.console import as_json, plain_text
 from tests import warm

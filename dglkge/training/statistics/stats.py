@@ -31,9 +31,8 @@ from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.jobs import PROC, find_servers, memory_of
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import Cluster, log_folder, num_servers
-from dglkge.distributed.world import World
+from dglkge.distributed.world import World, timestamp
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.contracts import MEASURES, PHASES, StepResult
