@@ -31,6 +31,7 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import Result, agree, end_process_group, start_process_group
 from dglkge.distributed.world import JSON, NO_VERIFY_VARIABLE, JsonFormatter, World, inherited_log_format
 from dglkge.errors import InputError, JobError, exit_status_of
+from dglkge.optim.alltoall import Alltoall
 
 logger = logging.getLogger(__name__)
 
@@ -124,22 +125,8 @@ class Cluster:
         return total
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the texts of all trainers in the order of ranks; a collective with the group's timeout."""
-        if not dist.is_initialized():
-            return [text]
-        data = text.encode()
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        # Two collectives: first the lengths, then texts that are padded to the longest.
-        dist.all_gather(lengths, torch.tensor([len(data)]))
-        longest = max(int(length) for length in lengths)
-        if longest == 0:
-            return [""] * len(lengths)
-        # all_gather needs equal shapes; torch's gather_object would read pickles of other machines
-        mine = torch.zeros(longest, dtype=torch.uint8)
-        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
-        dist.all_gather(texts, mine)
-        return [padded[: int(length)].numpy().tobytes().decode() for padded, length in zip(texts, lengths)]
+        """Return the texts of all trainers in the order of ranks; a collective with the job's timeout."""
+        return Alltoall(self.world.timeout_seconds, purpose="agreement", duty="take part in it").gather(text)
 
     def agree(self, work: Callable[[], Result], num_bytes: int = 0) -> Result:
         """Run a function on every trainer; if it fails on one, all raise its error. A collective.
