@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -123,16 +122,15 @@ class BucketFiles:
         folder = self._folder(home if os.access(home, os.W_OK) else self.spare)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-            try:
-                self._write(temporary, edges, pair_of_relation)
-                (temporary / dataset_files.BUCKETS_OF).write_text(
-                    json.dumps(made_of) + "\n", encoding="utf-8"
-                )
-                temporary.chmod(0o755)
-                _publish(temporary, folder)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+            # What another process has mapped may stay on a network disk for a while.
+            with tempfile.TemporaryDirectory(
+                dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
+            ) as temporary:
+                made = Path(temporary) / folder.name
+                made.mkdir()
+                self._write(made, edges, pair_of_relation)
+                (made / dataset_files.BUCKETS_OF).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
+                _publish(made, folder)
         except OSError as error:
             raise write_error(f"cannot write the buckets of part {self.part} to {folder}", error) from error
         return self.open()
@@ -254,19 +252,17 @@ def _new_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.
     return array
 
 
-def _publish(temporary: Path, folder: Path) -> None:
+def _publish(made: Path, folder: Path) -> None:
     """Move a complete folder to its name; another job may do the same."""
-    for _ in range(10):
+    for number in range(10):
         try:
-            temporary.rename(folder)
+            made.rename(folder)
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         # Of other files, or just made by another job: both are replaced by equal or newer ones. Whoever has
         # mapped the old files keeps them.
-        replaced = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(replaced / folder.name)
-        shutil.rmtree(replaced, ignore_errors=True)
+            folder.rename(made.with_name(f"replaced{number}"))
     raise OSError(errno.EBUSY, "other jobs replace it again and again", str(folder))
