@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import messages
 from dglkge.optim import shared_messages
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.shared_messages import SharedAlltoall
@@ -132,3 +133,11 @@ def test_one_trainer_alone() -> None:
     group.share(np.array([1, 2, 3], np.uint8), received, [3])
     assert not group.is_near and received.tolist() == [1, 2, 3]
     assert group.sum_rows(torch.tensor([0.5])).tolist() == [0.5]
+
+
+def test_the_benchmark_measures_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "ROUNDS", 1)
+    monkeypatch.setattr(messages, "STEPS", 2)
+    figures = messages.measure(2)
+    assert list(figures) == ["queries, network", "queries, memory", "dense, network", "dense, memory"]
+    assert all(value > 0 for value in figures.values())
