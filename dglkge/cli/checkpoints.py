@@ -14,7 +14,7 @@ from dglkge.cli.common import (
     OVERWRITE,
     RUN,
     Cells,
-    Command,
+    command,
     flag,
     goes_with,
     open_model,
@@ -30,16 +30,35 @@ from dglkge.model.functions.comparators import METRICS
 TO_RUN, TO_BIGRAPH = "run", "bigraph"
 
 
+@command(RUN, flag("--verify", "read every file and compare it with its checksum"), IMPORT)
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
-    """Describe the checkpoint."""
+    """Show a checkpoint's version, progress, model, tables and files.
+    With --verify, read every file and compare it with its checksum.
+
+    Examples
+    --------
+      dglkge checkpoint inspect runs/demo
+      dglkge checkpoint inspect runs/demo --verify --json
+    """
     args.no_verify = True  # inspect compares all files itself, once, if that is asked for
-    return open_model(args).inspect(_verifies(args))
+    return open_model(args).inspect(args.verify)
 
 
-def _verifies(args: argparse.Namespace) -> bool:
-    return getattr(args, "verify", True)  # dglkge checkpoint verify has no such option
+@command(RUN, IMPORT)
+def verify(args: argparse.Namespace) -> dict[str, Any]:
+    """Inspect, and compare every file with its checksum.
+
+    Examples
+    --------
+      dglkge checkpoint verify runs/demo/checkpoint/epoch_10
+    """
+    args.verify = True
+    report: dict[str, Any] = inspect.run(args)
+    return report
 
 
+@verify.shows
+@inspect.shows
 def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     """Print the description as text."""
     from dglkge.inference.run import model_text  # here: --help does without torch
@@ -58,7 +77,7 @@ def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     unknown = sum(file["crc32"] is None for file in report["files"])
     if report["verified"]:
         lines["checksums"] = f"all {len(report['files'])} files are as they were written"
-    elif _verifies(args):
+    elif args.verify:
         lines["checksums"] = (
             f"none for {unknown} of {len(report['files'])} files, which PyTorch-BigGraph wrote: not verified"
         )
@@ -78,8 +97,43 @@ def _listed_values(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
+@command(
+    RUN,
+    NO_VERIFY,
+    option("--format FORMAT", "see above", required=True, choices=EXPORT_FORMATS),
+    OUTPUT,
+    option("--table TABLE", "only this entity type, or relation (default: all)", is_repeated=True),
+    option("--max-rows", "for projector: sample at most N rows of a table (default: 10000)", type=int),
+    option("--metric", "for faiss and qdrant (default: that of the score function)", choices=METRICS),
+    OVERWRITE,
+    IMPORT,
+)
 def export(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Write the files and return a list of them."""
+    """Write the rows of every table, in the order of the data set's ids.
+      npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
+      parquet     {table}.parquet with columns name, type and embedding, for DuckDB, Polars and others
+      safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
+      dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them; only of
+                  models that were trained with model.reciprocal_relations=false
+      tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
+      word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
+      faiss       {table}.faiss, an exact index (pip install 'dglkge[faiss]'), and {table}.names.txt
+      lancedb     {table}.lance: the folder is a LanceDB database (pip install 'dglkge[lancedb]')
+      qdrant      qdrant/: a folder of Qdrant's local mode, a collection for each table (pip install
+                  'dglkge[qdrant]')
+      projector   tensors, metadata and projector_config.pbtxt, for tensorboard --logdir DIR
+      huggingface a folder for the Hugging Face hub: tensors, names, config.json and a model card with the
+                  metrics of the run; dglkge reads it like a run
+    A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
+    With reciprocal relations, the first half of a relation's row is the one for queries of tails.
+
+    Examples
+    --------
+      dglkge checkpoint export runs/demo --format npy -o embeddings/
+      dglkge checkpoint export runs/demo --format word2vec -o vectors/ --table entity
+      dglkge checkpoint export runs/demo --format projector -o projector/ --max-rows 5000
+      dglkge checkpoint export runs/demo --format huggingface -o hub/ && hf upload ME/MODEL hub/
+    """
     choices = (args.table, args.overwrite, args.max_rows, args.metric)
     return _listed(open_model(args).export(args.format, Path(args.output), *choices))
 
@@ -93,12 +147,57 @@ def _listed(paths: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
+@export.shows
 def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None:
     print_table({"file": "{path}", "size": _size}, files)
 
 
+@command(
+    option("run SOURCE", "a run, a checkpoint, or a folder of files for --from"),
+    option(
+        "--to FORMAT",
+        "run, bigraph, or a format of dglkge checkpoint export",
+        required=True,
+        choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
+    ),
+    option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
+    OUTPUT,
+    option("--dataset DIR", "for --to run: the run's data set"),
+    option("--score-function NAME", "for --from: the rows' score function (dglke: read from its files)"),
+    option(
+        "--score-option NAME=VALUE",
+        "for --from: an option of the score function, e.g. p=1 of keci",
+        is_repeated=True,
+    ),
+    flag("--reciprocal", "for --from: a relation's row has a half for each side"),
+    option(
+        "--type THEIRS=OURS",
+        "for --to run: an entity type and its name in the data set, where these differ and there are "
+        "several, e.g. all=entity",
+        is_repeated=True,
+    ),
+    flag("--fold-in", "for --to run: new entities get rows from their training triples in the data set"),
+    flag("--overwrite", "replace files that exist, not a run"),
+    IMPORT,
+)
 def convert(args: argparse.Namespace) -> Any:
-    """Write the files, or the run."""
+    """Write a checkpoint's rows for other programs, or create a run from theirs.
+
+    --to FORMAT writes the rows for other programs, like dglkge checkpoint export. --to bigraph writes a
+    folder that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run creates a run on a
+    data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from
+    FORMAT from files of rows. Entities, relations and types are matched by name; see --type. With --fold-in
+    the data set may have entities that the checkpoint lacks.
+
+    Examples
+    --------
+      dglkge checkpoint convert runs/demo --to parquet -o tables/
+      dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
+      dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
+      dglkge checkpoint convert runs/news --to run --dataset datasets/news-02 --fold-in -o runs/news-02
+      dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
+          --dataset data/mine -o runs/back
+    """
     # Here: --help does without torch and pandas.
     from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
@@ -135,6 +234,7 @@ def convert(args: argparse.Namespace) -> Any:
     return {"path": str(output), "version": 1}
 
 
+@convert.shows
 def _print_converted(result: Any, args: argparse.Namespace) -> None:
     if isinstance(result, list):
         _print_files(result, args)
@@ -149,108 +249,3 @@ def _score_option(text: str) -> tuple[str, int]:
     if not (name and separator and value.isascii() and value.isdigit()):
         raise InputError(f"--score-option {text!r} is not of the form NAME=NUMBER, e.g. p=1")
     return name, int(value)
-
-
-INSPECT = Command(
-    description="""Show a checkpoint's version, progress, model, tables and files.
-With --verify, read every file and compare it with its checksum.""",
-    examples="""examples:
-  dglkge checkpoint inspect runs/demo
-  dglkge checkpoint inspect runs/demo --verify --json""",
-    options=[RUN, flag("--verify", "read every file and compare it with its checksum"), IMPORT],
-    run=inspect,
-    show=_print_report,
-)
-
-CONVERT = Command(
-    description="""Write a checkpoint's rows for other programs, or create a run from theirs.
-
---to FORMAT writes the rows for other programs, like dglkge checkpoint export. --to bigraph writes a folder
-that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run creates a run on a data set,
-which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT from files of
-rows. Entities, relations and types are matched by name; see --type. With --fold-in the data set may have
-entities that the checkpoint lacks.""",
-    examples="""examples:
-  dglkge checkpoint convert runs/demo --to parquet -o tables/
-  dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
-  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
-  dglkge checkpoint convert runs/news --to run --dataset datasets/news-02 --fold-in -o runs/news-02
-  dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
-      --dataset data/mine -o runs/back""",
-    options=[
-        option("run SOURCE", "a run, a checkpoint, or a folder of files for --from"),
-        option(
-            "--to FORMAT",
-            "run, bigraph, or a format of dglkge checkpoint export",
-            required=True,
-            choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
-        ),
-        option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
-        OUTPUT,
-        option("--dataset DIR", "for --to run: the run's data set"),
-        option("--score-function NAME", "for --from: the rows' score function (dglke: read from its files)"),
-        option(
-            "--score-option NAME=VALUE",
-            "for --from: an option of the score function, e.g. p=1 of keci",
-            is_repeated=True,
-        ),
-        flag("--reciprocal", "for --from: a relation's row has a half for each side"),
-        option(
-            "--type THEIRS=OURS",
-            "for --to run: an entity type and its name in the data set, where these differ and there are "
-            "several, e.g. all=entity",
-            is_repeated=True,
-        ),
-        flag("--fold-in", "for --to run: new entities get rows from their training triples in the data set"),
-        flag("--overwrite", "replace files that exist, not a run"),
-        IMPORT,
-    ],
-    run=convert,
-    show=_print_converted,
-)
-
-VERIFY = Command(
-    description="Inspect, and compare every file with its checksum.",
-    examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
-    options=[RUN, IMPORT],
-    run=inspect,
-    show=_print_report,
-)
-
-EXPORT = Command(
-    description="""Write the rows of every table, in the order of the data set's ids.
-  npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
-  parquet     {table}.parquet with columns name, type and embedding, for DuckDB, Polars and others
-  safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
-  dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them; only of
-              models that were trained with model.reciprocal_relations=false
-  tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
-  word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
-  faiss       {table}.faiss, an exact index (pip install 'dglkge[faiss]'), and {table}.names.txt
-  lancedb     {table}.lance: the folder is a LanceDB database (pip install 'dglkge[lancedb]')
-  qdrant      qdrant/: a folder of Qdrant's local mode, a collection for each table (pip install
-              'dglkge[qdrant]')
-  projector   tensors, metadata and projector_config.pbtxt, for tensorboard --logdir DIR
-  huggingface a folder for the Hugging Face hub: tensors, names, config.json and a model card with the
-              metrics of the run; dglkge reads it like a run
-A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
-With reciprocal relations, the first half of a relation's row is the one for queries of tails.""",
-    examples="""examples:
-  dglkge checkpoint export runs/demo --format npy -o embeddings/
-  dglkge checkpoint export runs/demo --format word2vec -o vectors/ --table entity
-  dglkge checkpoint export runs/demo --format projector -o projector/ --max-rows 5000
-  dglkge checkpoint export runs/demo --format huggingface -o hub/ && hf upload ME/MODEL hub/""",
-    options=[
-        RUN,
-        NO_VERIFY,
-        option("--format FORMAT", "see above", required=True, choices=EXPORT_FORMATS),
-        OUTPUT,
-        option("--table TABLE", "only this entity type, or relation (default: all)", is_repeated=True),
-        option("--max-rows", "for projector: sample at most N rows of a table (default: 10000)", type=int),
-        option("--metric", "for faiss and qdrant (default: that of the score function)", choices=METRICS),
-        OVERWRITE,
-        IMPORT,
-    ],
-    run=export,
-    show=_print_files,
-)

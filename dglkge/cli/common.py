@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import errno
 import gc
+import inspect
 import io
 import json
 import logging
@@ -17,9 +18,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.errors import (
@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from dglkge.data.text_format import Columns
     from dglkge.inference.run import Run
 
+Show = TypeVar("Show", bound=Callable[[Any, argparse.Namespace], object])
+
 PIPE_COLUMNS = 1000
+EXAMPLES = "\n\nExamples\n--------\n"
+"""Heading in the docstring of a command: what is before and after it stand at both ends of the help."""
+
 BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
@@ -174,31 +179,37 @@ def goes_with(args: argparse.Namespace, dest: str, holds: object, condition: str
         raise InputError(f"--{name or dest.replace('_', '-')} goes with {condition}")
 
 
-@dataclass(frozen=True)
 class Command:
-    """A command: its help before and after the options, these, and what it does.
+    """A command: a function of parsed arguments with its options; see :func:`command`.
 
-    Parameters
+    Attributes
     ----------
     run : callable
-        Does the work with the parsed arguments. Returns what ``--json`` prints, or, if it prints by itself,
-        the exit status.
+        Does the work. Returns what ``--json`` prints, or, if it prints by itself, the exit status.
     options : sequence of Option or str
         A text is the heading of those after it.
-    show, status : callable
-        Print what ``run`` has returned for people, and return its exit status.
+    status : callable
+        Returns the exit status of what ``run`` has returned.
     """
 
-    description: str
-    examples: str
-    run: Callable[[argparse.Namespace], Any]
-    options: Sequence[Option | str] = ()
-    show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
-    status: Callable[[Any], int] = lambda _result: 0
+    def __init__(
+        self,
+        run: Callable[[argparse.Namespace], Any],
+        options: Sequence[Option | str],
+        status: Callable[[Any], int],
+    ) -> None:
+        self.run, self.options, self.status = run, options, status
+        self._show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
+
+    def shows(self, show: Show) -> Show:
+        """Let a function print for people what ``run`` has returned; a decorator."""
+        self._show = show
+        return show
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
         """Declare help and options in a parser."""
-        parser.description, parser.epilog = self.description, self.examples
+        description, _, examples = (inspect.getdoc(self.run) or "").partition(EXAMPLES)
+        parser.description, parser.epilog = description, f"examples:\n{examples}"
         place: Any = parser
         for item in self.options:
             if isinstance(item, str):
@@ -232,8 +243,15 @@ class Command:
         if args.json:
             print_json(result)
         else:
-            self.show(result, args)
+            self._show(result, args)
         return self.status(result)
+
+
+def command(
+    *options: Option | str, status: Callable[[Any], int] = lambda _result: 0
+) -> Callable[[Callable[[argparse.Namespace], Any]], Command]:
+    """Return a decorator that makes a command of a function, whose docstring is the help of the command."""
+    return lambda run: Command(run, options, status)
 
 
 def _declare(argument: Option, place: Any) -> None:

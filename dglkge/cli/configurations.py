@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import IMPORT, Command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import IMPORT, command, flag, option, print_columns, print_json, print_text
 from dglkge.config import load_config
 from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
 from dglkge.config.load import SCHEMA as SCHEMA_FILE
@@ -28,8 +28,25 @@ BASIC = (
 """Fields that a first run sets."""
 
 
+@command(
+    option("section PREFIX", "only fields that begin so", nargs="?"),
+    flag("--basic", "only the ten fields that a first run sets"),
+    option("--diff RUN", "fields of a run or YAML file that differ from defaults"),
+    IMPORT,
+)
 def show(args: argparse.Namespace) -> Any:
-    """Print the fields."""
+    """Print every field of a configuration with its default and help, as YAML that can be edited,
+    or the fields of a run or of a file that differ from the defaults.
+
+    Examples
+    --------
+      dglkge config show                        all fields
+      dglkge config show --basic                the ten that a first run sets
+      dglkge config show optimizer              those of a section
+      dglkge config show > my.yaml              a file to change
+      dglkge config show --diff runs/mine       what a run has changed
+      dglkge config show --diff my.yaml --json
+    """
     values = None if args.diff is None else differences(Path(args.diff))
     prefix = f"{args.section.rstrip('.')}." if args.section else ""
     shown = [
@@ -100,8 +117,16 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
 
 
+@command(option("name RECIPE", "print this one", nargs="?"))
 def recipes(args: argparse.Namespace) -> Any:
-    """Return the recipes, or one of them."""
+    """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time.
+
+    Examples
+    --------
+      dglkge config recipes
+      dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
+      dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine
+    """
     if args.name is not None:
         return load_config(str(recipe_file(args.name)), []).to_dict()
     rows = []
@@ -113,6 +138,7 @@ def recipes(args: argparse.Namespace) -> Any:
     return rows
 
 
+@recipes.shows
 def _print_recipes(result: Any, args: argparse.Namespace) -> None:
     if args.name is None:
         print_columns(list(result[0]), [list(row.values()) for row in result])
@@ -122,43 +148,17 @@ def _print_recipes(result: Any, args: argparse.Namespace) -> None:
         print_text(text.replace(NAMED_SCHEMA, str(SCHEMA_FILE), 1))
 
 
-SHOW = Command(
-    description="""Print every field of a configuration with its default and help, as YAML that can be edited,
-or the fields of a run or of a file that differ from the defaults.""",
-    examples="""examples:
-  dglkge config show                        all fields
-  dglkge config show --basic                the ten that a first run sets
-  dglkge config show optimizer              those of a section
-  dglkge config show > my.yaml              a file to change
-  dglkge config show --diff runs/mine       what a run has changed
-  dglkge config show --diff my.yaml --json""",
-    options=[
-        option("section PREFIX", "only fields that begin so", nargs="?"),
-        flag("--basic", "only the ten fields that a first run sets"),
-        option("--diff RUN", "fields of a run or YAML file that differ from defaults"),
-        IMPORT,
-    ],
-    run=show,
-)
+@command(IMPORT)
+def schema(_args: argparse.Namespace) -> dict[str, Any]:
+    """Print a JSON Schema of configurations. Editors complete and check files that name it.
 
-SCHEMA = Command(
-    description="Print a JSON Schema of configurations. Editors complete and check files that name it.",
-    examples="""example:
-  dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json""",
-    options=[IMPORT],
-    run=lambda _args: Config.model_json_schema(),
-    show=lambda schema, _args: print_json(schema),
-)
+    Examples
+    --------
+      dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json
+    """
+    return Config.model_json_schema()
 
-RECIPES = Command(
-    description=(
-        """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
-    ),
-    examples="""examples:
-  dglkge config recipes
-  dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
-  dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
-    options=[option("name RECIPE", "print this one", nargs="?")],
-    run=recipes,
-    show=_print_recipes,
-)
+
+@schema.shows
+def _print_schema(schema: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_json(schema)

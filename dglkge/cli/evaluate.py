@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli import common
-from dglkge.cli.common import Command, flag, num_candidates, option, print_columns, print_text
+from dglkge.cli.common import command, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, CURVES, METHODS
@@ -38,8 +38,75 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 """Figures in the tables, and their names in the JSON."""
 
 
+@command(
+    *common.MODEL,
+    common.DATASET,
+    option("--split", f"which triples (default: {TEST})", choices=SPLITS),
+    option("--triples FILE", "rank the triples of this file instead of a split"),
+    common.COLUMNS,
+    common.DELIMITER,
+    common.FEATURES,
+    common.ABOUT,
+    common.RULES,
+    flag("--raw", "rank among other known answers too (default: filtered)"),
+    option(
+        "--candidates N",
+        "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
+        type=lambda text: text if text == GIVEN else num_candidates(text),
+    ),
+    common.SEED,
+    option("--ties", "rank among equal scores: mean, best or worst", default=TIES[0], choices=TIES),
+    option(
+        "--by",
+        "show the metrics of every relation, or category of relations (1-1, 1-N, N-1, N-N in training); "
+        "side divides these into head and tail",
+        is_repeated=True,
+        choices=GROUPS,
+    ),
+    flag("--per-relation", "the same as --by relation"),
+    option(
+        "--buckets P",
+        "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
+        least=1,
+    ),
+    flag("--classify", "also tell true triples from drawn false ones, by thresholds of the valid split"),
+    option(
+        "--negatives VALID_FILE FILE",
+        "false triples for --classify instead: for the valid split, and for the ranked triples",
+        nargs=2,
+    ),
+    option("--batch-size", "queries at a time", least=1, default=4096),
+    option(
+        "--device",
+        "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged: the code of "
+        "cuda on the CPU, for tests; the ranks are the same",
+        choices=DEVICES,
+        default=AUTO_DEVICE,
+    ),
+    option("--limit", "only the first N triples of the split", least=1),
+    option("-o --output FILE", "JSON file for the metrics of every relation"),
+)
 def evaluate(args: argparse.Namespace) -> int:
-    """Evaluate, then print and write the metrics."""
+    """Rank the head and the tail of every triple of a split, or of a file, among all entities of
+    the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
+    of the data set, and uses every core; no server is needed.
+
+    Examples
+    --------
+      dglkge evaluate runs/demo                              filtered, all candidates, test split
+      dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
+      dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
+      dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
+      dglkge evaluate runs/demo --triples new.tsv --features new.parquet    entities that were not trained
+      dglkge evaluate runs/demo --rules                      rules and embeddings as one ranking
+      dglkge evaluate runs/demo --by relation                the metrics of every relation too
+      dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
+      dglkge evaluate runs/demo --buckets 4                  the metrics of each pair of ranges of ids too
+      dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
+
+    The metrics of every relation are in RUN/metrics-SPLIT.json, or RUN/metrics-triples-NAME.json with
+    --triples; the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500.json.
+    """
     from dglkge.model.device import open_device  # here: --help does without torch
 
     protocol = Protocol(
@@ -141,8 +208,31 @@ def _ranked(
     return result, rows
 
 
+@command(
+    *common.MODEL,
+    common.DATASET,
+    option("--method", "a monotone step function, or a sigmoid", default="isotonic", choices=METHODS),
+    option("--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH),
+    option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
+    option(
+        "--questions N",
+        "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
+        least=0,
+        default=0,
+    ),
+    flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
+    common.SEED,
+)
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
-    """Fit, write the probabilities beside the checkpoint, and measure their quality on the test split."""
+    """Fit probabilities of scores on the valid split, for predict, serve and Python.
+    They are written beside the checkpoint, and their quality on the test split is shown.
+
+    Examples
+    --------
+      dglkge calibrate runs/demo
+      dglkge calibrate runs/demo --by-relation --questions 1000
+      dglkge calibrate runs/demo --method platt --positive-rate 0.01
+    """
     from dglkge.inference import truth
 
     model = common.open_model(args)
@@ -173,6 +263,7 @@ def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
     _print_figures(CLASSIFICATION, groups)
 
 
+@calibrate.shows
 def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print the quality of the probabilities as a table."""
     print_text(
@@ -220,101 +311,3 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
-
-
-EVALUATE = Command(
-    description="""Rank the head and the tail of every triple of a split, or of a file, among all entities of
-the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
-of the data set, and uses every core; no server is needed.""",
-    examples="""examples:
-  dglkge evaluate runs/demo                              filtered, all candidates, test split
-  dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
-  dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
-  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
-  dglkge evaluate runs/demo --triples new.tsv --features new.parquet    entities that were not trained
-  dglkge evaluate runs/demo --rules                      rules and embeddings as one ranking
-  dglkge evaluate runs/demo --by relation                the metrics of every relation too
-  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
-  dglkge evaluate runs/demo --buckets 4                  the metrics of each pair of ranges of ids too
-  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
-
-The metrics of every relation are in RUN/metrics-SPLIT.json, or RUN/metrics-triples-NAME.json with --triples;
-the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500.json.""",
-    options=[
-        *common.MODEL,
-        common.DATASET,
-        option("--split", f"which triples (default: {TEST})", choices=SPLITS),
-        option("--triples FILE", "rank the triples of this file instead of a split"),
-        common.COLUMNS,
-        common.DELIMITER,
-        common.FEATURES,
-        common.ABOUT,
-        common.RULES,
-        flag("--raw", "rank among other known answers too (default: filtered)"),
-        option(
-            "--candidates N",
-            "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
-            type=lambda text: text if text == GIVEN else num_candidates(text),
-        ),
-        common.SEED,
-        option("--ties", "rank among equal scores: mean, best or worst", default=TIES[0], choices=TIES),
-        option(
-            "--by",
-            "show the metrics of every relation, or category of relations (1-1, 1-N, N-1, N-N in training); "
-            "side divides these into head and tail",
-            is_repeated=True,
-            choices=GROUPS,
-        ),
-        flag("--per-relation", "the same as --by relation"),
-        option(
-            "--buckets P",
-            "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
-            least=1,
-        ),
-        flag("--classify", "also tell true triples from drawn false ones, by thresholds of the valid split"),
-        option(
-            "--negatives VALID_FILE FILE",
-            "false triples for --classify instead: for the valid split, and for the ranked triples",
-            nargs=2,
-        ),
-        option("--batch-size", "queries at a time", least=1, default=4096),
-        option(
-            "--device",
-            "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged: the code of "
-            "cuda on the CPU, for tests; the ranks are the same",
-            choices=DEVICES,
-            default=AUTO_DEVICE,
-        ),
-        option("--limit", "only the first N triples of the split", least=1),
-        option("-o --output FILE", "JSON file for the metrics of every relation"),
-    ],
-    run=evaluate,
-)
-
-CALIBRATE = Command(
-    description="""Fit probabilities of scores on the valid split, for predict, serve and Python.
-They are written beside the checkpoint, and their quality on the test split is shown.""",
-    examples="""examples:
-  dglkge calibrate runs/demo
-  dglkge calibrate runs/demo --by-relation --questions 1000
-  dglkge calibrate runs/demo --method platt --positive-rate 0.01""",
-    options=[
-        *common.MODEL,
-        common.DATASET,
-        option("--method", "a monotone step function, or a sigmoid", default="isotonic", choices=METHODS),
-        option(
-            "--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH
-        ),
-        option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
-        option(
-            "--questions N",
-            "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
-            least=0,
-            default=0,
-        ),
-        flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
-        common.SEED,
-    ],
-    run=calibrate,
-    show=_print_calibration,
-)

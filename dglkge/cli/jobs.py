@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dglkge.cli.common import Cells, Command, flag, option, print_table, print_text
+from dglkge.cli.common import Cells, command, flag, option, print_table, print_text
 from dglkge.distributed.jobs import (
     JobEntry,
     allocated_bytes,
@@ -27,8 +27,18 @@ SECOND_SIGNAL_SECONDS = 1.0
 """Time in which the launcher takes the first signal: two that come at once may count as one."""
 
 
+@command()
 def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the jobs."""
+    """List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who started
+    them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
+    their own are not seen from here.
+
+    Examples
+    --------
+      dglkge job list
+      dglkge job list --json
+      dglkge job stop runs/mine
+    """
     return [
         {
             **entry.to_dict(),
@@ -39,6 +49,7 @@ def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+@list_jobs.shows
 def show_jobs(jobs: list[dict[str, Any]], _args: argparse.Namespace) -> None:
     """Print the jobs as a table."""
     if jobs:
@@ -68,8 +79,22 @@ CELLS: Cells = {
 }
 
 
+@command(
+    option("job RUN|JOB", "folder of the run, id of the job, or pid of its launcher"),
+    flag("--now", "do not wait for a commit"),
+    option("--seconds S", "seconds to wait; a commit may take 120", least=0.1, most=86400, default=180.0),
+)
 def stop(args: argparse.Namespace) -> dict[str, Any]:
-    """Stop the job."""
+    """Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they have
+    and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
+    if it still runs after the time limit, 2 if there is no such job or it is another user's.
+
+    Examples
+    --------
+      dglkge job stop runs/mine
+      dglkge job stop 1f0c66a5            the job's id, or its beginning, from dglkge job list
+      dglkge job stop runs/mine --now     without a commit: back to the last one
+    """
     entry = _find(args.job)
     deadline = time.monotonic() + args.seconds
     _send(entry)
@@ -79,6 +104,11 @@ def stop(args: argparse.Namespace) -> dict[str, Any]:
         text = f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit"
         raise JobError(text)
     return {"stopped": entry.describe(), "log_dir": entry.log_dir}
+
+
+@stop.shows
+def _print_stopped(job: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(f"stopped {job['stopped']}; its logs: {job['log_dir']}")
 
 
 def _find(text: str) -> JobEntry:
@@ -123,34 +153,3 @@ def _is_gone_by(entry: JobEntry, deadline: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-LIST = Command(
-    description="""List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
-started them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
-their own are not seen from here.""",
-    examples="""examples:
-  dglkge job list
-  dglkge job list --json
-  dglkge job stop runs/mine""",
-    run=list_jobs,
-    show=show_jobs,
-)
-
-STOP = Command(
-    description="""\
-Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they
-have and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
-if it still runs after the time limit, 2 if there is no such job or it is another user's.""",
-    examples="""examples:
-  dglkge job stop runs/mine
-  dglkge job stop 1f0c66a5            the job's id, or its beginning, from dglkge job list
-  dglkge job stop runs/mine --now     without a commit: back to the last one""",
-    options=[
-        option("job RUN|JOB", "folder of the run, id of the job, or pid of its launcher"),
-        flag("--now", "do not wait for a commit"),
-        option("--seconds S", "seconds to wait; a commit may take 120", least=0.1, most=86400, default=180.0),
-    ],
-    run=stop,
-    show=lambda job, _args: print_text(f"stopped {job['stopped']}; its logs: {job['log_dir']}"),
-)

@@ -14,41 +14,50 @@ from dglkge.cli.common import Command, Parser, TerminalFormatter, flush_output, 
 from dglkge.errors import import_extra, unknown_name
 
 COMMANDS = {
-    "data list": ("datasets", "the data sets that have a name"),
-    "data get": ("datasets", "download a data set by its name, and compare checksums and counts"),
-    "data build": ("datasets", "turn triples into a data set folder with DGL partitions"),
-    "data extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
-    "data check": ("datasets", "show repeated triples, leaks into valid and test, unseen names, degrees"),
-    "data vectors": ("datasets", "vectors of names, labels or descriptions, as features of entities"),
-    "config show": ("configurations", "every field of a configuration with its default and help"),
-    "config schema": ("configurations", "a JSON Schema, for editors"),
-    "config recipes": ("configurations", "the configurations that ship, by name"),
-    "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
-    "train": ("train", "train a configuration on this machine, or on several"),
-    "tune": ("train", "search for good settings: many trials on small subgraphs, few on large ones"),
-    "evaluate": ("evaluate", "rank the true answers of a split, or of a file, among all entities"),
-    "calibrate": ("evaluate", "fit probabilities of scores on the valid split"),
-    "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
-    "complete": ("questions", "write all likely missing triples to a Parquet file"),
-    "ask": ("questions", "answer questions of several hops, with and, or, not"),
+    "data list": ("datasets.list_data", "the data sets that have a name"),
+    "data get": ("datasets.get_data", "download a data set by its name, and compare checksums and counts"),
+    "data build": ("datasets.build", "turn triples into a data set folder with DGL partitions"),
+    "data extend": ("datasets.extend", "add triples and entities to a data set; old ids and partitions stay"),
+    "data check": (
+        "datasets.check",
+        "show repeated triples, leaks into valid and test, unseen names, degrees",
+    ),
+    "data vectors": (
+        "datasets.text_vectors_of",
+        "vectors of names, labels or descriptions, as features of entities",
+    ),
+    "config show": ("configurations.show", "every field of a configuration with its default and help"),
+    "config schema": ("configurations.schema", "a JSON Schema, for editors"),
+    "config recipes": ("configurations.recipes", "the configurations that ship, by name"),
+    "plan": ("plan.plan", "estimate memory, /dev/shm, disk and time of a configuration"),
+    "train": ("train.train", "train a configuration on this machine, or on several"),
+    "tune": ("train.tune", "search for good settings: many trials on small subgraphs, few on large ones"),
+    "evaluate": ("evaluate.evaluate", "rank the true answers of a split, or of a file, among all entities"),
+    "calibrate": ("evaluate.calibrate", "fit probabilities of scores on the valid split"),
+    "predict": ("queries.predict", "complete triples: the best tails, heads or relations; score whole ones"),
+    "complete": ("questions.complete", "write all likely missing triples to a Parquet file"),
+    "ask": ("questions.ask", "answer questions of several hops, with and, or, not"),
     "explain": (
-        "questions",
+        "questions.explain",
         "reasons for a link: training triples, rules, similar links; rules of a relation",
     ),
-    "attributes": ("questions", "predict a number of every entity from those of some"),
-    "similar": ("queries", "the entities most similar to an entity, by cosine"),
-    "serve": ("serve", "explore a trained model in the browser"),
-    "report": ("report", "one HTML page about a run, or about several side by side"),
-    "job list": ("jobs", "list the training jobs of this machine"),
-    "job stop": ("jobs", "stop a training job of this machine; it commits first"),
-    "job watch": ("report", "follow a run: progress, speed, loss, metrics, memory, events"),
-    "checkpoint inspect": ("checkpoints", "show version, progress, model, tables and files"),
-    "checkpoint verify": ("checkpoints", "inspect, and compare every file with its checksum"),
-    "checkpoint convert": ("checkpoints", "convert to and from other programs' formats"),
-    "checkpoint export": ("checkpoints", "write embeddings: npy, Parquet, faiss, Hugging Face and more"),
+    "attributes": ("questions.attributes", "predict a number of every entity from those of some"),
+    "similar": ("queries.similar", "the entities most similar to an entity, by cosine"),
+    "serve": ("serve.serve", "explore a trained model in the browser"),
+    "report": ("report.report", "one HTML page about a run, or about several side by side"),
+    "job list": ("jobs.list_jobs", "list the training jobs of this machine"),
+    "job stop": ("jobs.stop", "stop a training job of this machine; it commits first"),
+    "job watch": ("report.watch", "follow a run: progress, speed, loss, metrics, memory, events"),
+    "checkpoint inspect": ("checkpoints.inspect", "show version, progress, model, tables and files"),
+    "checkpoint verify": ("checkpoints.verify", "inspect, and compare every file with its checksum"),
+    "checkpoint convert": ("checkpoints.convert", "convert to and from other programs' formats"),
+    "checkpoint export": (
+        "checkpoints.export",
+        "write embeddings: npy, Parquet, faiss, Hugging Face and more",
+    ),
     "launch": ("launch", "run a script of your own on several machines; the same as dglkge-launch"),
 }
-"""Command: the module of :mod:`dglkge.cli` that has it, under its last word in capitals, and a line of help.
+"""Command: its module and function in :mod:`dglkge.cli`, and a line of help.
 
 ``dglkge --help`` imports no command.
 """
@@ -89,8 +98,8 @@ Scripts of your own train under dglkge-launch; examples/train.py is the one to c
 
 def command_named(name: str) -> Command:
     """Import a command."""
-    module, _ = COMMANDS[name]
-    command: Command = getattr(importlib.import_module(f"dglkge.cli.{module}"), name.split()[-1].upper())
+    module, _, function = COMMANDS[name][0].partition(".")
+    command: Command = getattr(importlib.import_module(f"dglkge.cli.{module}"), function)
     return command
 
 

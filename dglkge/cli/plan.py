@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_text
+from dglkge.cli.common import CONFIG, command, config_words, option, print_columns, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.addresses import read_ip_config
@@ -37,8 +37,28 @@ MEASURED_SECONDS = 0.3
 PRODUCT_ROWS, COPY_BYTES = 1000, 2**26
 
 
+@command(
+    *CONFIG,
+    option("--ip-config FILE", "the machines; without it one for each partition"),
+    option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int),
+    option("--num-servers", "on each machine; 0: none, one process alone", default=1),
+    option("--max-memory SIZE", "memory for ranges of tables on a disk, as 16G (default: what is free)"),
+    status=lambda report: DOES_NOT_FIT_STATUS if report["problems"] else 0,
+)
 def plan(args: argparse.Namespace) -> dict[str, Any]:
-    """Plan, and measure this machine."""
+    """Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
+    buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started. For
+    tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
+    Exit status 2 if it does not fit into this machine or cannot be trained.
+
+    Examples
+    --------
+      dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num-trainers 2
+      dglkge plan runs/mine                                    what a run needs
+      dglkge plan data/mine model.dimension=200                the defaults on a data set
+      dglkge plan my.yaml model.dimension=200 --ip-config ip_config.txt --json
+      dglkge plan large.yaml --max-memory 16G sampling.bucket_order=hilbert
+    """
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
     from dglkge.training.building.checks import check_config
@@ -197,6 +217,7 @@ TOTALS = {
 """Rows of the table: the field of a machine of the plan, and that of this machine."""
 
 
+@plan.shows
 def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print a column for each machine of the plan, and one for the free resources of this machine."""
     machines, there = report["machines"], report["this_machine"]
@@ -238,28 +259,3 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
             f"tables are files of {files} a machine (tables.storage, tables.folder); "
             f"/dev/shm needs {segments}"
         )
-
-
-PLAN = Command(
-    description="""\
-Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
-buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
-For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
-Exit status 2 if it does not fit into this machine or cannot be trained.""",
-    examples="""examples:
-  dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num-trainers 2
-  dglkge plan runs/mine                                    what a run needs
-  dglkge plan data/mine model.dimension=200                the defaults on a data set
-  dglkge plan my.yaml model.dimension=200 --ip-config ip_config.txt --json
-  dglkge plan large.yaml --max-memory 16G sampling.bucket_order=hilbert""",
-    options=[
-        *CONFIG,
-        option("--ip-config FILE", "the machines; without it one for each partition"),
-        option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int),
-        option("--num-servers", "on each machine; 0: none, one process alone", default=1),
-        option("--max-memory SIZE", "memory for ranges of tables on a disk, as 16G (default: what is free)"),
-    ],
-    run=plan,
-    show=_print_plan,
-    status=lambda report: DOES_NOT_FIT_STATUS if report["problems"] else 0,
-)

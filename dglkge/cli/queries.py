@@ -16,7 +16,7 @@ from dglkge.cli.common import (
     MODEL,
     RULES,
     SEEN,
-    Command,
+    command,
     file_format,
     flag,
     open_model,
@@ -35,9 +35,57 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 
+K = option("-k --k", "answers to show", "--topk", default=10)
 
+
+@command(
+    *MODEL,
+    option("--head NAME", "the head"),
+    option("--relation NAME", "the relation"),
+    option("--tail NAME", "the tail"),
+    option("--time TIME", "of the relation, where triples have times; ? asks when (quote it)"),
+    option(
+        "--triples FILE",
+        "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",
+        "--input",
+    ),
+    option("--columns LIST", "of the file", default=",".join(ROLES)),
+    DELIMITER,
+    flag("--strict", "end at the first triple of the file with an unknown name"),
+    K,
+    option(
+        "--known",
+        "answers that the data set contains: mark them with their split, drop them, or keep them "
+        "unmarked (default: mark; without the data set, warn and keep)",
+        choices=[known.value for known in Known],
+    ),
+    SEEN,
+    flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
+    DATASET,
+    FEATURES,
+    ABOUT,
+    RULES,
+)
 def predict(args: argparse.Namespace) -> Any:
-    """Return the answers to queries, and the scores of whole triples."""
+    """Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or relations
+    of (head, ?, tail). An answer that the data set contains is marked with its split. A whole triple is
+    scored: higher is more plausible, and only probabilities can be compared between relations.
+
+    Examples
+    --------
+      dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
+      dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
+      dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
+      dglkge predict runs/news --head Alice --relation visits --time 2014-05-01         where was she then?
+      dglkge predict runs/news --head Alice --relation visits --tail Rome --time '?'    when was she there?
+      dglkge predict runs/demo --head Alice --relation likes --known drop         what the data set lacks
+      dglkge predict runs/demo --head Alice --relation likes --candidates seen    what others like
+      dglkge predict runs/demo --head Alice --relation likes --probability        after dglkge calibrate
+      dglkge predict runs/demo --head Carol --relation likes --features new.parquet     Carol was not trained
+      dglkge predict runs/demo --head Alice --relation likes --rules  with rules, as dglkge evaluate --rules
+      dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
+      dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object    scores, without a ?
+    """
     frame = _questions(args)
     # The file is read first: a mistake in it is found before those of the run are opened.
     model = open_model(args)
@@ -52,6 +100,7 @@ def predict(args: argparse.Namespace) -> Any:
     return [reports[row] for row in frame.index] if args.triples else reports[0]
 
 
+@predict.shows
 def _print_reports(result: Any, args: argparse.Namespace) -> None:
     """Print predictions, each as a table, and then the scored triples as one."""
     reports = result if args.triples else [result]
@@ -179,8 +228,24 @@ def _print_scores(reports: list[Report]) -> None:
         print(f"dglkge predict: {text}", file=sys.stderr)
 
 
+@command(
+    *MODEL,
+    option("name ENTITY", "the entity", nargs="?"),
+    option("--entity ENTITY", argparse.SUPPRESS),
+    option("--type TYPE", "its type, if entities of several types share the name"),
+    K,
+    FEATURES,
+    ABOUT,
+)
 def similar(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the most similar entities."""
+    """Show the entities of the same type whose rows have the greatest cosine with an entity's row.
+
+    Examples
+    --------
+      dglkge similar runs/demo Alice
+      dglkge similar runs/demo Mercury --type planet -k 3 --json
+      dglkge similar runs/demo Carol --about 'Carol=wrote the compiler'
+    """
     if (args.name is None) == (args.entity is None):
         raise InputError("give one entity: dglkge similar RUN ENTITY")
     entity = args.entity or args.name
@@ -194,78 +259,7 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
     return {"entity": entity, "type": entity_type, "similar": rows}
 
 
+@similar.shows
 def _print_similar(result: Report, _args: argparse.Namespace) -> None:
     print_text(f"nearest to {result['entity']} among entities of type {result['type']}")
     print_table({"rank": "{rank}", "cosine": "{cosine:.4f}", "name": "{name}"}, result["similar"])
-
-
-K = option("-k --k", "answers to show", "--topk", default=10)
-
-PREDICT = Command(
-    description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
-relations of (head, ?, tail). An answer that the data set contains is marked with its split. A whole triple is
-scored: higher is more plausible, and only probabilities can be compared between relations.""",
-    examples="""examples:
-  dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
-  dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
-  dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
-  dglkge predict runs/news --head Alice --relation visits --time 2014-05-01         where was she then?
-  dglkge predict runs/news --head Alice --relation visits --tail Rome --time '?'    when was she there?
-  dglkge predict runs/demo --head Alice --relation likes --known drop         what the data set lacks
-  dglkge predict runs/demo --head Alice --relation likes --candidates seen    what others like
-  dglkge predict runs/demo --head Alice --relation likes --probability        after dglkge calibrate
-  dglkge predict runs/demo --head Carol --relation likes --features new.parquet     Carol was not trained
-  dglkge predict runs/demo --head Alice --relation likes --rules  with rules, as dglkge evaluate --rules
-  dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
-  dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object    scores, without a ?""",
-    options=[
-        *MODEL,
-        option("--head NAME", "the head"),
-        option("--relation NAME", "the relation"),
-        option("--tail NAME", "the tail"),
-        option("--time TIME", "of the relation, where triples have times; ? asks when (quote it)"),
-        option(
-            "--triples FILE",
-            "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",
-            "--input",
-        ),
-        option("--columns LIST", "of the file", default=",".join(ROLES)),
-        DELIMITER,
-        flag("--strict", "end at the first triple of the file with an unknown name"),
-        K,
-        option(
-            "--known",
-            "answers that the data set contains: mark them with their split, drop them, or keep them "
-            "unmarked (default: mark; without the data set, warn and keep)",
-            choices=[known.value for known in Known],
-        ),
-        SEEN,
-        flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
-        DATASET,
-        FEATURES,
-        ABOUT,
-        RULES,
-    ],
-    run=predict,
-    show=_print_reports,
-)
-
-SIMILAR = Command(
-    description="Show the entities of the same type whose rows have the greatest cosine with an entity's "
-    "row.",
-    examples="""examples:
-  dglkge similar runs/demo Alice
-  dglkge similar runs/demo Mercury --type planet -k 3 --json
-  dglkge similar runs/demo Carol --about 'Carol=wrote the compiler'""",
-    options=[
-        *MODEL,
-        option("name ENTITY", "the entity", nargs="?"),
-        option("--entity ENTITY", argparse.SUPPRESS),
-        option("--type TYPE", "its type, if entities of several types share the name"),
-        K,
-        FEATURES,
-        ABOUT,
-    ],
-    run=similar,
-    show=_print_similar,
-)

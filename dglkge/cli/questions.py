@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
-from dglkge.cli.common import Command, flag, is_number, option, print_table, print_text
+from dglkge.cli.common import command, flag, is_number, option, print_table, print_text
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
@@ -17,8 +17,49 @@ from dglkge.inference.choices import ALL, SEARCHES
 SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
+@command(
+    *common.MODEL,
+    common.DATASET,
+    option("-o --output FILE", "the Parquet file", required=True),
+    option("--relation NAME", "only this one", is_repeated=True),
+    option("--head NAME", "only this one", is_repeated=True),
+    option("--head-type TYPE", "only relations with heads of this type", is_repeated=True),
+    option(
+        "--min-probability P",
+        "least probability, as dglkge calibrate has fitted them (default: 0.5, or none with -k)",
+        type=float,
+    ),
+    option("-k --k", "most tails of each pair of head and relation", type=int),
+    option(
+        "--candidates",
+        "all entities of the types; heads and tails seen on that side of the relation; or tails that an "
+        "approximate index of faiss finds, with the recall on a sample",
+        choices=SEARCHES,
+        default=ALL,
+    ),
+    option(
+        "--held-out",
+        "a split that counts as missing; the precision of finding it is shown, and in dglkge report",
+        choices=SPLITS,
+    ),
+    common.OVERWRITE,
+    common.THREADS,
+)
 def complete(args: argparse.Namespace) -> dict[str, Any]:
-    """Search, write the file, and for held-out triples the curve beside the run."""
+    """Write the likely triples that the data set does not have to a Parquet file: for every pair of head
+    and relation, the tails above a probability or the best k; sorted by descending score. All possible
+    triples are compared, on all cores; a bound skips those that cannot be likely. After an interruption the
+    same command goes on.
+
+    Examples
+    --------
+      dglkge calibrate runs/demo --positive-rate 1e-5       first: the share of true triples
+      dglkge complete runs/demo -o missing.parquet                        probability of .5 or more
+      dglkge complete runs/demo -o missing.parquet --min-probability 0.9 --relation likes
+      dglkge complete runs/demo -o best.parquet -k 3 --candidates seen    the best 3 tails of each pair
+      dglkge complete runs/demo -o best.parquet -k 3 --candidates faiss   approximately, by an index
+      dglkge complete runs/demo -o found.parquet --held-out test          how many test triples are found?
+    """
     import torch  # here: --help does without
 
     from dglkge.checkpoint.layout import completion_file
@@ -40,6 +81,7 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     return summary
 
 
+@complete.shows
 def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(
         f"{summary['triples']:,} missing triples of {summary['queries']:,} pairs of head and relation, and "
@@ -59,53 +101,28 @@ def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(f"written to {summary['path']}")
 
 
-COMPLETE = Command(
-    description="""Write the likely triples that the data set does not have to a Parquet file: for every pair
-of head and relation, the tails above a probability or the best k; sorted by descending score. All possible
-triples are compared, on all cores; a bound skips those that cannot be likely. After an interruption the same
-command goes on.""",
-    examples="""examples:
-  dglkge calibrate runs/demo --positive-rate 1e-5       first: the share of true triples
-  dglkge complete runs/demo -o missing.parquet                        probability of .5 or more
-  dglkge complete runs/demo -o missing.parquet --min-probability 0.9 --relation likes
-  dglkge complete runs/demo -o best.parquet -k 3 --candidates seen    the best 3 tails of each pair
-  dglkge complete runs/demo -o best.parquet -k 3 --candidates faiss   approximately, by an index
-  dglkge complete runs/demo -o found.parquet --held-out test          how many test triples are found?""",
-    options=[
-        *common.MODEL,
-        common.DATASET,
-        option("-o --output FILE", "the Parquet file", required=True),
-        option("--relation NAME", "only this one", is_repeated=True),
-        option("--head NAME", "only this one", is_repeated=True),
-        option("--head-type TYPE", "only relations with heads of this type", is_repeated=True),
-        option(
-            "--min-probability P",
-            "least probability, as dglkge calibrate has fitted them (default: 0.5, or none with -k)",
-            type=float,
-        ),
-        option("-k --k", "most tails of each pair of head and relation", type=int),
-        option(
-            "--candidates",
-            "all entities of the types; heads and tails seen on that side of the relation; or tails that an "
-            "approximate index of faiss finds, with the recall on a sample",
-            choices=SEARCHES,
-            default=ALL,
-        ),
-        option(
-            "--held-out",
-            "a split that counts as missing; the precision of finding it is shown, and in dglkge report",
-            choices=SPLITS,
-        ),
-        common.OVERWRITE,
-        common.THREADS,
-    ],
-    run=complete,
-    show=_print_summary,
+@command(
+    *common.MODEL,
+    common.DATASET,
+    option("question QUESTION", "?VARIABLE : and its triples"),
+    option("-k --k", "answers to show", least=1, default=10),
+    option("--beam", "entities of every other variable that go on", least=1, default=16),
+    option("--known-split", "whose triples have probability 1 (all)", is_repeated=True, choices=SPLITS),
+    flag("--no-known", "no triple is taken as known: probabilities only"),
+    flag("--no-adapter", "without the curves of dglkge calibrate --questions"),
 )
-
-
 def ask(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the best answers with their paths."""
+    """Answer a question of several hops: a variable, and the triples that it fulfils, joined by
+    commas (and), or, not and parentheses. A triple of the data set has probability 1, others the one that
+    dglkge calibrate has fitted. Each answer has the links that led to it.
+
+    Examples
+    --------
+      dglkge ask runs/demo '?x : (Alice, knows, ?y), (?y, likes, ?x)'   what do those like whom Alice knows?
+      dglkge ask runs/demo '?x : (Alice, likes, ?x), not (Bob, likes, ?x)'
+      dglkge ask runs/demo '?x : ((Alice, knows, ?y) or (Bob, knows, ?y)), (?y, likes, ?x)'
+      dglkge ask runs/demo '?x : (?x, likes, "Paris, Texas")'           a name with a comma
+    """
     from dglkge.inference import logic, questions  # here: --help does without torch
 
     question = logic.parse(args.question)  # before the run is read
@@ -116,6 +133,7 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
     return {"question": args.question, "type": type_, "answers": ranked}
 
 
+@ask.shows
 def _print_answers(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(f"{result['question']}: best answers of type {result['type']}")
     cells: common.Cells = {"rank": "{rank}", "probability": "{probability:.4f}", "answer": "{entity}"}
@@ -128,32 +146,25 @@ def _link(link: dict[str, Any]) -> str:
     return f"{'not ' if link['not'] else ''}({link['head']}, {link['relation']}, {link['tail']}) {how}"
 
 
-ASK = Command(
-    description="""Answer a question of several hops: a variable, and the triples that it fulfils, joined by
-commas (and), or, not and parentheses. A triple of the data set has probability 1, others the one that
-dglkge calibrate has fitted. Each answer has the links that led to it.""",
-    examples="""examples:
-  dglkge ask runs/demo '?x : (Alice, knows, ?y), (?y, likes, ?x)'   what do those like whom Alice knows?
-  dglkge ask runs/demo '?x : (Alice, likes, ?x), not (Bob, likes, ?x)'
-  dglkge ask runs/demo '?x : ((Alice, knows, ?y) or (Bob, knows, ?y)), (?y, likes, ?x)'
-  dglkge ask runs/demo '?x : (?x, likes, "Paris, Texas")'           a name with a comma""",
-    options=[
-        *common.MODEL,
-        common.DATASET,
-        option("question QUESTION", "?VARIABLE : and its triples"),
-        option("-k --k", "answers to show", least=1, default=10),
-        option("--beam", "entities of every other variable that go on", least=1, default=16),
-        option("--known-split", "whose triples have probability 1 (all)", is_repeated=True, choices=SPLITS),
-        flag("--no-known", "no triple is taken as known: probabilities only"),
-        flag("--no-adapter", "without the curves of dglkge calibrate --questions"),
-    ],
-    run=ask,
-    show=_print_answers,
+@command(
+    *common.MODEL,
+    common.DATASET,
+    option("--head", "name of the head entity"),
+    option("--relation", "name of the relation", required=True),
+    option("--tail", "name of the tail entity"),
+    option("-k --k", "reasons of each kind", default=5),
 )
-
-
 def explain(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the reasons for a link, or the rules for a relation."""
+    """Show why a link is likely: the training triples without which its score would fall most,
+    the rules of up to three links that imply it, and known links with a similar entity. Without --head and
+    --tail: rules that imply the relation.
+
+    Examples
+    --------
+      dglkge explain runs/demo --head Alice --relation likes --tail Bob
+      dglkge explain runs/demo --relation likes                       what implies it?
+      dglkge explain runs/demo --head Alice --relation likes --tail Bob -k 20 --json
+    """
     if (args.head is None) != (args.tail is None):
         raise InputError("give --head and --tail, or neither: then rules for the relation are shown")
     run = common.open_model(args)
@@ -162,6 +173,7 @@ def explain(args: argparse.Namespace) -> dict[str, Any]:
     return {"relation": args.relation, "rules": run.rules(args.relation, args.k).to_dict("records")}
 
 
+@explain.shows
 def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
     if "head" in result:
         probability = result["probability"]
@@ -188,29 +200,24 @@ def _triple(triple: Mapping[str, Any]) -> str:
     return f"({', '.join(triple[role] for role in ROLES)})"
 
 
-EXPLAIN = Command(
-    description="""Show why a link is likely: the training triples without which its score would fall most,
-the rules of up to three links that imply it, and known links with a similar entity. Without --head and
---tail: rules that imply the relation.""",
-    examples="""examples:
-  dglkge explain runs/demo --head Alice --relation likes --tail Bob
-  dglkge explain runs/demo --relation likes                       what implies it?
-  dglkge explain runs/demo --head Alice --relation likes --tail Bob -k 20 --json""",
-    options=[
-        *common.MODEL,
-        common.DATASET,
-        option("--head", "name of the head entity"),
-        option("--relation", "name of the relation", required=True),
-        option("--tail", "name of the tail entity"),
-        option("-k --k", "reasons of each kind", default=5),
-    ],
-    run=explain,
-    show=_print_reasons,
+@command(
+    *common.MODEL,
+    option("values VALUES", "table of names and numbers: .tsv, .csv with a header, or .parquet"),
+    option("-k --k", "entities to show", least=1, default=10),
+    flag("--least", "those with the smallest numbers"),
+    flag("--known", "also entities with a known value"),
+    option("--type", "entity type, if several have the names"),
+    option("-o --output FILE", "Parquet file with all of them"),
 )
-
-
 def attributes(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how well known numbers are predicted, and the entities with the greatest ones."""
+    """Predict a number of every entity of a type, such as a year or a population, from those of
+    some: a ridge regression on the rows, whose error on known values is shown.
+
+    Examples
+    --------
+      dglkge attributes runs/demo populations.tsv                 NAME<tab>NUMBER lines; the 10 greatest
+      dglkge attributes runs/demo populations.csv -o all.parquet --known
+    """
     from dglkge.data.vector_files import read_texts, write_parquet  # here: --help does without pandas
     from dglkge.inference.attributes import best_numbers
 
@@ -226,6 +233,7 @@ def attributes(args: argparse.Namespace) -> dict[str, Any]:
     return {"values": len(values), **best_numbers(frame, args.k, args.least, args.known)}
 
 
+@attributes.shows
 def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(
         f"{result['values']} known values; predicted from one another: R2 {result['r2']:.3f}, "
@@ -237,23 +245,3 @@ def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None
         "entity": "{entity}",
     }
     print_table(cells, result["entities"])
-
-
-ATTRIBUTES = Command(
-    description="""Predict a number of every entity of a type, such as a year or a population, from those of
-some: a ridge regression on the rows, whose error on known values is shown.""",
-    examples="""examples:
-  dglkge attributes runs/demo populations.tsv                 NAME<tab>NUMBER lines; the 10 greatest
-  dglkge attributes runs/demo populations.csv -o all.parquet --known""",
-    options=[
-        *common.MODEL,
-        option("values VALUES", "table of names and numbers: .tsv, .csv with a header, or .parquet"),
-        option("-k --k", "entities to show", least=1, default=10),
-        flag("--least", "those with the smallest numbers"),
-        flag("--known", "also entities with a known value"),
-        option("--type", "entity type, if several have the names"),
-        option("-o --output FILE", "Parquet file with all of them"),
-    ],
-    run=attributes,
-    show=_print_attributes,
-)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.cli import common
-from dglkge.cli.common import Command, cell, flag, option, print_text, write_text
+from dglkge.cli.common import cell, command, flag, option, print_text, write_text
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
@@ -23,8 +23,44 @@ PAGE = "report.html"
 NONE = "–"
 
 
+@command(
+    option("runs RUN", "folder of a run, or a checkpoint folder in it", nargs="+"),
+    option("-o --output FILE.html", f"the page (default for one run: RUN/{PAGE})"),
+    common.OVERWRITE,
+    option("--split", "triples to rank", choices=SPLITS, default=TEST),
+    option(
+        "--limit",
+        "rank N triples, drawn from the split; 0: all (default: 2000, down to 100 where there are very "
+        "many entities; the page says how many)",
+        least=0,
+    ),
+    option(
+        "--candidates N",
+        "rank among all entities of the type, or N sampled ones for each query (default: all)",
+        type=common.num_candidates,
+    ),
+    common.SEED,
+    option("--points", "entities of the map, the most frequent; 0: no map", least=0, default=2000),
+    option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),
+    common.DATASET,
+    common.NO_VERIFY,
+    common.IMPORT,
+)
 def report(args: argparse.Namespace) -> Any:
-    """Collect the figures, and write the page."""
+    """Write one HTML page about a run, or about several side by side: data set, learning curves, ranking by
+    relation, side and category, best and worst relations with predictions, a map of the entities, time and
+    memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
+
+    Needs: pip install 'dglkge[report]'
+
+    Examples
+    --------
+      dglkge report runs/demo                                  writes runs/demo/report.html
+      dglkge report runs/a runs/b -o compare.html              side by side
+      dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
+      dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
+      dglkge report runs/demo --json > figures.json            the figures of the page, and no page
+    """
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import packages, render
 
@@ -69,8 +105,33 @@ def _target(args: argparse.Namespace) -> Path:
     return target
 
 
+@command(
+    option("run RUN", "folder of a run"),
+    flag("--once", "look once, and end"),
+    option("--prometheus FILE", "replace FILE by metrics in Prometheus' text format"),
+    option("--interval S", "seconds between two looks", least=0.1, most=86400, default=2.0),
+    option("--logs FOLDER", "folder of the logs (default: that of the run, or RUN/logs)"),
+    option("--lines", "events and lines of the log", least=0, most=100, default=10),
+)
 def watch(args: argparse.Namespace) -> Any:
-    """Look at the run, once or until it is finished."""
+    """Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent bytes of
+    each process, last events. All of it is read from the files in the run's folder and from its logs. So it
+    works for a run that has ended, and for one of other machines whose files are copied here (dglkge-launch
+    --sync). It ends with Ctrl-C, or once the run is finished.
+
+    Examples
+    --------
+      dglkge job watch runs/demo
+      dglkge job watch runs/demo --once                      one look
+      dglkge job watch runs/demo --json | jq .edges_per_second
+      dglkge job watch runs/demo --logs logs/20261122-101500-4711
+      dglkge job watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
+
+    With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
+    node_exporter's textfile collector reads. docs/watching.md lists the metrics.
+
+    exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.
+    """
     from dglkge.report.run_state import FINISHED, finite, prometheus_text, run_state
 
     def look() -> dict[str, Any]:
@@ -85,6 +146,11 @@ def watch(args: argparse.Namespace) -> Any:
     with contextlib.suppress(KeyboardInterrupt):
         _follow(look, args.interval, FINISHED, is_shown=args.prometheus is None)
     return 0
+
+
+@watch.shows
+def _print_state(state: dict[str, Any], _args: argparse.Namespace) -> None:
+    common.print_rich(_frame(state))
 
 
 def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
@@ -180,69 +246,3 @@ def _number(value: float | None, form: str) -> str:
 
 def _bytes(value: int | None) -> str:
     return NONE if value is None else human_bytes(value)
-
-
-REPORT = Command(
-    description="""Write one HTML page about a run, or about several side by side: data set, learning curves,
-ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
-and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
-Needs: pip install 'dglkge[report]'""",
-    examples="""examples:
-  dglkge report runs/demo                                  writes runs/demo/report.html
-  dglkge report runs/a runs/b -o compare.html              side by side
-  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
-  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
-  dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
-    options=[
-        option("runs RUN", "folder of a run, or a checkpoint folder in it", nargs="+"),
-        option("-o --output FILE.html", f"the page (default for one run: RUN/{PAGE})"),
-        common.OVERWRITE,
-        option("--split", "triples to rank", choices=SPLITS, default=TEST),
-        option(
-            "--limit",
-            "rank N triples, drawn from the split; 0: all (default: 2000, down to 100 where there are very "
-            "many entities; the page says how many)",
-            least=0,
-        ),
-        option(
-            "--candidates N",
-            "rank among all entities of the type, or N sampled ones for each query (default: all)",
-            type=common.num_candidates,
-        ),
-        common.SEED,
-        option("--points", "entities of the map, the most frequent; 0: no map", least=0, default=2000),
-        option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),
-        common.DATASET,
-        common.NO_VERIFY,
-        common.IMPORT,
-    ],
-    run=report,
-)
-
-WATCH = Command(
-    description="""Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
-bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
-it works for a run that has ended, and for one of other machines whose files are copied here
-(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished.""",
-    examples="""examples:
-  dglkge job watch runs/demo
-  dglkge job watch runs/demo --once                      one look
-  dglkge job watch runs/demo --json | jq .edges_per_second
-  dglkge job watch runs/demo --logs logs/20261122-101500-4711
-  dglkge job watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
-
-With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
-node_exporter's textfile collector reads. docs/watching.md lists the metrics.
-
-exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
-    options=[
-        option("run RUN", "folder of a run"),
-        flag("--once", "look once, and end"),
-        option("--prometheus FILE", "replace FILE by metrics in Prometheus' text format"),
-        option("--interval S", "seconds between two looks", least=0.1, most=86400, default=2.0),
-        option("--logs FOLDER", "folder of the logs (default: that of the run, or RUN/logs)"),
-        option("--lines", "events and lines of the log", least=0, most=100, default=10),
-    ],
-    run=watch,
-    show=lambda state, _args: common.print_rich(_frame(state)),
-)

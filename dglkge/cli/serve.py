@@ -14,7 +14,7 @@ from dglkge.cli.common import (
     MODEL,
     RULES,
     THREADS,
-    Command,
+    command,
     flag,
     flush_output,
     open_model,
@@ -29,8 +29,37 @@ DEFAULT_PORT = 8765
 APPROXIMATE_FROM = 1_000_000
 
 
+@command(
+    *MODEL,
+    DATASET,
+    RULES,
+    option("--host", "address to listen on; others need --token", default="127.0.0.1"),
+    option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
+    option(
+        "--token FILE",
+        "file with a token that every request for data must have; - asks for it. The page asks for it, "
+        "too, or takes it from its address: http://HOST:PORT/#token=TOKEN",
+    ),
+    option("--allow-host NAME", "answer under this host name too, e.g. a proxy's", is_repeated=True),
+    flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
+    option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
+    flag("--mcp", "instead: answer an agent on stdin and stdout, by the Model Context Protocol"),
+    THREADS,
+)
 def serve(args: argparse.Namespace) -> int:
-    """Open the run, serve, and return 128 + the number of the signal that ended it."""
+    """Serve a page to search entities, their known and predicted triples and similar entities, and
+    REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
+    /openapi.json. It runs until Ctrl-C or SIGTERM.
+
+    Examples
+    --------
+      dglkge serve runs/demo
+      dglkge serve runs/demo --mcp                           tools for an agent, which starts this command
+      dglkge serve runs/demo --port 0                        a free port; the address is printed
+      dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
+      curl 'http://127.0.0.1:8765/entities?prefix=dou'
+      curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Bob", "relation": "likes"}], "k": 3}'
+    """
     try:
         with stop_signals_raised():
             return _serve(args)
@@ -138,37 +167,3 @@ def _print_facts(facts: dict[str, Any], url: str, has_token: bool) -> None:
                 f"{how['lists_searched']} of {how['lists']} lists searched"
             )
     print_text(f"{url}{'#token=TOKEN' if has_token else ''}   Ctrl-C ends it")
-
-
-SERVE = Command(
-    description="""\
-Serve a page to search entities, their known and predicted triples and similar entities, and
-REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
-/openapi.json. It runs until Ctrl-C or SIGTERM.""",
-    examples="""examples:
-  dglkge serve runs/demo
-  dglkge serve runs/demo --mcp                           tools for an agent, which starts this command
-  dglkge serve runs/demo --port 0                        a free port; the address is printed
-  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
-  curl 'http://127.0.0.1:8765/entities?prefix=dou'
-  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'
-""",
-    options=[
-        *MODEL,
-        DATASET,
-        RULES,
-        option("--host", "address to listen on; others need --token", default="127.0.0.1"),
-        option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
-        option(
-            "--token FILE",
-            "file with a token that every request for data must have; - asks for it. The page asks for it, "
-            "too, or takes it from its address: http://HOST:PORT/#token=TOKEN",
-        ),
-        option("--allow-host NAME", "answer under this host name too, e.g. a proxy's", is_repeated=True),
-        flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
-        option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
-        flag("--mcp", "instead: answer an agent on stdin and stdout, by the Model Context Protocol"),
-        THREADS,
-    ],
-    run=serve,
-)

@@ -13,7 +13,7 @@ from typing import Any
 from dglkge.cli.common import (
     CONFIG,
     OUTPUT,
-    Command,
+    command,
     config_words,
     flag,
     option,
@@ -43,8 +43,29 @@ THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
 
 
+@command(
+    *CONFIG,
+    option("--ip-config FILE", "the machines (default: this one)"),
+    option("--num-trainers N[:M]", "on each machine, as in dglkge-launch"),
+    option("--num-servers N", "on each machine, as in dglkge-launch"),
+    option("--log-dir FOLDER", "folder for the logs (default: logs/ of the run)"),
+    flag("--no-verify", "as in dglkge-launch"),
+    option("--max-restarts K", "starts after failures, as in dglkge-launch"),
+)
 def train(args: argparse.Namespace) -> int:
-    """Launch the job."""
+    """Train a configuration with servers and trainers on this machine, or on those of an
+    ip_config.txt, or in one process where that takes less time (at most 200,000 triples in all epochs, and no
+    option of a job). The same command again goes on from the last commit. dglkge-launch has more options, and
+    runs scripts of your own.
+
+    Examples
+    --------
+      dglkge data build my_triples/ -o data/mine
+      dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show
+      dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
+      dglkge train my.yaml --num-trainers 4
+      dglkge train my.yaml --ip-config ip_config.txt                    several machines
+    """
     require_dgl("dglkge train")
     file, overrides = config_words(args)
     # Read here as well: a mistake is reported before any process starts.
@@ -144,8 +165,36 @@ def ip_config(path: str | None) -> Iterator[str]:
         yield str(file)
 
 
+@command(
+    *CONFIG,
+    OUTPUT,
+    option("--num-trainers", "trainers of a trial (default: 0, one process alone)", least=0, default=0),
+    option("--trials", "instead of search.trials of the file", type=int),
+    option("--budget B", "instead of search.budget of the file", type=float),
+    flag("--dry-run", "print the plan and exit"),
+)
 def tune(args: argparse.Namespace) -> dict[str, Any]:
-    """Plan, search, and return the best settings."""
+    """Search for good settings in a space (a YAML file). Many trials train few epochs on a small k-core of
+    the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
+    Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
+    child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna: pip
+    install 'dglkge[tune]'.
+
+    Examples
+    --------
+      dglkge tune space.yaml -o tuned                     search; the winner is in tuned/best.yaml
+      dglkge tune space.yaml -o tuned --dry-run           only the plan and its cost
+      dglkge tune space.yaml -o tuned --num-trainers 2    each trial under dglkge-launch
+
+    a space:
+      config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
+      set: {dataset: data/mine}                  # changes to it
+      space:
+        optimizer.lr: {low: 0.01, high: 1.0, log: true}
+        regularizer.weight: {low: 1.0e-4, high: 0.3, log: true}
+        negatives.num_uniform: [500, 1000, 2000]
+      search: {trials: 64, reduction: 4, budget: 3, seed: 0}
+    """
     require_dgl("dglkge tune")
     # Here: --help does without torch and pandas.
     from dglkge.launch.stop_signals import stop_signals_raised
@@ -174,6 +223,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
         return {**plan, "best": tuning.run(bar.update)}
 
 
+@tune.shows
 def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
     """Print the best settings; the plan has been printed."""
     if "best" not in report:
@@ -184,58 +234,3 @@ def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
     print_text(f"{measure} on the whole graph, {best['seconds']:.0f} s")
     trials = Path(args.output) / "trials.tsv"
     print_text(f"configuration: {best['config']}; run: {best['run']}; trials: {trials}")
-
-
-TRAIN = Command(
-    description="""Train a configuration with servers and trainers on this machine, or on those of an
-ip_config.txt, or in one process where that takes less time (at most 200,000 triples in all epochs, and no
-option of a job). The same command again goes on from the last commit. dglkge-launch has more options, and
-runs scripts of your own.""",
-    examples="""examples:
-  dglkge data build my_triples/ -o data/mine
-  dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show
-  dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
-  dglkge train my.yaml --num-trainers 4
-  dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
-    options=[
-        *CONFIG,
-        option("--ip-config FILE", "the machines (default: this one)"),
-        option("--num-trainers N[:M]", "on each machine, as in dglkge-launch"),
-        option("--num-servers N", "on each machine, as in dglkge-launch"),
-        option("--log-dir FOLDER", "folder for the logs (default: logs/ of the run)"),
-        flag("--no-verify", "as in dglkge-launch"),
-        option("--max-restarts K", "starts after failures, as in dglkge-launch"),
-    ],
-    run=train,
-)
-
-TUNE = Command(
-    description="""Search for good settings in a space (a YAML file). Many trials train few epochs on a small
-k-core of the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
-Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
-child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna:
-pip install 'dglkge[tune]'.""",
-    examples="""examples:
-  dglkge tune space.yaml -o tuned                     search; the winner is in tuned/best.yaml
-  dglkge tune space.yaml -o tuned --dry-run           only the plan and its cost
-  dglkge tune space.yaml -o tuned --num-trainers 2    each trial under dglkge-launch
-
-a space:
-  config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
-  set: {dataset: data/mine}                  # changes to it
-  space:
-    optimizer.lr: {low: 0.01, high: 1.0, log: true}
-    regularizer.weight: {low: 1.0e-4, high: 0.3, log: true}
-    negatives.num_uniform: [500, 1000, 2000]
-  search: {trials: 64, reduction: 4, budget: 3, seed: 0}""",
-    options=[
-        *CONFIG,
-        OUTPUT,
-        option("--num-trainers", "trainers of a trial (default: 0, one process alone)", least=0, default=0),
-        option("--trials", "instead of search.trials of the file", type=int),
-        option("--budget B", "instead of search.budget of the file", type=float),
-        flag("--dry-run", "print the plan and exit"),
-    ],
-    run=tune,
-    show=_print_best,
-)
