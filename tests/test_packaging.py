@@ -25,6 +25,7 @@ PACKAGE_FILES = sorted(
         "datasets.yaml",
         "prefixes.yaml",
         "recipes/*/*.yaml",
+        "model_card.md",
         "page/*",
         "report/page.[!p]*",
     )

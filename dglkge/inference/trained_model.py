@@ -34,7 +34,7 @@ from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
 from dglkge.inference.exports.hub import HubTables
-from dglkge.inference.links.narrow_rows import LikelyCandidates
+from dglkge.inference.links.missing_links import LikelyCandidates
 from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice

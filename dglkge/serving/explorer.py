@@ -23,8 +23,8 @@ from dglkge.inference import questions
 from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import by_query
+from dglkge.inference.links.approximate import SPARE, RowIndex
 from dglkge.inference.links.completion import find_links, plan_completion
-from dglkge.inference.links.row_index import SPARE, RowIndex
 from dglkge.inference.run import Run
 from dglkge.inference.search import most_similar
 from dglkge.inference.trained_model import UnknownEntityError

@@ -14,7 +14,7 @@ import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
 from dglkge.inference import questions
-from dglkge.inference.links import narrow_rows
+from dglkge.inference.links import missing_links
 from dglkge.inference.logic import And, Fact, Not, Or, Question, facts, parse, variables
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import build_model
@@ -152,8 +152,8 @@ def test_all_types_of_questions(run, kind, splits):
 @pytest.mark.parametrize("screened", [1, 10**9])
 def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
     """Whether few candidates remain, which are scored again, or too many."""
-    monkeypatch.setattr(narrow_rows, "SCREENED", screened)
-    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
+    monkeypatch.setattr(missing_links, "SCREENED", screened)
+    monkeypatch.setattr(missing_links, "LEAST_ROWS", 1)
     monkeypatch.setattr(questions, "LEAST_PROBABILITY", 0.3)
     plain = [run.ask(QUESTIONS[kind], k=60, known_splits=()) for kind in ("2p", "up", "inp")]
     run.likely_candidates.is_narrow = True
@@ -171,13 +171,13 @@ def test_bounds_of_bfloat16_skip_no_candidate(width, monkeypatch):
     query = torch.randn(5, 40, generator=draws)
     meta = SimpleNamespace(dim=40, entity_types={"entity": 1003}, relations=[])
     tables = WholeTables(Path(), meta, {"entity": rows, RELATION: rows[:0]})
-    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
-    search = narrow_rows.LikelyCandidates(
+    monkeypatch.setattr(missing_links, "LEAST_ROWS", 1)
+    search = missing_links.LikelyCandidates(
         build_model("distmult", 40, reciprocal=True), tables, lambda _type: float(rows.norm(dim=1).max())
     )
     search.is_narrow = True
     for low in (-0.5, 0.0, 4.0, 1e9):
-        monkeypatch.setattr(narrow_rows, "SCREENED", 1)
+        monkeypatch.setattr(missing_links, "SCREENED", 1)
         blocks = list(search.search("entity", query, low))
         exact = query[:, :width].double() @ rows.double().T
         pairs = {pair for row, ids, _ in blocks for pair in zip(row.tolist(), ids.tolist())}
@@ -189,9 +189,11 @@ def test_a_shard_without_rows_has_no_likely_candidates(monkeypatch):
     rows, ids = torch.ones(3, 4), torch.arange(3)
     shards = [SimpleNamespace(rows=rows[start:], original_ids=ids[start:]) for start in (3, 0)]
     tables = SimpleNamespace(meta=SimpleNamespace(dim=4), shards=lambda _type: shards)
-    monkeypatch.setattr(narrow_rows, "LEAST_ROWS", 1)
-    monkeypatch.setattr(narrow_rows, "SCREENED", 1)
-    search = narrow_rows.LikelyCandidates(build_model("distmult", 4, reciprocal=True), tables, lambda _: 2.0)
+    monkeypatch.setattr(missing_links, "LEAST_ROWS", 1)
+    monkeypatch.setattr(missing_links, "SCREENED", 1)
+    search = missing_links.LikelyCandidates(
+        build_model("distmult", 4, reciprocal=True), tables, lambda _: 2.0
+    )
     search.is_narrow = True
     blocks = search.search("entity", torch.ones(1, 4), 0.5)
     assert [ids.tolist() for _, ids, _ in blocks] == [[], [0, 1, 2]]

@@ -15,7 +15,7 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
-from dglkge.inference.links import approximate, row_index
+from dglkge.inference.links import approximate
 from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
@@ -127,8 +127,8 @@ def test_seen_candidates_and_a_held_out_split(run, tmp_path):
 @pytest.mark.parametrize("question", [{"k": 3}, {"min_probability": 0.4}, {"k": 4, "min_probability": 0.6}])
 def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, monkeypatch, question):
     pytest.importorskip("faiss", reason="faiss is not installed")
-    monkeypatch.setattr(row_index, "ROWS_PER_LIST", 8)
-    monkeypatch.setattr(row_index, "RECALL_WANTED", 0.4)
+    monkeypatch.setattr(approximate, "ROWS_PER_LIST", 8)
+    monkeypatch.setattr(approximate, "RECALL_WANTED", 0.4)
     monkeypatch.setattr(approximate, "FIRST_CANDIDATES", 2)
     names, question_with_relation = (
         ["head", "relation", "tail", "score"],

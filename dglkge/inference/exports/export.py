@@ -32,7 +32,7 @@ from dglkge.inference.exports.files import (
     write_rows,
     write_safetensors,
 )
-from dglkge.inference.exports.hub_folder import plan_huggingface
+from dglkge.inference.exports.hub import plan_huggingface
 from dglkge.inference.exports.vectors import plan_faiss, plan_lancedb, plan_projector, plan_qdrant
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
@@ -74,7 +74,7 @@ def export_tables(
         ``"projector"``: ``{table}.tensors.tsv``, ``{table}.metadata.tsv`` and ``projector_config.pbtxt``:
         a log folder of TensorBoard.
         ``"huggingface"``: a folder for the Hugging Face hub, which
-        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.exports.hub_folder`.
+        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.exports.hub`.
         Numbers in text have nine digits, which restore the same float32.
     folder : Path
         Created if absent.

@@ -21,7 +21,6 @@ import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
-from dglkge.inference.exports.hub import names_file
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
@@ -128,6 +127,11 @@ def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
 def text_output(name: str, text: str) -> Output:
     """Return a file with some content."""
     return Output(name, lambda path: path.write_bytes(text.encode()))
+
+
+def names_file(table: str) -> str:
+    """Return the file of a table's names."""
+    return f"{table}.names.txt"
 
 
 def names_output(table: ExportedTable) -> Output:

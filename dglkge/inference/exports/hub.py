@@ -1,23 +1,38 @@
-"""Models of the Hugging Face hub: a folder as tables, without a package; upload and download."""
+"""Models of the Hugging Face hub: their folder with a model card, which needs no package; their transfer."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import string
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
+from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, one_line
+from dglkge.evaluation.metrics import BOTH, PROTOCOL
+from dglkge.inference.exports.files import (
+    Export,
+    ExportedTable,
+    Output,
+    file_output,
+    names_file,
+    names_output,
+    text_output,
+    write_safetensors,
+)
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.typing import RELATION, Relation
 
@@ -45,11 +60,6 @@ HUB_FIELDS = {
 """Attribute of a checkpoint's description to its field in config.json."""
 
 RELATIONS_FIELD = "relations"
-
-
-def names_file(table: str) -> str:
-    """Return the file of a table's names."""
-    return f"{table}.names.txt"
 
 
 def is_hub_folder(folder: Path) -> bool:
@@ -126,6 +136,132 @@ class HubTables(WholeTables):
         if len(names) != count:
             raise InputError(f"{path} has {len(names)} names, expected {count}")
         return names
+
+
+LOCAL_FIELDS = ("dataset", "output", "imports")
+"""Fields of a configuration that are not published: paths of this machine, and modules that a reader of the
+folder would import."""
+
+SHOWN_METRICS = ("mr", "mrr", "hits@1", "hits@3", "hits@10", "num_queries")
+
+PROTOCOL_WORDS = {
+    "split": "{}",
+    "filtering": "{}",
+    "candidates": "{} candidates",
+    "ties": "{} ties",
+    "num_triples": "{} triples",
+}
+"""Fields of a result's protocol and their words in the card; files of older versions lack some."""
+
+CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+def plan_huggingface(export: Export) -> list[Output]:
+    """Plan the folder."""
+    meta = export.source.meta
+    tables = {table.name: table for table in export.tables}
+    missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
+    if missing:
+        raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
+    shared_settings = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
+    config = {
+        LIBRARY_FIELD: LIBRARY,
+        "dglkge_version": __version__,
+        **{field: getattr(meta, name) for name, field in HUB_FIELDS.items()},
+        HUB_FIELDS["config"]: shared_settings,
+        RELATIONS_FIELD: [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations],
+    }
+    dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
+    content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
+    write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, arrays=dense)
+    return [
+        file_output(TENSORS, write),
+        *map(names_output, tables.values()),
+        text_output(CONFIG, content),
+        text_output(CARD, model_card(meta, tables, export.metrics)),
+    ]
+
+
+def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metrics: Mapping[str, Any]) -> str:
+    """Return the model card: its YAML head with metrics, and a text with examples that can be run."""
+    title = f"{meta.score_function} on {meta.dataset_name}"
+    results = list(_results(metrics))
+    head: dict[str, Any] = {
+        "library_name": LIBRARY,
+        "pipeline_tag": "graph-ml",
+        "tags": ["knowledge-graph-embeddings", "link-prediction", meta.score_function],
+    }
+    if results:
+        dataset = {"name": meta.dataset_name, "type": meta.dataset_name}
+        head["model-index"] = [
+            {"name": title, "results": [_index_entry(dataset, *result) for result in results]}
+        ]
+    rows = [
+        ("score function", meta.score_function),
+        *meta.score_options.items(),
+        ("dimension", meta.dim),
+        ("reciprocal relations", meta.reciprocal),
+        *((f"rows of `{name}`", f"{table.shape[0]} x {table.shape[1]}") for name, table in tables.items()),
+    ]
+    figures = [[words, *(_figure(metrics.get(name)) for name in SHOWN_METRICS)] for words, metrics in results]
+    not_measured = "Not measured. `dglkge evaluate` ranks the test triples.\n"
+    relation = meta.relations[0]
+    return string.Template(CARD_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        front=yaml.safe_dump(head, sort_keys=False, allow_unicode=True),
+        title=title,
+        trainer=f"dglkge {meta.versions.get('dglkge', '')}".rstrip(),
+        model=_markdown(["model", ""], rows),
+        metrics=_markdown(["protocol", *SHOWN_METRICS], figures) if figures else not_measured,
+        entity=repr(tables[relation.lhs].names[0]),
+        relation=repr(tables[RELATION].names[0]),
+        names=names_file(relation.lhs),
+        tensors=TENSORS,
+        entity_type=repr(relation.lhs),
+        dataset=meta.dataset_name,
+        fingerprint=meta.dataset_fingerprint,
+        progress=_listed(meta.progress),
+        optimizer=_listed(meta.optimizer),
+        versions=_listed(meta.versions),
+        config=CONFIG,
+    )
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or "not recorded"
+
+
+def _results(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the protocol in words and the metrics of both sides of each result; equal protocols once."""
+    seen = set()
+    for result in metrics.values():
+        # Not the whole result: its field "ties" has results under all rules.
+        known = {**result[PROTOCOL], "num_triples": result.get("num_triples")}
+        words = ", ".join(
+            text.format(known[name]) for name, text in PROTOCOL_WORDS.items() if known.get(name)
+        )
+        if words not in seen:
+            seen.add(words)
+            yield words, result[BOTH]
+
+
+def _index_entry(dataset: Mapping[str, str], words: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result as the hub's index has it."""
+    values = [{"type": name, "value": metrics[name]} for name in SHOWN_METRICS if name in metrics]
+    return {
+        "task": {"type": "link-prediction", "name": "Link prediction"},
+        "dataset": {**dataset, "split": words.partition(",")[0]},
+        "metrics": [{**value, "name": f"{value['type']} ({words})"} for value in values],
+    }
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _markdown(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
 
 
 HUB_URL = re.compile(r"hf://([^/@]+/[^/@]+)(?:@(.+))?")

@@ -20,7 +20,8 @@ from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
 from dglkge.inference.exports.export import SAFETENSORS_NAME
-from dglkge.inference.exports.hub import map_tensors, names_file
+from dglkge.inference.exports.files import names_file
+from dglkge.inference.exports.hub import map_tensors
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)

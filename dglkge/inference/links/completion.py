@@ -27,8 +27,12 @@ from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
 from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
-from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite
-from dglkge.inference.links.narrow_rows import has_fast_bfloat16
+from dglkge.inference.links.missing_links import (
+    CANDIDATE_PANEL,
+    LinkSearch,
+    check_finite,
+    has_fast_bfloat16,
+)
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Relation, Side
