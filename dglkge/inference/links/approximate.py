@@ -93,7 +93,8 @@ class RowIndex:
         """Return the ids (n, k) of candidates of queries (n, D), -1 where the lists have no more."""
         # A setting of the calling thread, which is not the one that built the index.
         self._faiss.omp_set_num_threads(self.threads)
-        _, ids = self._index.search(queries, k)
+        # Rows may be narrower than queries: they have zeros at their end.
+        _, ids = self._index.search(np.ascontiguousarray(queries[:, : self._index.d]), k)
         nearest: np.ndarray = ids
         return nearest
 

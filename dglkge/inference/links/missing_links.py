@@ -216,7 +216,9 @@ class LikelyCandidates:
             likely = None if narrow is None else self._screened(entity_type, query, low, narrow)
             if likely is not None:
                 row, column = likely
-                scores = _products(query.numpy(), shard.rows.numpy(), row, column)
+                rows = shard.rows.numpy()
+                # Rows may be narrower than queries: they have zeros at their end.
+                scores = _products(query[:, : rows.shape[1]].contiguous().numpy(), rows, row, column)
                 kept = scores >= low
                 yield row[kept], shard.original_ids.numpy()[column[kept]], scores[kept]
                 continue
@@ -247,8 +249,8 @@ class LikelyCandidates:
         slack = NARROW_SLACK * query.norm(dim=1) * self._max_norm(entity_type)
         # The limit is rounded as well.
         limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
-        queries = query.bfloat16().new_zeros(max(LEAST_QUERIES, num_queries), query.shape[1])
-        queries[:num_queries] = query
+        queries = narrow.new_zeros(max(LEAST_QUERIES, num_queries), narrow.shape[1])
+        queries[:num_queries] = query[:, : narrow.shape[1]]
         step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
         scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
         remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
