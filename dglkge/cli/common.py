@@ -208,8 +208,7 @@ class Command:
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
         """Declare help and options in a parser."""
-        description, _, examples = (inspect.getdoc(self.run) or "").partition(EXAMPLES)
-        parser.description, parser.epilog = description, f"examples:\n{examples}"
+        describe(parser, self.run)
         place: Any = parser
         for item in self.options:
             if isinstance(item, str):
@@ -245,6 +244,12 @@ class Command:
         else:
             self._show(result, args)
         return self.status(result)
+
+
+def describe(parser: argparse.ArgumentParser, function: Callable[..., Any]) -> None:
+    """Make the docstring of a function the help of a parser."""
+    description, _, examples = (inspect.getdoc(function) or "").partition(EXAMPLES)
+    parser.description, parser.epilog = description, f"examples:\n{examples}"
 
 
 def command(

@@ -10,20 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dglkge.cli.common import Parser, print_text, run_command
+from dglkge.cli.common import Parser, describe, print_text, run_command
 from dglkge.distributed.dgl_import import DGL_VERSION, NO_WHEEL_FROM
 from dglkge.errors import InputError, JobError
-
-DESCRIPTION = f"""Install dgl {DGL_VERSION}, its last release, into this Python's environment, and try it.
-
-Its wheels are for Python 3.8 to 3.12. For a newer Python pip downloads the one for 3.12, "wheel tags" gives
-it a name that fits every Python 3, and pip installs that: only one extension in it (_cy3) is for 3.12 alone,
-and DGL does without it. Nothing else is changed. That DGL loads with any torch is dglkge's own work: import
-dglkge before dgl, or start scripts with dglkge-launch."""
-EXAMPLES = """examples:
-  dglkge-engine
-  dglkge-engine --dry-run       # shows what it would do
-  dglkge-engine --pip-flags="--index-url https://pypi.example.com/simple\""""
 
 LAST_WITH_WHEEL = "3.12"
 MACHINES = ("x86_64", "aarch64")
@@ -90,8 +79,21 @@ def install(flags: Sequence[str], dry_run: bool) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    parser = Parser("dglkge-engine", description=DESCRIPTION, epilog=EXAMPLES)
+    """Install dgl 2.1.0, its last release, into this Python's environment, and try it.
+
+    Its wheels are for Python 3.8 to 3.12. For a newer Python pip downloads the one for 3.12, "wheel tags"
+    gives it a name that fits every Python 3, and pip installs that: only one extension in it (_cy3) is for
+    3.12 alone, and DGL does without it. Nothing else is changed. That DGL loads with any torch is dglkge's
+    own work: import dglkge before dgl, or start scripts with dglkge-launch.
+
+    Examples
+    --------
+      dglkge-engine
+      dglkge-engine --dry-run       # shows what it would do
+      dglkge-engine --pip-flags="--index-url https://pypi.example.com/simple"
+    """
+    parser = Parser("dglkge-engine")
+    describe(parser, main)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
     parser.add_argument("--pip-flags", default="", metavar="FLAGS", help="more words for pip's commands")
     args = parser.parse_args(argv)

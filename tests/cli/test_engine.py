@@ -38,6 +38,13 @@ def test_the_name_fits_every_python(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["toy-1.0-py3-none-manylinux1_x86_64.whl"]
 
 
+def test_help_names_the_release_and_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        engine.main(["--help"])
+    text = capsys.readouterr().out
+    assert f"Install dgl {engine.DGL_VERSION}, its last release" in text and "dglkge-engine --dry-run" in text
+
+
 def test_nothing_is_done_where_dgl_works(capsys):
     pytest.importorskip("dgl")
     assert engine.main([]) == 0
