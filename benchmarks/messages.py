@@ -68,7 +68,7 @@ def works(rank: int, size: int) -> dict[str, Callable[[], object]]:
 def trainer(rank: int, size: int, folder: str, results: Any) -> None:
     """Measure as one of the trainers: processor milliseconds of a step, by what was measured."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), size)
+    store = dist.FileStore(str(Path(folder) / "store"), size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     measured: dict[str, list[float]] = {}
     runs = works(rank, size)

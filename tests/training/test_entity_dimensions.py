@@ -16,8 +16,8 @@ from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
+from dglkge.inference.links.approximate import RowIndex
 from dglkge.inference.links.missing_links import LinkSearch
-from dglkge.inference.links.row_index import RowIndex
 from dglkge.inference.search import LinkQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import RELATION, Side

@@ -23,7 +23,7 @@ from dglkge.inference.whole_tables import Tables
 from dglkge.kernels.full_scores import score_answers
 from dglkge.model.device import BFLOAT16, faster_type
 from dglkge.model.kge_model import KgeModel
-from dglkge.optim.threads import split
+from dglkge.optim.workspace import split
 from dglkge.typing import RowShard
 
 QUERY_TILE, CANDIDATE_PANEL = 1024, 1024
