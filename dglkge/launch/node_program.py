@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
-import itertools
 import os
 import signal
 import socket
@@ -74,28 +72,25 @@ class NodeProgram:
     """Serves one launcher.
 
     `report` takes messages for the user of a node program that has connected by itself, the first of them
-    `greeting`, once stop signals are handled. `end` is what the launcher has told of the end of the job.
+    `greeting`, once stop signals are handled. `is_told` is whether the launcher has told the end of the job.
     """
 
     def __init__(
         self,
-        stream: protocol.Stream,
+        peer: protocol.Peer,
         python: str = sys.executable,
         report: Report = lambda text: None,
         greeting: str = "",
     ) -> None:
-        self._stream = stream
+        self._peer = peer
         self._report = report
         self._greeting = greeting
-        self.end: protocol.JobEnd | None = None
+        self.is_told = False
+        self._end = protocol.LOST_STATUS, "the connection ended"
         self._processes: dict[int, _Process] = {}
         self._fork_server: ForkServer | None = None
-        self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
-        self._numbers = itertools.count()
-
         self._store_name = ""
-
-        self._signals: list[int] = []
+        self._num_stops = 0
         self._job = MachineJob()
         self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
@@ -112,138 +107,124 @@ class NodeProgram:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
-        self._stream.writer.write(protocol.MARK)
-        status, reason = protocol.LOST_STATUS, "the connection ended"
+        self._peer.writer.write(protocol.MARK)
+        handlers: protocol.Handlers = {
+            "prepare": self._prepare, "start": self._start, "signal": self._signal, "end": self._take_end
+        }  # fmt: skip
+        reason = ""
         try:
-            if self._stream.heartbeat_timeout:
-                spawn(self._stream.send_heartbeats())
-            async for message in self._stream.receive():
-                if isinstance(message, protocol.JobEnd):
-                    self.end = message
-                    status, reason = message.status, message.reason
-                    break
-                self._process(message)
+            await self._peer.serve(lambda call: in_thread(protocol.answer, call, self._tasks), handlers)
         except asyncio.TimeoutError:
-            reason = f"no heartbeat for {self._stream.heartbeat_timeout:g} s"
+            reason = f"no heartbeat for {self._peer.heartbeat_timeout:g} s"
         except ConnectionError:  # an end that overtakes what was sent is a reset
             pass
         except OSError as error:
             reason = error.strerror or str(error)
-        except asyncio.CancelledError:
-            status, reason = status_of_stop(self._signals[-1]), "stopped by a second signal"
+        except asyncio.CancelledError:  # by what has set the end
+            pass
         finally:
             await self._end_processes()
             self._job.release()
-        return status, reason
+        return self._end[0], reason or self._end[1]
 
-    def _process(self, message: protocol.Message) -> None:
-        """Do what a message asks for."""
-        if isinstance(message, protocol.Call):
-            spawn(self._answer(message))
-        elif isinstance(message, protocol.Prepare):
-            self._prepare(message)
-        elif isinstance(message, protocol.Start):
-            self._processes[message.process] = _Process(message.process)
-            spawn(self._start(message))
-        elif isinstance(message, protocol.Reply):
-            number, trainer = self._requests_of_trainers.pop(message.id)
-            trainer.write(protocol.encode(dataclasses.replace(message, id=number)))
-        elif isinstance(message, protocol.Signal):
-            self._signal(message.process, message.number)
-        elif not isinstance(message, protocol.Heartbeat):
-            raise protocol.ProtocolError(f"no message for a node program: {message}")
+    async def _take_end(self, status: int, reason: str) -> None:
+        """The launcher tells the end of the job."""
+        self.is_told = True
+        self._leave(status, reason)
 
-    async def _answer(self, call: protocol.Call) -> None:
-        """Run one task and send its reply; heartbeats and output go on meanwhile."""
-        self._stream.send(await in_thread(protocol.answer, call, self._tasks))
+    def _leave(self, status: int, reason: str) -> None:
+        """End :meth:`run`, with this result."""
+        self._end = status, reason
+        if self._main is not None:
+            self._main.cancel()
 
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
-        self._signals.append(number)
-        self._stream.send(protocol.StopRequest(number))
+        self._num_stops += 1
+        self._peer.tell("stop", number=number)
         name = signal.Signals(number).name
-        if len(self._signals) == 1:
+        if self._num_stops == 1:
             self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
-        elif self._main is not None:
+        else:
             self._report(f"stopped by a second signal, {name}: this node's part ends")
-            self._main.cancel()
+            self._leave(status_of_stop(number), "stopped by a second signal")
 
-    def _prepare(self, request: protocol.Prepare) -> None:
+    async def _prepare(
+        self, command: list[str], environment: Mapping[str, str], folder: str, num_processes: int
+    ) -> None:
         """Start the fork server of the job's command; that of the attempt before ends."""
         self._end_fork_server()
         self._fork_server = None
         with contextlib.suppress(OSError, ValueError):  # reported where a process is started
-            self._fork_server = ForkServer(
-                request.command, request.environment, request.folder, request.num_processes
-            )
+            self._fork_server = ForkServer(command, environment, folder, num_processes)
 
     def _end_fork_server(self) -> None:
         """End the fork server: processes that it has not started yet will not be."""
         if self._fork_server is not None:
             self._fork_server.end()
 
-    async def _start(self, request: protocol.Start) -> None:
+    async def _start(self, process: int, **fields: Any) -> None:
+        """Have a process started, by which number it is known from here on."""
+        self._processes[process] = _Process(process)
+        spawn(self._run_process(self._processes[process], **fields))
+
+    async def _run_process(
+        self, process: _Process, command: list[str], environment: Mapping[str, str], folder: str
+    ) -> None:
         """Start a process in a session of its own; the kernel kills it if this program dies."""
-        process, server = self._processes[request.process], self._fork_server
-        variables = {**request.environment, PROCESS_VARIABLE: _process_mark(request.process)}
+        server = self._fork_server
+        variables = {**environment, PROCESS_VARIABLE: _process_mark(process.number)}
         # For the trainer that writes its machine's part of a checkpoint.
         if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
-            variables[protocol.STORE_VARIABLE] = self._listen_for_requests()
+            variables[protocol.STORE_VARIABLE] = await self._listen_for_requests()
         reading, writing = os.pipe()
         gate: IO[bytes] | None = None
         try:
-            if server is not None and server.command == request.command:
+            if server is not None and server.command == command:
                 pid, gate = await server.fork(variables, writing)
                 if not psutil.pid_exists(pid):
                     raise OSError("it was killed at its start")
                 process.pid = pid
             else:
-                process.pid = execute(request.command, variables, request.folder, output=writing)
+                process.pid = execute(command, variables, folder, output=writing)
         except (OSError, ValueError) as error:
             os.close(reading)
             process.is_ended = True
             process.gone.set_result(None)
             if process.signal:  # it counts as if it had been started before
-                self._stream.send(protocol.Ended(request.process, -process.signal, time.time()))
-            self._stream.send(protocol.Gone(request.process, str(error)))
+                self._tell(process, status=-process.signal, ended_at=time.time())
+            self._tell(process, is_gone=True, error=str(error))
             return
         finally:
             os.close(writing)
-        self._stream.send(protocol.Started(request.process, process.pid))
+        self._tell(process, pid=process.pid)
         process.output = asyncio.get_running_loop().create_task(self._forward_output(process, reading))
         if gate is not None:
             gate.close()
 
-    def _listen_for_requests(self) -> str:
+    def _tell(self, process: _Process, **changes: Any) -> None:
+        """Tell the launcher changes of a process: its output, or fields of ``connection.RunningProcess``."""
+        self._peer.tell("process", process=process.number, **changes)
+
+    async def _listen_for_requests(self) -> str:
         """Listen for requests of trainers to the launcher's store; return the name of the socket."""
         if not self._store_name:
             # A name and no open descriptor, which a wrapper of the interpreter may close. An abstract one:
             # nothing is left of it, however this program ends.
             self._store_name = f"dglkge-store-{new_nonce()}"
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind("\0" + self._store_name)
-            spawn(asyncio.start_unix_server(self._relay, sock=listener))
-            listener.listen()
+            await asyncio.start_unix_server(self._relay, path=f"\0{self._store_name}")
         return self._store_name
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass a trainer's requests on, with numbers of their own."""
+        """Pass a trainer's requests on to the launcher."""
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if struct.unpack("3i", credentials)[1] != os.getuid():
-            writer.close()  # a process of another user
-            return
-        try:
-            async for message in protocol.Stream(reader, writer).receive():
-                if not isinstance(message, protocol.Call):
-                    raise protocol.ProtocolError(f"no request of a trainer: {message}")
-                number = next(self._numbers)
-                self._requests_of_trainers[number] = (message.id, writer)
-                self._stream.send(dataclasses.replace(message, id=number))
-                await self._stream.drain()
-        except OSError:
-            return  # the trainer has ended, or sends what is no message
-        finally:
-            writer.close()
+        if struct.unpack("3i", credentials)[1] == os.getuid():  # no process of another user
+            with contextlib.suppress(OSError):  # the trainer has ended, or sends what is no message
+                await protocol.Peer(reader, writer).serve(self._pass_on, {})
+        writer.close()
+
+    async def _pass_on(self, call: protocol.Call) -> protocol.Reply:
+        return await self._peer.request(call) or protocol.Reply(error="the launcher is lost")
 
     async def _forward_output(self, process: _Process, output: int) -> None:
         """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""
@@ -253,8 +234,8 @@ class NodeProgram:
         )
         try:
             while data := await reader.read(protocol.BLOCK_BYTES):
-                self._stream.send(protocol.Output(process.number, data))
-                await self._stream.drain()
+                self._tell(process, data=data)
+                await self._peer.drain()
         finally:
             transport.close()
 
@@ -270,9 +251,7 @@ class NodeProgram:
                 for process in self._processes.values():
                     if process.pid == pid and not process.is_ended:
                         process.is_ended = True
-                        self._stream.send(
-                            protocol.Ended(process.number, os.waitstatus_to_exitcode(status), time.time())
-                        )
+                        self._tell(process, status=os.waitstatus_to_exitcode(status), ended_at=time.time())
                         spawn(self._conclude(process))
 
     async def _conclude(self, process: _Process) -> None:
@@ -290,7 +269,7 @@ class NodeProgram:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
         process.gone.set_result(None)
-        self._stream.send(protocol.Gone(process.number))
+        self._tell(process, is_gone=True)
 
     def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""
@@ -304,18 +283,17 @@ class NodeProgram:
                     members += child.children(recursive=True)
         return members
 
-    def _signal(self, number: int, signal_number: int) -> None:
+    async def _signal(self, process: int, number: int) -> None:
         """Send a signal to a process, and SIGKILL to all its descendants too."""
-        process = self._processes.get(number)
-        if process is not None and not process.pid and not process.is_ended:
-            process.signal = signal_number
+        running = self._processes[process]
+        if not running.pid and not running.is_ended:
+            running.signal = number
             self._end_fork_server()
-            return
         # SIGTERM and SIGINT go to the process alone, which decides what they mean to its children.
-        if process is not None and signal_number == signal.SIGKILL:
-            _send_signal(self._members(process), signal_number)
-        elif process is not None and not process.is_ended:
-            os.kill(process.pid, signal_number)
+        elif number == signal.SIGKILL:
+            _send_signal(self._members(running), number)
+        elif not running.is_ended:
+            os.kill(running.pid, number)
 
     async def _end_processes(self) -> None:
         """End all processes in place of the launcher."""
@@ -326,7 +304,7 @@ class NodeProgram:
         self._job.mark_as_ending()
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for process in running:
-                self._signal(process.number, number)
+                await self._signal(process.number, number)
             await asyncio.wait([process.gone for process in running], timeout=seconds)
 
     def _register(self, entry: Mapping[str, Any]) -> None:
@@ -350,19 +328,17 @@ def _send_signal(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-async def open_stream(requests: int, replies: int, heartbeat_timeout: float | None) -> protocol.Stream:
-    """Open the stream of two file descriptors, which may be of one socket."""
+async def open_streams(requests: int, replies: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open the streams of two file descriptors, which may be of one socket."""
     loop = asyncio.get_running_loop()
     if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
-        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=requests))
-        return protocol.Stream(reader, writer, heartbeat_timeout)
+        return await asyncio.open_connection(sock=socket.socket(fileno=requests))
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(requests, "rb", 0))
     transport, flow_control = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(replies, "wb", 0)
     )
-    writer = asyncio.StreamWriter(transport, flow_control, None, loop)
-    return protocol.Stream(reader, writer, heartbeat_timeout)
+    return reader, asyncio.StreamWriter(transport, flow_control, None, loop)
 
 
 def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -> None:
@@ -373,8 +349,8 @@ def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -
     os.dup2(2, 1)
 
     async def run() -> int:
-        stream = await open_stream(requests, replies, heartbeat_timeout)
-        return (await NodeProgram(stream).run())[0]
+        peer = protocol.Peer(*await open_streams(requests, replies), heartbeat_timeout)
+        return (await NodeProgram(peer).run())[0]
 
     status = asyncio.run(run())
     sys.stderr.flush()

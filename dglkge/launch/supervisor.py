@@ -14,7 +14,6 @@ from dglkge.launch.console import Console, ProcessOutput, is_noise, plain_text
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_status, exit_status
 from dglkge.launch.process_plan import Limits, PlannedProcess
 from dglkge.launch.remote.connection import Events, RunningProcess
-from dglkge.launch.remote.protocol import Output
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
 
@@ -269,12 +268,12 @@ class Supervisor:
     def _process_events(self, seconds: float) -> None:
         """Process the available messages; block for at most `seconds` if there are none."""
         ended: list[RunningProcess] = []
-        for process, message in self._events.take(seconds):
-            if isinstance(message, Output):
-                self._show(process, self._outputs[process.name].feed(message.data))
+        for process, changes in self._events.take(seconds):
+            if "data" in changes:
+                self._show(process, self._outputs[process.name].feed(changes["data"]))
                 continue
             was_running = process.status is None
-            process.apply(message)
+            process.apply(**changes)
             if was_running and process.status is not None:
                 ended.append(process)
         self._warn_of_logs()

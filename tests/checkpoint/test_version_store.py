@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import threading
+import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, receipt_of
 from dglkge.checkpoint.stores import Store, open_store
 from dglkge.distributed.lease import LAUNCHER, LeaseTaker, new_nonce
-from dglkge.launch.remote.protocol import STORE_VARIABLE, Call, Decoder, Message, encode
+from dglkge.launch.background import in_thread, wait
+from dglkge.launch.remote.protocol import STORE_VARIABLE, Call, Peer, Reply
 from dglkge.launch.remote.run_store import LauncherStore, RunFolder
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
@@ -25,13 +25,14 @@ from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 META = toy_meta()
 
 
-def serve(listener: socket.socket, answer: Callable[[Call], Message]) -> None:
-    """Answer the requests of one trainer, as a node program and the launcher behind it do."""
-    connection, _ = listener.accept()
-    decoder = Decoder()
-    while data := connection.recv(1 << 16):
-        for call in decoder.feed(data):
-            connection.sendall(encode(answer(call)))
+def serve(name: str, answer: Callable[[Call], Reply]) -> None:
+    """Answer the requests of trainers, as a node program and the launcher behind it do."""
+
+    async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Peer(reader, writer).serve(lambda call: in_thread(answer, call), {})
+        writer.close()
+
+    wait(asyncio.start_unix_server(answer_one, path=f"\0{name}"))
 
 
 @pytest.fixture(params=["folder", "file", "memory", "launcher"])
@@ -45,11 +46,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterat
     lease, store = None, None
     if request.param == "launcher":
         lease = LeaseTaker(away, new_nonce(), "job", LAUNCHER).take()
-        name, listener = new_nonce(), socket.socket(socket.AF_UNIX)
-        listener.bind("\0" + name)
-        listener.listen()
-        answer = RunFolder(away, lease).answer
-        threading.Thread(target=serve, args=(listener, answer), daemon=True).start()
+        name = new_nonce()
+        serve(name, RunFolder(away, lease).answer)
         monkeypatch.setenv(STORE_VARIABLE, name)
         store: Store = LauncherStore(run)
     elif request.param == "memory":

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from dglkge.launch import fork_server
-from dglkge.launch.remote.protocol import Ended, Gone, Prepare, Signal, Start, Started
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, LaunchedJob
-from tests.launch.test_node_program import STUBBORN, WAIT_FOR_EVER, RunningProgram
+from tests.launch.test_node_program import GONE, STUBBORN, WAIT_FOR_EVER, RunningProgram
 
 TELL = """
 import json, os, random, resource, signal, sys
@@ -152,10 +151,14 @@ class Forking:
     def prepare(self, code: str, prepare: str = "id", before: str = "pass", num_processes: int = 2) -> None:
         text = f"import sys; from dglkge.launch.fork_server import serve; {before}; serve({prepare})\n{code}"
         self.command = [sys.executable, "-c", text]
-        self.program.send(Prepare(self.command, {"SHARED": "s"}, str(self.program.folder), num_processes))
+        self.send_command({"SHARED": "s"}, num_processes)
+
+    def send_command(self, environment: dict[str, str], num_processes: int) -> None:
+        fields = {"command": self.command, "environment": environment, "folder": str(self.program.folder)}
+        self.program.send("prepare", **fields, num_processes=num_processes)
 
     def start(self, number: int, **environment: str) -> None:
-        self.program.send(Start(number, self.command, environment, str(self.program.folder)))
+        self.program.start("", number, command=self.command, environment=environment)
 
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.program.program.pid).children(recursive=True)
@@ -185,8 +188,8 @@ def test_statuses(forking: Forking) -> None:
     ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 9)": -9, "pass": 0}
     for number, (end, status) in enumerate(ends.items()):
         forking.start(number, END=end)
-        (started, ended, gone), output = forking.program.until(Gone)
-        assert isinstance(started, Started) and not psutil.pid_exists(started.pid)
+        (started, ended, gone), output = forking.program.until(GONE)
+        assert not psutil.pid_exists(started.pid)
         assert (ended.process, ended.status, gone.error, output) == (number, status, None, b"s\n")
     forking.await_processes(0)
 
@@ -197,9 +200,9 @@ def test_a_signal_to_one_process_alone(forking: Forking) -> None:
     first = forking.program.wait_ready()
     forking.start(2)
     second = forking.program.wait_ready()
-    forking.program.send(Signal(1, signal.SIGTERM))
-    messages, _ = forking.program.until(Gone)
-    assert messages[0] == Ended(1, -signal.SIGTERM, messages[0].time)
+    forking.program.send("signal", process=1, number=signal.SIGTERM)
+    messages, _ = forking.program.until(GONE)
+    assert (messages[0].process, messages[0].status) == (1, -signal.SIGTERM)
     assert not first.is_running() and second.is_running()
 
 
@@ -229,10 +232,10 @@ def test_a_signal_during_imports(forking: Forking, number: int) -> None:
     for process in (1, 2):
         forking.start(process)
     forking.await_processes(1)
-    forking.program.send(Signal(1, number))
-    ((ended, gone), _) = forking.program.until(Gone)
+    forking.program.send("signal", process=1, number=number)
+    ((ended, gone), _) = forking.program.until(GONE)
     assert (ended.process, ended.status, gone.process) == (1, -number, 1)
-    ((gone,), _) = forking.program.until(Gone)  # it was not to be signalled, and cannot be started
+    ((gone,), _) = forking.program.until(GONE)  # it was not to be signalled, and cannot be started
     assert gone.process == 2 and "has ended" in gone.error
     forking.await_processes(0)
 
@@ -242,7 +245,7 @@ def test_the_fork_server_is_killed_during_imports(forking: Forking) -> None:
     code = "import os; print('Illegal instruction', flush=True); os._exit(9)"
     forking.prepare("pass", prepare=f"lambda environment: exec({code!r})")
     forking.start(1)
-    ((gone,), _) = forking.program.until(Gone)
+    ((gone,), _) = forking.program.until(GONE)
     assert gone.error == "the process that imports torch and DGL has ended: Illegal instruction"
 
 
@@ -250,7 +253,7 @@ def test_what_imports_print_is_in_the_log_of_the_first(forking: Forking) -> None
     forking.prepare("print('own', flush=True)", before="print('a warning', flush=True)")
     for number, text in ((1, b"a warning\nown\n"), (2, b"own\n")):
         forking.start(number)
-        _, output = forking.program.until(Gone)
+        _, output = forking.program.until(GONE)
         assert output == text
 
 
@@ -259,17 +262,17 @@ def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
         "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
     )
     forking.start(1, LONG="x" * 9000)
-    _, output = forking.program.until(Gone)
+    _, output = forking.program.until(GONE)
     assert output == b"True 0\n"
 
 
 def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
     forking.prepare("print('first')")
     forking.start(1)
-    assert forking.program.until(Gone)[1] == b"first\n"
+    assert forking.program.until(GONE)[1] == b"first\n"
     forking.prepare("print('second')", num_processes=1)
     forking.start(2)
-    assert forking.program.until(Gone)[1] == b"second\n"
+    assert forking.program.until(GONE)[1] == b"second\n"
     forking.await_processes(0)
 
 
@@ -285,10 +288,10 @@ def test_no_more_processes(forking: Forking, failing: int) -> None:
     )
     text = f"import sys; from dglkge.launch.fork_server import serve\n{before}serve(id)\nprint('ran')"
     forking.command = [sys.executable, "-c", text]
-    forking.program.send(Prepare(forking.command, {}, str(forking.program.folder), 2))
+    forking.send_command({}, 2)
     forking.start(1)
-    ((gone,), _) = forking.program.until(Gone)
+    ((gone,), _) = forking.program.until(GONE)
     assert gone.error == ("no more processes" if failing == 1 else "it was killed at its start")
     if failing == 1:
         forking.start(2)
-        assert forking.program.until(Gone)[1] == b"ran\n"
+        assert forking.program.until(GONE)[1] == b"ran\n"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,23 +22,7 @@ from dglkge.distributed.jobs import JobEntry, Registration, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import NotReadyError
 from dglkge.launch.machine import clean_up, has_variable, wait_for_ending_jobs
-from dglkge.launch.remote.protocol import (
-    MARK,
-    Call,
-    Decoder,
-    Ended,
-    Gone,
-    Heartbeat,
-    Message,
-    Output,
-    ProtocolError,
-    Reply,
-    Signal,
-    Start,
-    Started,
-    StopRequest,
-    encode,
-)
+from dglkge.launch.remote.protocol import HEARTBEAT, MARK, Call, Peer, ProtocolError, Reply, encode
 
 TIMEOUT_SECONDS = 30
 WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
@@ -45,6 +33,10 @@ from dglkge.launch import node_program
 node_program.protocol.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
 node_program.main(float(sys.argv[1]) or None)
 """
+
+
+STARTED, ENDED, GONE = "pid", "status", "is_gone"
+"""Changes of a process that name what has happened."""
 
 
 class RunningProgram:
@@ -58,47 +50,53 @@ class RunningProgram:
             stdout=subprocess.PIPE,
             bufsize=0,
         )
-        self._decoder = Decoder(MARK)
-        self._messages: list[Message] = []
+        self._has_mark = False
 
-    def send(self, message: Message) -> None:
-        self.program.stdin.write(encode(message))
+    def send(self, task: str, **arguments: object) -> None:
+        self.program.stdin.write(encode(Call(task, arguments)))
 
     def start(self, code: str, number: int = 1, **changes: object) -> None:
         fields = {"command": [sys.executable, "-c", code], "environment": {}, "folder": str(self.folder)}
-        self.send(Start(number, **{**fields, **changes}))
+        self.send("start", process=number, **{**fields, **changes})
 
-    def next(self) -> Message:
-        while not self._messages:
-            data = os.read(self.program.stdout.fileno(), 65536)
-            if not data:
+    def _read(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            if not (more := os.read(self.program.stdout.fileno(), num_bytes - len(data))):
                 raise EOFError
-            self._messages = self._decoder.feed(data)
-        return self._messages.pop(0)
+            data += more
+        return data
 
-    def until(self, kind: type) -> tuple[list[Message], bytes]:
-        """Read to a message of a kind; return all but output, and the output."""
+    def next(self) -> Call | Reply:
+        if not self._has_mark:
+            assert self._read(len(MARK)) == MARK
+            self._has_mark = True
+        head, data = (self._read(size) for size in struct.unpack("!II", self._read(8)))
+        kind, fields = json.loads(head)
+        return {"Call": Call, "Reply": Reply}[kind](**fields, data=data)
+
+    def until(self, change: str) -> tuple[list[SimpleNamespace], bytes]:
+        """Read to a change of a process; return all changes but output, and the output."""
         messages, output = [], b""
-        while not (messages and isinstance(messages[-1], kind)):
+        while not (messages and hasattr(messages[-1], change)):
             message = self.next()
-            if isinstance(message, Output):
+            if message.data:
                 output += message.data
             else:
-                messages.append(message)
+                messages.append(SimpleNamespace(**{"task": message.task, "error": None, **message.arguments}))
         return messages, output
 
     def wait_ready(self) -> psutil.Process:
         """Wait for the word of WAIT_FOR_EVER; return its process."""
-        started = self.next()
-        assert isinstance(started, Started)
+        pid = self.next().arguments[STARTED]
         output = b""
         while b"ready\n" not in output:
             output += self.next().data
-        return psutil.Process(started.pid)
+        return psutil.Process(pid)
 
     def register(self, job: str) -> None:
-        self.send(Call(0, "register", {"entry": JobEntry(job).to_dict()}))
-        assert self.next() == Reply(0)
+        self.program.stdin.write(encode(Call("register", {"entry": JobEntry(job).to_dict()}, id=0)))
+        assert self.next() == Reply(id=0)
 
     def lose(self) -> None:
         self.program.stdin.close()
@@ -119,21 +117,37 @@ def program(tmp_path: Path) -> Iterator[RunningProgram]:
 def test_messages() -> None:
     """They survive any cut of the stream; a login shell's greeting before them does no harm."""
     messages = [
-        Heartbeat(),
-        Call(3, "send", {"names": ["a\nb"]}, b"\0" * 100_000),
-        Reply(3, error="é"),
-        Start(1, ["a b"], {"X": "$y"}, "/"),
-        Ended(1, -9, 1.5),
-        Output(1, b"\xff\n"),
+        Call(HEARTBEAT),
+        Call("send", {"names": ["a\nb"]}, b"\0" * 100_000, 3),
+        Reply(error="é", id=3),
+        Call("process", {"process": 1, "status": -9, "ended_at": 1.5}),
+        Call("process", {"process": 1}, b"\xff\n"),
     ]
-    stream = b"Welcome\n" + MARK + b"".join(map(encode, messages))
-    decoder, decoded = Decoder(MARK), []
-    for i in range(0, len(stream), 7):
-        decoded += decoder.feed(stream[i : i + 7])
-    assert decoded == messages
+    stream, received = b"Welcome\n" + MARK + b"".join(map(encode, messages)), []
+
+    async def receive(sent: bytes, is_greeted: bool) -> None:
+        reader = asyncio.StreamReader()
+        peer = Peer(reader, None)
+
+        async def send() -> None:
+            for i in range(0, len(sent), 7):
+                reader.feed_data(sent[i : i + 7])
+                await asyncio.sleep(0)
+            reader.feed_eof()
+
+        sending = asyncio.ensure_future(send())
+        if is_greeted:
+            await peer._skip_to_mark()
+        with contextlib.suppress(EOFError):
+            while True:
+                received.append(await peer.receive())
+        await sending
+
+    asyncio.run(receive(stream, True))
+    assert received == messages
     for stream in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2\0\0\0\0{}", b'\0\0\0\3\0\0\0\0"x"'):
         with pytest.raises(ProtocolError):
-            Decoder().feed(stream)
+            asyncio.run(receive(stream, False))
 
 
 def test_status(program: RunningProgram) -> None:
@@ -141,7 +155,7 @@ def test_status(program: RunningProgram) -> None:
     ends = {"pass": 0, "raise SystemExit(255)": 255, "import os; os.kill(os.getpid(), 9)": -9}
     for number, (code, status) in enumerate(ends.items()):
         program.start(code, number)
-        (started, ended, gone), _ = program.until(Gone)
+        (started, ended, gone), _ = program.until(GONE)
         assert (ended.process, ended.status, gone.error) == (number, status, None)
         assert not psutil.pid_exists(started.pid)
     program.lose()
@@ -157,7 +171,7 @@ def test_process_gets_what_was_asked(program: RunningProgram, tmp_path: Path) ->
     )
     odd = ["it's", "$HOME `id`; exit", "", "a\nb", "\u00e9"]
     program.start("", command=[sys.executable, "-c", code, *odd], environment={"ODD": "$x"})
-    _, output = program.until(Gone)
+    _, output = program.until(GONE)
     assert output.decode() == f"{odd} $x {tmp_path}\nerr\n"
 
 
@@ -165,7 +179,7 @@ def test_cannot_start(program: RunningProgram) -> None:
     """A program or folder that is missing is reported as an error, not as a status."""
     for request in ({"command": ["/no/such/program"]}, {"folder": "/no/such/folder"}):
         program.start("", **request)
-        ((gone,), _) = program.until(Gone)
+        ((gone,), _) = program.until(GONE)
         assert "No such file or directory: '/no/such/" in gone.error
 
 
@@ -180,11 +194,11 @@ def test_signals_reach_the_process_alone(program: RunningProgram) -> None:
     program.start(code)
     process = program.wait_ready()
     (child,) = process.children()
-    program.send(Signal(1, signal.SIGTERM))
+    program.send("signal", process=1, number=signal.SIGTERM)
     assert program.next().data.startswith(b"term")
     assert child.is_running()
-    program.send(Signal(1, signal.SIGKILL))
-    messages, _ = program.until(Gone)
+    program.send("signal", process=1, number=signal.SIGKILL)
+    messages, _ = program.until(GONE)
     assert messages[0].status == -9
     assert not child.is_running()
 
@@ -203,7 +217,7 @@ def test_orphans_are_ended(program: RunningProgram) -> None:
     program.start(code + "import signal; print('ready', flush=True); signal.pause()", 1)
     other = program.wait_ready()
     program.start(code, 2)
-    messages, output = program.until(Gone)
+    messages, output = program.until(GONE)
     assert (messages[1].process, messages[1].status) == (2, 0)
     assert not psutil.pid_exists(int(output))
     assert len(other.children()) == 1
@@ -231,10 +245,10 @@ def test_stop_signals(program: RunningProgram) -> None:
     program.start(WAIT_FOR_EVER)
     process = program.wait_ready()
     program.program.send_signal(signal.SIGINT)
-    assert program.next() == StopRequest(signal.SIGINT)
+    assert program.next() == Call("stop", {"number": signal.SIGINT})
     assert process.is_running()
     program.program.send_signal(signal.SIGTERM)
-    assert program.next() == StopRequest(signal.SIGTERM)
+    assert program.next() == Call("stop", {"number": signal.SIGTERM})
     assert program.program.wait(TIMEOUT_SECONDS) == 1
     assert not process.is_running()
 
@@ -308,11 +322,12 @@ def test_silent_launcher(tmp_path: Path) -> None:
     program = RunningProgram(tmp_path, heartbeat_timeout=1.0, grace=0.2)
     try:
         program.start(STUBBORN)
-        messages, _ = program.until(Started)
+        messages, _ = program.until(STARTED)
         process = psutil.Process(messages[-1].pid)
         for _ in range(15):  # longer than the silence that it would bear
-            program.until(Heartbeat)
-            program.send(Heartbeat())
+            while program.next() != Call(HEARTBEAT):
+                pass
+            program.send(HEARTBEAT)
         assert process.is_running()
         program.program.wait(TIMEOUT_SECONDS)  # stdin stays open
         assert not process.is_running()

@@ -27,7 +27,6 @@ from dglkge.launch.remote.file_transfer import copy_files
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.node_place import NodePlace
-from dglkge.launch.remote.protocol import Output
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
@@ -100,9 +99,9 @@ def outcome(process: RunningProcess, events: Events) -> bytes:
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
     while not process.is_gone:
         assert time.monotonic() < deadline
-        for _, message in events.take(0.1):
-            process.apply(message)
-            output += message.data if isinstance(message, Output) else b""
+        for _, changes in events.take(0.1):
+            output += changes.get("data", b"")
+            process.apply(**{name: value for name, value in changes.items() if name != "data"})
     return output
 
 
@@ -140,7 +139,7 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
     session = hub.nodes.connection(1)
     hub.call("describe")
     process, events = hub.start("exec sleep 600")
-    hub.wait_for(lambda: any(process.apply(message) or True for _, message in events.take(0.1)))
+    hub.wait_for(lambda: any(process.apply(**changes) or True for _, changes in events.take(0.1)))
     os.kill(node.pid, number)
     hub.wait_for(lambda: any("is lost" in line for line in hub.reports))
     why = "the connection ended" if number == signal.SIGKILL else "no heartbeat for 3 s"
@@ -164,7 +163,7 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
 def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
     node = hub.start_and_await_node()
     if is_reset:
-        connection = hub.nodes.connection(1).stream.writer.get_extra_info("socket")
+        connection = hub.nodes.connection(1).writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     hub.start("exec sleep 600")
     hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))

@@ -16,7 +16,7 @@ from dglkge.launch.background import wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.connection import Events, NodeConnection
-from dglkge.launch.remote.protocol import Call, Ended, Gone, Output
+from dglkge.launch.remote.protocol import Call
 from dglkge.launch.remote.run_store import RunFolder
 from tests.launch.conftest import TIMEOUT_SECONDS
 
@@ -53,16 +53,14 @@ def run_trainer(
     events = Events()
     command = (sys.executable, "-c", head + script, str(folder))
     planned = PlannedProcess(TRAINER, 0, "here", command, environment)
-    wait(session.start(planned, str(folder), events))
-    output, status, is_gone = b"", None, False
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not is_gone:
+    process = wait(session.start(planned, str(folder), events))
+    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
+    while not process.is_gone:
         assert time.monotonic() < deadline
-        for _, message in events.take(1.0):
-            output += message.data if isinstance(message, Output) else b""
-            status = message.status if isinstance(message, Ended) else status
-            is_gone |= isinstance(message, Gone)
-    assert status == 0, output.decode()
+        for _, changes in events.take(1.0):
+            output += changes.get("data", b"")
+            process.apply(**{name: value for name, value in changes.items() if name != "data"})
+    assert process.status == 0, output.decode()
     return output.decode()
 
 
@@ -124,7 +122,7 @@ def test_a_machine_writes_nowhere_else(lease, tmp_path, name):
     before = (tmp_path / "a run" / "lease.json").read_bytes()
     answer = RunFolder(tmp_path / "a run", lease).answer
     arguments = {"name": name, "token": new_nonce(), "start": 0, "is_last": True}
-    reply = answer(Call(1, "put", arguments, b"x"))
+    reply = answer(Call("put", arguments, b"x"))
     assert reply.error is not None and reply.is_input and repr(name) in reply.error
     assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "x").exists()
     assert (tmp_path / "a run" / "lease.json").read_bytes() == before
@@ -132,19 +130,19 @@ def test_a_machine_writes_nowhere_else(lease, tmp_path, name):
 
 def test_what_is_no_request_is_answered(lease, tmp_path):
     for task, arguments in (("format", {}), ("get", {"name": "x"}), ("sizes", {"folder": 3})):
-        reply = RunFolder(tmp_path / "a run", lease).answer(Call(7, task, arguments))
-        assert reply.id == 7 and reply.error.startswith(f"{task} failed: ")
+        reply = RunFolder(tmp_path / "a run", lease).answer(Call(task, arguments))
+        assert reply.error.startswith(f"{task} failed: ")
 
 
 def test_a_launcher_that_has_lost_its_lease_writes_nothing(lease, tmp_path):
     run = tmp_path / "a run"
     folder = RunFolder(run, lease)
     arguments = {"name": "stats.jsonl", "token": new_nonce(), "start": 0, "is_last": True}
-    assert folder.answer(Call(1, "put", arguments, b"mine")).error is None
+    assert folder.answer(Call("put", arguments, b"mine")).error is None
     (run / "lease.json").unlink()
     other = LeaseTaker(run, new_nonce(), "other job", LAUNCHER).take()
     for task, more in (("put", arguments), ("remove", {"name": "stats.jsonl"})):
-        reply = folder.answer(Call(2, task, more, b"theirs" if task == "put" else b""))
+        reply = folder.answer(Call(task, more, b"theirs" if task == "put" else b""))
         assert "this job has lost its lease" in reply.error
     assert (run / "stats.jsonl").read_bytes() == b"mine"
     other.release()
@@ -158,7 +156,7 @@ def test_a_full_disk_is_reported_with_its_number(lease, tmp_path, monkeypatch):
 
     monkeypatch.setattr(file_transfer, "open", full, raising=False)
     arguments = {"name": "x", "token": new_nonce(), "start": 0, "is_last": False}
-    reply = RunFolder(tmp_path / "a run", lease).answer(Call(1, "put", arguments, b"x"))
+    reply = RunFolder(tmp_path / "a run", lease).answer(Call("put", arguments, b"x"))
     assert (reply.value, reply.error) == (errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

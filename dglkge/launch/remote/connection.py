@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.background import in_thread, spawn, wait
+from dglkge.launch.background import in_thread, wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
@@ -32,25 +33,28 @@ REPLY_SECONDS = 30.0
 LEAVE_SECONDS = 2.0
 POLL_SECONDS = 0.02
 MOST_EVENTS = 1024
-"""Messages of processes that wait to be processed; then processes that print more are blocked."""
+"""Changes of processes that wait to be processed; then processes that print more are blocked."""
+
+Changes = Mapping[str, Any]
+"""What a node program tells of a process: ``data``, its output, or fields of :class:`RunningProcess`."""
 
 
 class Events:
-    """Queue of messages of processes, until it is closed."""
+    """Queue of changes of processes, until it is closed."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[RunningProcess, protocol.Message]] = queue.Queue(MOST_EVENTS)
+        self._queue: queue.Queue[tuple[RunningProcess, Changes]] = queue.Queue(MOST_EVENTS)
         self._is_closed = False
 
-    async def put(self, process: RunningProcess, message: protocol.Message) -> None:
-        """Add a message; waits while the queue is full."""
+    async def put(self, process: RunningProcess, changes: Changes) -> None:
+        """Add changes of a process; waits while the queue is full."""
         while not self._is_closed:
             with contextlib.suppress(queue.Full):
-                self._queue.put_nowait((process, message))
+                self._queue.put_nowait((process, changes))
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    def take(self, seconds: float) -> list[tuple[RunningProcess, protocol.Message]]:
+    def take(self, seconds: float) -> list[tuple[RunningProcess, Changes]]:
         """Return what is there; wait for `seconds` if there is nothing."""
         taken = []
         with contextlib.suppress(queue.Empty):
@@ -114,18 +118,24 @@ class RunningProcess:
 
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""
-        self.connection.send(protocol.Signal(self.number, number))
+        self.connection.signal(self.number, number)
 
-    def apply(self, message: protocol.Message) -> None:
-        """Take over what a message of the node program tells."""
-        if isinstance(message, protocol.Started):
-            self.pid = message.pid
-        elif isinstance(message, protocol.Ended):
-            self.status, self.ended_at, self.reported_at = message.status, message.time, time.monotonic()
-        elif isinstance(message, protocol.Gone):
+    def apply(
+        self,
+        pid: int | None = None,
+        status: int | None = None,
+        ended_at: float = 0.0,
+        is_gone: bool = False,
+        error: str | None = None,
+    ) -> None:
+        """Take over changes that the node program tells."""
+        self.pid = pid or self.pid
+        if status is not None:
+            self.status, self.ended_at, self.reported_at = status, ended_at, time.monotonic()
+        if is_gone:
             self.is_gone = True
             if self.status is None:
-                self.error, self.reported_at = message.error, time.monotonic()
+                self.error, self.reported_at = error, time.monotonic()
                 self.status = NEVER_STARTED_STATUS if self.pid is None else protocol.LOST_STATUS
 
 
@@ -235,20 +245,21 @@ def open_node(
     child = ChildProgram(address, ssh, python, environment)
 
     async def connect() -> NodeConnection:
-        stream = protocol.Stream(*await asyncio.open_connection(sock=child.socket))
-        return NodeConnection(address, stream, child, on_stop=on_stop)
+        streams = await asyncio.open_connection(sock=child.socket)
+        return NodeConnection(address, *streams, child, on_stop=on_stop)
 
     return wait(connect())
 
 
-class NodeConnection:
+class NodeConnection(protocol.Peer):
     """Connection to a node program; its coroutines run on the launcher's loop.
 
     Parameters
     ----------
     address : str
         As in ip_config.txt.
-    stream : Stream
+    reader, writer
+        Of the stream.
     child : ChildProgram, optional
         At the other end; None: a node program that has connected by itself.
     environment : mapping of str to str, optional
@@ -268,34 +279,32 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        stream: protocol.Stream,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         child: ChildProgram | None = None,
         *,
         environment: Mapping[str, str] | None = None,
         on_stop: Callable[[int], None] = lambda number: None,
         on_lost: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.address = address
-        self.stream = stream
         self.is_here = child is not None and child.ssh is None
+        super().__init__(reader, writer, None if self.is_here else START_SECONDS)
+        self.address = address
         self.is_borrowed = child is None
-        self.is_alive = True
-        self.store: Callable[[protocol.Call], protocol.Reply] = lambda request: protocol.Reply(
-            request.id, error="this job's launcher holds no store"
+        self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: protocol.Reply(
+            error="this job's launcher holds no store"
         )
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
         self._on_lost = on_lost
         self._num_stops = 0
-        self._replies: dict[int, asyncio.Future[protocol.Reply | None]] = {}
         self._processes: dict[int, RunningProcess] = {}
-        self._numbers = itertools.count()
+        self._process_numbers = itertools.count()
         self.why_silent: str | None = None
         """Why the connection was given up without an answer: the machine may be off."""
         self._loop = asyncio.get_running_loop()
-
-        self._reader = self._loop.create_task(self._read())
+        self._serving = self._loop.create_task(self._serve())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call one of :func:`dglkge.launch.machine.node_tasks` and return its result; ``data`` are bytes.
@@ -308,19 +317,14 @@ class NodeConnection:
         """
         return (await self.call_for_data(task, seconds, **arguments))[0]
 
-    async def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
+    async def call_for_data(
+        self, task: str, seconds: float, /, data: bytes = b"", **arguments: Any
+    ) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
-        number, reply = next(self._numbers), None
-        answer = self._replies[number] = self._loop.create_future()
         try:
-            if self.is_alive:
-                data = arguments.pop("data", b"")
-                self.stream.send(protocol.Call(number, task, arguments, data))
-                reply = await asyncio.wait_for(answer, seconds)
+            reply = await asyncio.wait_for(self.request(protocol.Call(task, arguments, data)), seconds)
         except asyncio.TimeoutError:
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
-        finally:
-            del self._replies[number]
         if reply is None:
             raise NotReadyError(await self.describe_end())
         if reply.error is not None and reply.value is not None:
@@ -331,40 +335,43 @@ class NodeConnection:
 
     async def prepare(self, planned: Sequence[PlannedProcess], folder: str) -> None:
         """Let the node program import what processes of one command need, before they are started."""
-        if self.is_alive:
-            environment = {**self._environment, **common_environment(planned)}
-            command = list(planned[0].command)
-            self.stream.send(protocol.Prepare(command, environment, folder, len(planned)))
+        environment = {**self._environment, **common_environment(planned)}
+        command = list(planned[0].command)
+        self.tell(
+            "prepare", command=command, environment=environment, folder=folder, num_processes=len(planned)
+        )
 
     async def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
-        """Start a process there; `events` gets its messages."""
-        process = RunningProcess(planned, self, next(self._numbers), events)
-        self._processes[process.number] = process
+        """Start a process there; `events` gets its changes."""
+        number = next(self._process_numbers)
+        process = self._processes[number] = RunningProcess(planned, self, number, events)
         if self.is_alive:
-            environment = {**self._environment, **planned.environment}
-            self.stream.send(protocol.Start(process.number, list(planned.command), environment, folder))
+            environment, command = {**self._environment, **planned.environment}, list(planned.command)
+            self.tell("start", process=number, command=command, environment=environment, folder=folder)
         else:
-            await self._tell_gone(process.number, await self.describe_end())
+            await self._change(number, is_gone=True, error=await self.describe_end())
         return process
 
-    def send(self, message: protocol.Message) -> None:
-        """Send a message, from any thread."""
-        self._loop.call_soon_threadsafe(self.stream.send, message)
+    def signal(self, process: int, number: int) -> None:
+        """Request a signal to a process, from any thread."""
+        self._loop.call_soon_threadsafe(
+            functools.partial(self.tell, "signal", process=process, number=number)
+        )
 
     async def close(self) -> None:
         """Close the stream: a node program that was not told the job's end counts the launcher as lost."""
         if self._child is not None:
             with contextlib.suppress(OSError):
-                self.stream.writer.write_eof()
+                self.writer.write_eof()
             await self._child.await_end()
         self._end_stream()
-        await self._reader
+        await self._serving
         if self._child is not None:
             await self._child.await_end()
 
     def _end_stream(self) -> None:
         """End the stream at once."""
-        self.stream.writer.transport.abort()
+        self.writer.transport.abort()
         if self._child is not None:
             self._child.kill()
 
@@ -374,65 +381,35 @@ class NodeConnection:
             return self.why_silent or "the connection ended"
         return await self._child.describe_end()
 
-    async def _read(self) -> None:
+    async def _serve(self) -> None:
         """Process messages to the end of the stream, then tell all who wait that it has ended."""
-        heartbeats = None
-        if not self.is_here:
-            self.stream.heartbeat_timeout = START_SECONDS
-            heartbeats = self._loop.create_task(self.stream.send_heartbeats())
         try:
-            async for message in self.stream.receive(protocol.MARK):
-                if not self.is_here:
-                    self.stream.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
-                await self._dispatch(message)
+            handlers: protocol.Handlers = {"process": self._change, "stop": self._stop}
+            await self.serve(lambda call: in_thread(self.store, call), handlers, awaits_mark=True)
         except asyncio.TimeoutError:
-            self.why_silent = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
+            self.why_silent = f"no heartbeat for {self.heartbeat_timeout:g} s"
         except OSError:  # broken, or what arrives is no message
             pass
-        if heartbeats is not None:
-            heartbeats.cancel()
         self._end_stream()
-        self.is_alive = False
-        for number in self._replies:
-            self._resolve(number, None)
         why = self.why_silent or ("its node program was killed" if self.is_here else "the connection ended")
         self._on_lost(why)
         for number in list(self._processes):
-            await self._tell_gone(number, why)
+            await self._change(number, is_gone=True, error=why)
 
-    async def _dispatch(self, message: protocol.Message) -> None:
-        """Pass a message on to who waits for it."""
-        if isinstance(message, protocol.Reply):
-            self._resolve(message.id, message)
-        elif isinstance(message, protocol.Call):
-            spawn(self._answer(message))
-        elif isinstance(message, protocol.StopRequest):
-            self._num_stops += 1
-            if self._num_stops > 1:
-                self.why_silent = f"stopped by a second signal, {signal.Signals(message.number).name}"
-            self._on_stop(message.number)
-        elif isinstance(message, (protocol.Started, protocol.Output, protocol.Ended, protocol.Gone)):
-            process = self._processes.get(message.process)
-            if isinstance(message, protocol.Gone):
-                self._processes.pop(message.process, None)
-            if process is not None:
-                await process.events.put(process, message)
+    async def _stop(self, number: int) -> None:
+        """The node program has received a stop signal."""
+        self._num_stops += 1
+        if self._num_stops > 1:
+            self.why_silent = f"stopped by a second signal, {signal.Signals(number).name}"
+        self._on_stop(number)
 
-    def _resolve(self, number: int, reply: protocol.Reply | None) -> None:
-        """Give a call its reply, unless it has timed out."""
-        answer = self._replies.get(number)
-        if answer is not None and not answer.done():
-            answer.set_result(reply)
-
-    async def _answer(self, request: protocol.Call) -> None:
-        """Answer a trainer's request; a disk may be slow."""
-        self.stream.send(await in_thread(self.store, request))
-
-    async def _tell_gone(self, number: int, why: str) -> None:
-        """Report a process as gone, once."""
-        process = self._processes.pop(number, None)
-        if process is not None:
-            await process.events.put(process, protocol.Gone(number, why))
+    async def _change(self, process: int, **changes: Any) -> None:
+        """Pass changes of a process on to who waits for them; it is gone once."""
+        changed = self._processes.get(process)
+        if changes.get("is_gone"):
+            self._processes.pop(process, None)
+        if changed is not None:
+            await changed.events.put(changed, changes)
 
 
 async def close_all(connections: Iterable[NodeConnection]) -> None:

@@ -31,12 +31,12 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
     os.environ.update(forwarded_environment(os.environ))
 
     async def run() -> int:
-        stream = await connect(place, secret, seconds, report)
+        peer = await connect(place, secret, seconds, report)
         where = f"{place.host}:{place.port}"
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
-        program = NodeProgram(stream, python, report, greeting)
+        program = NodeProgram(peer, python, report, greeting)
         status, reason = await program.run()
-        if program.end is not None:
+        if program.is_told:
             if reason:
                 report(f"the job has ended: {reason}")
         elif status == LOST_STATUS:
@@ -46,7 +46,7 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
     return asyncio.run(run())
 
 
-async def connect(place: NodePlace, secret: bytes, seconds: float, report: Report) -> protocol.Stream:
+async def connect(place: NodePlace, secret: bytes, seconds: float, report: Report) -> protocol.Peer:
     """Connect to the launcher, which may start later than this node, and be admitted.
 
     Raises
@@ -75,7 +75,7 @@ async def connect(place: NodePlace, secret: bytes, seconds: float, report: Repor
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
+async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
     """Connect to the launcher once; raises OSError, EOFError or NotReadyError if it may succeed later."""
     reader, writer = await asyncio.open_connection(place.host, place.port)
     try:
@@ -86,15 +86,15 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
                 "give this machine's IPv4 address with --address"
             )
         await handshake.authenticate_launcher(reader, writer, secret)
-        stream = protocol.Stream(reader, writer)
+        peer = protocol.Peer(reader, writer)
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
-        stream.send(protocol.Call(0, "join", {**hello, "variables": sorted(os.environ)}))
-        reply = await anext(stream.receive(), None)
+        peer.tell("join", **hello, variables=sorted(os.environ))
+        reply = await peer.receive()
         if not isinstance(reply, protocol.Reply):
-            raise protocol.ProtocolError("the connection ended" if reply is None else f"no reply: {reply}")
+            raise protocol.ProtocolError(f"no reply: {reply}")
         reply.check(handshake.RefusedError, NotReadyError)
-        stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
-        return stream
+        peer.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
+        return peer
     except BaseException:
         writer.close()
         raise

@@ -1,7 +1,8 @@
-"""Messages between the launcher and the node program of a machine, over one stream in each direction.
+"""Calls between the two ends of a stream: launcher and node programs, node programs and their trainers.
 
-A frame is the length of its head and of its data (4 bytes each, big-endian), the head in JSON, the data. The
-node program sends :data:`MARK` first: what comes before it is output of a login shell.
+A message is a call or the reply to one: the length of its head and of its data (4 bytes each, big-endian),
+the head in JSON, the data. A node program sends :data:`MARK` first: what comes before it is output of a login
+shell.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from dglkge.errors import DglkgeError, NotReadyError
+from dglkge.launch.background import spawn
 
-MARK = b"\0dglkge node program 1\n"
+MARK = b"\0dglkge node program 2\n"
 
+HEARTBEAT = "heartbeat"
 HEARTBEAT_SECONDS = 2.0
 """Interval of heartbeats in both directions, over streams that may be lost without an end of file."""
 HEARTBEAT_TIMEOUT_SECONDS = 12.0
@@ -35,21 +39,18 @@ _LENGTHS = struct.Struct("!II")
 
 
 @dataclass(frozen=True)
-class Heartbeat:
-    """Sign of life, of both ends."""
-
-
-@dataclass(frozen=True)
 class Call:
-    """The launcher calls a task of the node program, or a trainer there one of the launcher's store.
+    """Call of a task of the other end. One without an id gets no reply; those run in their order."""
 
-    Replies come in any order.
-    """
-
-    id: int
     task: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     data: bytes = b""
+    id: int | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The arguments, with the data if there are any."""
+        return {**self.arguments, "data": self.data} if self.data else dict(self.arguments)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class Reply:
     `is_input`: whether the error is of what the user gave.
     """
 
-    id: int
     value: Any = None
     error: str | None = None
     is_input: bool = True
     data: bytes = b""
+    id: int | None = None
 
     def check(self, input_kind: type[DglkgeError], other_kind: type[DglkgeError]) -> None:
         """Raise the error, of one of two kinds, if there is any."""
@@ -71,141 +72,26 @@ class Reply:
             raise (input_kind if self.is_input else other_kind)(self.error)
 
 
-@dataclass(frozen=True)
-class Prepare:
-    """The launcher will start processes of one command: a fork server imports what they need."""
-
-    command: list[str]
-    environment: Mapping[str, str]
-    folder: str
-    num_processes: int
-
-
-@dataclass(frozen=True)
-class Start:
-    """The launcher starts a process, by which number it is known from here on."""
-
-    process: int
-    command: list[str]
-    environment: Mapping[str, str]
-    folder: str
-
-
-@dataclass(frozen=True)
-class Signal:
-    """The launcher sends a signal to a process; SIGKILL goes to all its descendants too."""
-
-    process: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Started:
-    """A process runs."""
-
-    process: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class Output:
-    """Output of a process and its descendants, stderr included."""
-
-    process: int
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process has ended: its status, or minus the signal's number, and the time by the node's clock."""
-
-    process: int
-    status: int
-    time: float
-
-
-@dataclass(frozen=True)
-class Gone:
-    """All descendants of a process have ended too; `error`: why it could not be started or was lost."""
-
-    process: int
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class StopRequest:
-    """The node program has received a stop signal."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """The job has ended; a node program that has connected by itself exits with its status."""
-
-    status: int
-    reason: str = ""
-
-
-Message = (
-    Heartbeat | Call | Reply | Prepare | Start | Signal | Started | Output | Ended | Gone | StopRequest
-    | JobEnd
-)  # fmt: skip
-_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
-
-
 class ProtocolError(OSError):
     """What arrives is no message of this version."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Call | Reply) -> bytes:
     """Return the frame of a message."""
-    fields = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
-    data = fields.pop("data", b"")
+    fields = {**vars(message)}
+    data = fields.pop("data")
     head = json.dumps([type(message).__name__, fields]).encode()
     return _LENGTHS.pack(len(head), len(data)) + head + data
 
 
-class Decoder:
-    """Splits a stream into messages; drops all bytes up to a mark, and it."""
-
-    def __init__(self, mark: bytes = b"") -> None:
-        self._mark = mark
-        self._received = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that some more bytes complete; raises ProtocolError for what is none."""
-        self._received += data
-        if self._mark:
-            before, mark, after = bytes(self._received).partition(self._mark)
-            if not mark:
-                del self._received[: -len(self._mark)]
-                return []
-            self._mark, self._received = b"", bytearray(after)
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return messages
-
-    def _next(self) -> Message | None:
-        """Take the first message; None if it is not complete."""
-        if len(self._received) < _LENGTHS.size:
-            return None
-        head_bytes, data_bytes = _LENGTHS.unpack_from(self._received)
-        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
-            raise ProtocolError("what arrives is no message")
-        end = _LENGTHS.size + head_bytes
-        if len(self._received) < end + data_bytes:
-            return None
-        head, data = bytes(self._received[_LENGTHS.size : end]), bytes(self._received[end : end + data_bytes])
-        del self._received[: end + data_bytes]
-        try:
-            name, fields = json.loads(head)
-            if data:
-                fields["data"] = data
-            return _KINDS[name](**fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"no message of this version: {error!r}") from None
+def _decode(head: bytearray, data: bytes) -> Call | Reply:
+    """Return the message of a frame."""
+    try:
+        name, fields = json.loads(head)
+        kinds: dict[str, type[Call] | type[Reply]] = {"Call": Call, "Reply": Reply}
+        return kinds[name](**fields, data=data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"no message of this version: {error!r}") from None
 
 
 def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
@@ -214,23 +100,28 @@ def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
     A task whose reply has data returns a tuple of the value and the data.
     """
     try:
-        more = {"data": call.data} if call.data else {}
-        result = tasks[call.task](**call.arguments, **more)
+        result = tasks[call.task](**call.keywords)
         value, data = result if isinstance(result, tuple) else (result, b"")
-        return Reply(call.id, value, data=data)
+        return Reply(value, data=data)
     except DglkgeError as error:
-        return Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
+        return Reply(error=str(error), is_input=not isinstance(error, NotReadyError))
     except OSError as error:
-        return Reply(call.id, error.errno, error=error.strerror or str(error))
+        return Reply(error.errno, error=error.strerror or str(error))
     except Exception as error:
-        return Reply(call.id, error=f"{call.task} failed: {error!r}")
+        return Reply(error=f"{call.task} failed: {error!r}")
 
 
-class Stream:
-    """Messages in both directions of a connection.
+Answer = Callable[[Call], Awaitable[Reply]]
+"""Runs a call with a reply, beside others."""
+Handlers = Mapping[str, Callable[..., Awaitable[None]]]
+"""Run the calls without a reply, one after the other, by their tasks."""
 
-    After `heartbeat_timeout` seconds without a message the other end counts as lost; None: never, since the
-    stream always reaches its end. May be changed.
+
+class Peer:
+    """One end of a stream, which calls tasks of the other end and runs what that calls.
+
+    After `heartbeat_timeout` seconds without a byte the other end counts as lost; None: never, since the
+    stream always reaches its end.
     """
 
     def __init__(
@@ -241,19 +132,56 @@ class Stream:
     ) -> None:
         self.writer = writer
         self.heartbeat_timeout = heartbeat_timeout
+        self.is_alive = True
         self._reader = reader
+        self._received = bytearray()
+        self._replies: dict[int, asyncio.Future[Reply | None]] = {}
+        self._numbers = itertools.count()
 
-    async def receive(self, mark: bytes = b"") -> AsyncIterator[Message]:
-        """Yield the messages after a mark, to the end of the stream.
+    async def serve(self, answer: Answer, handlers: Handlers, awaits_mark: bool = False) -> None:
+        """Run what the other end calls, to the end of the stream; send heartbeats if they have a timeout.
 
-        Raises asyncio.TimeoutError after the heartbeat's timeout, OSError if the stream is broken.
+        The present timeout holds until the mark. Raises asyncio.TimeoutError after it, OSError if the stream
+        is broken.
         """
-        decoder = Decoder(mark)
-        while data := await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout):
-            for message in decoder.feed(data):
-                yield message
+        heartbeats = asyncio.ensure_future(self._send_heartbeats())
+        try:
+            if awaits_mark:
+                await self._skip_to_mark()
+                self.heartbeat_timeout = self.heartbeat_timeout and HEARTBEAT_TIMEOUT_SECONDS
+            while True:
+                message = await self.receive()
+                if isinstance(message, Reply):
+                    self._resolve(message.id, message)
+                elif message.id is not None:
+                    spawn(self._answer(message, answer))
+                elif message.task != HEARTBEAT:
+                    await handlers[message.task](**message.keywords)
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"no call of this version: {error!r}") from None
+        except EOFError:
+            pass
+        finally:
+            heartbeats.cancel()
+            self.is_alive = False
+            for number in self._replies:
+                self._resolve(number, None)
 
-    def send(self, message: Message) -> None:
+    async def request(self, call: Call) -> Reply | None:
+        """Make a call; return its reply, None if the stream ends before."""
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(dataclasses.replace(call, id=number))
+            return await reply if self.is_alive else None
+        finally:
+            del self._replies[number]
+
+    def tell(self, task: str, **arguments: Any) -> None:
+        """Make a call without a reply; ``data`` are bytes."""
+        self.send(Call(task, data=arguments.pop("data", b""), arguments=arguments))
+
+    def send(self, message: Call | Reply) -> None:
         """Queue a message; whoever receives finds the end of the stream."""
         if not self.writer.is_closing():
             self.writer.write(encode(message))
@@ -263,8 +191,44 @@ class Stream:
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
-    async def send_heartbeats(self) -> None:
-        """Send heartbeats until cancelled."""
-        while True:
+    async def receive(self) -> Call | Reply:
+        """Return the next message; raises as :meth:`serve` does, and EOFError at the end of the stream."""
+        while len(self._received) < _LENGTHS.size:
+            await self._read()
+        head_bytes, data_bytes = _LENGTHS.unpack_from(self._received)
+        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
+            raise ProtocolError("what arrives is no message")
+        end = _LENGTHS.size + head_bytes
+        while len(self._received) < end + data_bytes:
+            await self._read()
+        head, data = self._received[_LENGTHS.size : end], bytes(self._received[end : end + data_bytes])
+        del self._received[: end + data_bytes]
+        return _decode(head, data)
+
+    async def _skip_to_mark(self) -> None:
+        while MARK not in self._received:
+            del self._received[: -len(MARK)]
+            await self._read()
+        del self._received[: self._received.index(MARK) + len(MARK)]
+
+    async def _read(self) -> None:
+        """Add some more bytes to those received."""
+        data = await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout)
+        if not data:
+            raise EOFError("the connection ended")
+        self._received += data
+
+    def _resolve(self, number: int | None, reply: Reply | None) -> None:
+        """Give a request its reply, unless it has timed out."""
+        request = self._replies.get(-1 if number is None else number)
+        if request is not None and not request.done():
+            request.set_result(reply)
+
+    async def _answer(self, call: Call, answer: Answer) -> None:
+        """Run a call and send its reply; heartbeats and output go on meanwhile."""
+        self.send(dataclasses.replace(await answer(call), id=call.id))
+
+    async def _send_heartbeats(self) -> None:
+        while self.heartbeat_timeout:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self.send(Heartbeat())
+            self.tell(HEARTBEAT)

@@ -98,7 +98,7 @@ class Rendezvous:
         if machines:
             return machines
         nodes = [node for _, node in sorted(self._nodes.items())]
-        sockets = [self._listener, *(node.stream.writer.get_extra_info("socket") for node in nodes)]
+        sockets = [self._listener, *(node.writer.get_extra_info("socket") for node in nodes)]
         addresses = [self._place.address or own_address(sockets), *(node.address for node in nodes)]
         return [Machine(address, has_port=False) for address in addresses]
 
@@ -135,8 +135,8 @@ class Rendezvous:
                 await asyncio.sleep(POLL_SECONDS)
             self._has_ended = True  # before a node is told and leaves
             for node in self._nodes.values():
-                node.stream.send(protocol.JobEnd(status, reason))
-                await node.stream.drain()
+                node.tell("end", status=status, reason=reason)
+                await node.drain()
 
         wait(tell())
 
@@ -185,17 +185,23 @@ class Rendezvous:
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
         await handshake.authenticate_node(reader, writer, self._secret)
-        stream = protocol.Stream(reader, writer)
-        hello = await anext(stream.receive(), None)
+        peer = protocol.Peer(reader, writer)
+        hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
             raise protocol.ProtocolError(f"no message of a node: {hello}")
-        reply = protocol.answer(hello, {"join": functools.partial(self._join, stream)})
-        stream.send(reply)
-        await stream.drain()
+        reply = protocol.answer(hello, {"join": functools.partial(self._join, reader, writer)})
+        peer.send(reply)
+        await peer.drain()
         reply.check(handshake.RefusedError, NotReadyError)
 
     def _join(
-        self, stream: protocol.Stream, rank: int, num_nodes: int, address: str, variables: Sequence[str]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        rank: int,
+        num_nodes: int,
+        address: str,
+        variables: Sequence[str],
     ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
@@ -211,7 +217,8 @@ class Rendezvous:
         environment = forwarded_environment(os.environ)
         self._nodes[rank] = NodeConnection(
             address,
-            stream,
+            reader,
+            writer,
             environment={name: environment[name] for name in set(environment) - set(variables)},
             on_stop=lambda number: self._forwarder.forward(f"node {rank} ({address})", number),
             on_lost=lambda why: self._lose(rank, address, why),
