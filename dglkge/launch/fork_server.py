@@ -1,9 +1,9 @@
 """Fork server: imports torch, DGL and dglkge once; the servers and trainers of a machine are forked from it.
 
-The node program starts it with the command of the job, and sends it one datagram for each process: the
-variables of the process in JSON, with the descriptors of its output and of its gate, a pipe. The answer is
-its pid. A forked process is made a child of the node program, as one that was started by it is, and waits
-until the node program has closed the gate. The standard library only, as of ``script_runner.py``.
+The node program starts it with the command of the job. Its standard input has the number, the variables and
+the output of each process, in JSON; it answers each with its pid. A forked process is made a child of the
+node program, as one that was started by it is. What imports print goes to the output of the process that
+they are for. The standard library only, as of ``script_runner.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,60 +27,58 @@ processes of a job by their variables reads it, and so does ``ps``.
 """
 ROOM = " " * 4096
 
-MOST_BYTES = 1 << 20
-"""Largest request."""
-
 
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
-    """Fork a process for each request on standard input, and return in each of them.
+    """Fork a process for each request on standard input, and return in each of them; then the server exits.
 
-    The server itself exits when its input ends. `prepare` is called with the variables of a process before it
-    is forked, and imports what it needs.
+    `prepare` is called with the variables of a process before it is forked, and imports what it needs.
     """
-    node = os.getppid()
-    control = socket.socket(fileno=os.dup(0))
+    node, control = os.getppid(), os.dup(0)
+    with open(0, "rb", closefd=False) as file:
+        requests: list[tuple[int, dict[str, str], int]] = json.load(file)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
-        if not request:
-            os._exit(0)
-        output, gate = descriptors
-        environment: dict[str, str] = json.loads(request)
+    while requests:
+        number, environment, output = requests.pop(0)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.close(output)
         prepare(environment)
         gc.freeze()  # keeps the pages shared that hold the imported objects
-        reading, writing = os.pipe()
-        error = "it was killed at its start"
-        try:
-            is_forked = _fork(node)
-        except OSError as problem:
-            is_forked, error = False, problem.strerror or error
-        if is_forked:
-            os.close(reading)
-            control.close()
-            _become(environment, output, gate, writing)
+        if _fork(node, control, number):
+            for descriptor in (control, *(output for _, _, output in requests)):
+                os.close(descriptor)
+            _become(environment)
             return
-        for descriptor in (writing, output, gate):
-            os.close(descriptor)
-        with open(reading, "rb") as file:
-            pid = file.read()  # nothing if it ends before it writes
-        control.send(pid or f"0 {error}".encode())
+    os._exit(0)
 
 
-def _fork(node: int) -> bool:
-    """Fork a child that is the node program's; return True in it, False here."""
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return False
-    between, child = os.getpid(), None
+def _fork(node: int, control: int, number: int) -> bool:
+    """Fork a child that is the node program's, and tell its pid; return True in it, False here."""
+
+    def tell(pid: int, error: str) -> None:
+        os.write(control, f"{number} {pid} {error}\n".encode())
+
+    child: int | None = None
     try:
-        child = os.fork()
-    finally:
-        if child != 0:
-            os._exit(0)
+        between = os.fork()
+        if between:
+            if os.waitpid(between, 0)[1]:
+                tell(0, "it was killed at its start")
+            return False
+        between = os.getpid()
+        try:
+            child = os.fork()
+            if child:
+                tell(child, "")
+        finally:
+            if child != 0:
+                os._exit(0 if child else 1)
+    except OSError as error:
+        tell(0, error.strerror or str(error))
+        return False
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)
@@ -89,12 +86,9 @@ def _fork(node: int) -> bool:
     return True
 
 
-def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:
-    """Take over what a new program starts with: session, output, variables, random numbers."""
+def _become(environment: Mapping[str, str]) -> None:
+    """Take over what a new program starts with: session, variables, random numbers."""
     os.setsid()
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
     os.environ.pop(VARIABLE, None)
     threads = os.environ.get("OMP_NUM_THREADS")
     show({name: value for name, value in environment.items() if os.environ.get(name) != value})
@@ -106,10 +100,6 @@ def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all processes draw the same numbers
     gc.enable()
-    os.write(told, b"%d" % os.getpid())
-    os.close(told)
-    os.read(gate, 1)
-    os.close(gate)
 
 
 def show(environment: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -31,7 +31,7 @@ from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch.background import Report, in_thread, spawn
 from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_while
-from dglkge.launch.processes import ForkServer, execute
+from dglkge.launch.processes import ForkServer
 from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import status_of_stop
 
@@ -89,6 +89,7 @@ class NodeProgram:
         self._end = protocol.LOST_STATUS, "the connection ended"
         self._processes: dict[int, _Process] = {}
         self._fork_server: ForkServer | None = None
+        self._early: dict[int, int] = {}
         self._store_name = ""
         self._num_stops = 0
         self._job = MachineJob()
@@ -108,9 +109,7 @@ class NodeProgram:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
         self._peer.writer.write(protocol.MARK)
-        handlers: protocol.Handlers = {
-            "prepare": self._prepare, "start": self._start, "signal": self._signal, "end": self._take_end
-        }  # fmt: skip
+        handlers: protocol.Handlers = {"start": self._start, "signal": self._signal, "end": self._take_end}
         reason = ""
         try:
             await self._peer.serve(lambda call: in_thread(protocol.answer, call, self._tasks), handlers)
@@ -149,58 +148,70 @@ class NodeProgram:
             self._report(f"stopped by a second signal, {name}: this node's part ends")
             self._leave(status_of_stop(number), "stopped by a second signal")
 
-    async def _prepare(
-        self, command: list[str], environment: Mapping[str, str], folder: str, num_processes: int
-    ) -> None:
-        """Start the fork server of the job's command; that of the attempt before ends."""
-        self._end_fork_server()
-        self._fork_server = None
-        with contextlib.suppress(OSError, ValueError):  # reported where a process is started
-            self._fork_server = ForkServer(command, environment, folder, num_processes)
-
     def _end_fork_server(self) -> None:
         """End the fork server: processes that it has not started yet will not be."""
         if self._fork_server is not None:
             self._fork_server.end()
 
-    async def _start(self, process: int, **fields: Any) -> None:
-        """Have a process started, by which number it is known from here on."""
-        self._processes[process] = _Process(process)
-        spawn(self._run_process(self._processes[process], **fields))
+    async def _start(self, processes: list[tuple[int, dict[str, str]]], **command: Any) -> None:
+        """Start processes of one command, by whose numbers they are known from here on."""
+        self._end_fork_server()  # of the attempt before
+        self._early.clear()
+        self._processes |= {number: _Process(number) for number, _ in processes}
+        spawn(self._fork(processes, **command))
 
-    async def _run_process(
-        self, process: _Process, command: list[str], environment: Mapping[str, str], folder: str
+    async def _fork(
+        self,
+        processes: list[tuple[int, dict[str, str]]],
+        command: list[str],
+        environment: Mapping[str, str],
+        folder: str,
     ) -> None:
-        """Start a process in a session of its own; the kernel kills it if this program dies."""
-        server = self._fork_server
-        variables = {**environment, PROCESS_VARIABLE: _process_mark(process.number)}
-        # For the trainer that writes its machine's part of a checkpoint.
-        if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
-            variables[protocol.STORE_VARIABLE] = await self._listen_for_requests()
-        reading, writing = os.pipe()
-        gate: IO[bytes] | None = None
+        """Start processes in sessions of their own; the kernel kills them if this program dies."""
+        requests = []
+        for number, variables in processes:
+            variables[PROCESS_VARIABLE] = _process_mark(number)
+            # For the trainer that writes its machine's part of a checkpoint.
+            if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
+                variables[protocol.STORE_VARIABLE] = await self._listen_for_requests()
+            reading, writing = os.pipe()
+            requests.append((number, variables, writing))
+            process = self._processes[number]
+            process.output = asyncio.get_running_loop().create_task(self._forward_output(process, reading))
+        error = "the process that imports torch and DGL has ended"
         try:
-            if server is not None and server.command == command:
-                pid, gate = await server.fork(variables, writing)
-                if not psutil.pid_exists(pid):
-                    raise OSError("it was killed at its start")
-                process.pid = pid
-            else:
-                process.pid = execute(command, variables, folder, output=writing)
-        except (OSError, ValueError) as error:
-            os.close(reading)
+            self._fork_server = ForkServer(command, environment, folder, requests)
+            async for number, pid, why in self._fork_server.fork():
+                self._take_pid(self._processes[number], pid, why)
+        except ConnectionError:  # it was killed
+            pass
+        except (OSError, ValueError) as problem:  # no such program, or no folder
+            error = str(problem)
+        for number, _ in processes:
+            self._take_pid(self._processes[number], 0, error)
+
+    def _take_pid(self, process: _Process, pid: int, error: str) -> None:
+        """Register a process that was started, or 0 and why it was not."""
+        if process.pid or process.is_ended:
+            return
+        process.pid = pid
+        if not pid:
             process.is_ended = True
-            process.gone.set_result(None)
             if process.signal:  # it counts as if it had been started before
                 self._tell(process, status=-process.signal, ended_at=time.time())
-            self._tell(process, is_gone=True, error=str(error))
+            spawn(self._conclude(process, error))
             return
-        finally:
-            os.close(writing)
-        self._tell(process, pid=process.pid)
-        process.output = asyncio.get_running_loop().create_task(self._forward_output(process, reading))
-        if gate is not None:
-            gate.close()
+        self._tell(process, pid=pid)
+        if pid in self._early:
+            self._take_status(process, self._early[pid])
+        elif process.signal:
+            os.kill(pid, process.signal)
+
+    def _take_status(self, process: _Process, status: int) -> None:
+        """Report the status of a process that has ended, and end what it has left behind."""
+        process.is_ended = True
+        self._tell(process, status=os.waitstatus_to_exitcode(status), ended_at=time.time())
+        spawn(self._conclude(process))
 
     def _tell(self, process: _Process, **changes: Any) -> None:
         """Tell the launcher changes of a process: its output, or fields of ``connection.RunningProcess``."""
@@ -248,14 +259,15 @@ class NodeProgram:
                     return
                 if self._fork_server is not None and self._fork_server.pid == pid:
                     self._fork_server.pid = 0
-                for process in self._processes.values():
-                    if process.pid == pid and not process.is_ended:
-                        process.is_ended = True
-                        self._tell(process, status=os.waitstatus_to_exitcode(status), ended_at=time.time())
-                        spawn(self._conclude(process))
+                running = [process for process in self._processes.values() if not process.is_ended]
+                for process in running:
+                    if process.pid == pid:
+                        self._take_status(process, status)
+                if not all(process.pid for process in running):
+                    self._early[pid] = status  # maybe of one whose pid is not known yet
 
-    async def _conclude(self, process: _Process) -> None:
-        """End what a process has left behind, and report when all of it is gone."""
+    async def _conclude(self, process: _Process, error: str | None = None) -> None:
+        """End what a process has left behind, and report when all is gone, or why it was not started."""
         start, is_told = time.monotonic(), False
         while members := self._members(process):
             seconds = time.monotonic() - start
@@ -269,7 +281,7 @@ class NodeProgram:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
         process.gone.set_result(None)
-        self._tell(process, is_gone=True)
+        self._tell(process, is_gone=True, error=error)
 
     def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""

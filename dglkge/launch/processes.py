@@ -1,51 +1,25 @@
-"""Processes of a node program: executed, or forked from the fork server of their command."""
+"""Processes of a node program, which are forked from the fork server of their command."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
 import signal
 import socket
 import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from dglkge.distributed.preemption import end_with_parent
-from dglkge.launch.background import in_thread
 from dglkge.launch.fork_server import ROOM, VARIABLE
-
-MOST_OUTPUT_BYTES = 1 << 15
-"""Less than a pipe holds that nobody reads yet."""
-
-
-def execute(
-    command: Sequence[str], variables: Mapping[str, str], folder: str, output: int, control: int | None = None
-) -> int:
-    """Start a program in a session of its own, and return its pid; the kernel kills it if this process dies.
-
-    `output` is the descriptor of its output, errors included, `control` that of its input, if it has any; the
-    variables are added to this process's. Raises OSError or ValueError if it cannot be started.
-    """
-    # A session of its own: signals of a terminal reach the launcher only.
-    popen = subprocess.Popen(
-        command,
-        env={**os.environ, **variables},
-        cwd=folder,
-        stdin=subprocess.DEVNULL if control is None else control,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=functools.partial(end_with_parent, os.getpid()),
-    )
-    popen.returncode = 0  # the node program waits for it together with the orphans
-    return popen.pid
 
 
 class ForkServer:
-    """A process that imports what servers and trainers need, and from which they are forked.
+    """A process that imports what servers and trainers need, and from which they are forked, one by one.
+
+    The kernel kills it if this process dies. Raises OSError or ValueError if it cannot be started.
 
     Parameters
     ----------
@@ -55,8 +29,8 @@ class ForkServer:
         The variables that the processes share, and those that libraries read when they are loaded.
     folder : str
         Working folder.
-    num_processes : int
-        It ends when so many have been forked.
+    requests : sequence of tuple
+        Of each process: its number, its variables, and the descriptor of its output, which is closed here.
 
     Attributes
     ----------
@@ -65,53 +39,46 @@ class ForkServer:
     """
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str], folder: str, num_processes: int
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str,
+        requests: Sequence[tuple[int, Mapping[str, str], int]],
     ) -> None:
-        self.command = command
-        self._num_processes = num_processes
-        self._output = tempfile.TemporaryFile("a+b")
-        self._num_shown = 0
-        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = asyncio.Lock()
-        with control:
-            variables = {**environment, VARIABLE: ROOM}
-            self.pid = execute(command, variables, folder, self._output.fileno(), control.fileno())
+        self._requests = requests
+        self._control, control = socket.socketpair()
+        outputs = [output for _, _, output in requests]
+        with contextlib.ExitStack() as opened:
+            for output in outputs:
+                opened.callback(os.close, output)
+            opened.enter_context(control)
+            # A session of its own: signals of a terminal reach the launcher only.
+            popen = subprocess.Popen(
+                command,
+                env={**os.environ, **environment, VARIABLE: ROOM},
+                cwd=folder,
+                stdin=control.fileno(),
+                stdout=outputs[0],
+                stderr=outputs[0],
+                pass_fds=outputs,
+                start_new_session=True,
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
+            )
+        popen.returncode = 0  # the node program waits for it together with the orphans
+        self.pid = popen.pid
 
-    async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, IO[bytes]]:
-        """Start a process with more variables; return its pid, and a gate: it waits until this is closed.
+    async def fork(self) -> AsyncIterator[tuple[int, int, str]]:
+        """Yield the number and pid of each process that has been forked, or its number, 0 and an error.
 
-        What the imports have printed is written to `output`, its descriptor, first. Raises OSError if the
-        server has ended, or no process can be started.
+        Those that are left when the server ends are not forked. ConnectionError if it was killed.
         """
-        request = json.dumps(dict(variables)).encode()
-        async with self._lock:
-            reading, writing = os.pipe()
-            gate = open(writing, "wb")
-            try:
-                answer = await in_thread(self._exchange, request, [output, reading])
-            finally:
-                os.close(reading)
-            text = os.pread(self._output.fileno(), MOST_OUTPUT_BYTES, self._num_shown)
-            self._num_shown += len(text)
-            pid, _, error = answer.partition(b" ")
-            if int(pid or 0):
-                os.write(output, text)
-                self._num_processes -= 1
-                if not self._num_processes:
-                    self._control.close()
-                return int(pid), gate
-            gate.close()
-        lines = text.decode(errors="replace").strip().splitlines()
-        words = ["the process that imports torch and DGL has ended", *lines[-1:]]
-        raise OSError(error.decode() or ": ".join(words))
-
-    def _exchange(self, request: bytes, descriptors: list[int]) -> bytes:
-        """Send a request, and return the answer; empty if the server has ended."""
-        try:
-            socket.send_fds(self._control, [request], descriptors)
-            return self._control.recv(1 << 16)
-        except OSError:
-            return b""
+        reader, writer = await asyncio.open_connection(sock=self._control)
+        writer.write(json.dumps(self._requests).encode())
+        writer.write_eof()
+        async for line in reader:
+            number, pid, error = line.decode().strip("\n").split(" ", 2)
+            yield int(number), int(pid), error
+        writer.close()
 
     def end(self) -> None:
         """Kill it: what it has not forked yet is not started."""

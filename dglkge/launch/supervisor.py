@@ -66,17 +66,16 @@ class Supervisor:
         return [process for process in self._processes if process.is_trainer]
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
-        """Start all processes; stop at the first signal or failure."""
-        self._site.prepare(plan)
-        for planned in plan:
-            if self._signals or any(process.status for process in self._processes):
-                return
-            self._outputs[planned.name] = ProcessOutput(
-                self._log_dir / planned.log_name, planned.name, self._console.log_format
-            )
+        """Start all processes, unless a signal has come already."""
+        if not self._signals:
+            self._outputs = {
+                planned.name: ProcessOutput(
+                    self._log_dir / planned.log_name, planned.name, self._console.log_format
+                )
+                for planned in plan
+            }
             # Servers come first in the plan: trainers then find them listening and need no second attempt.
-            self._processes.append(self._site.start(planned, self._events))
-            self._process_events(0.0)
+            self._processes = self._site.start(plan, self._events)
 
     def _watch(self) -> None:
         """Wait until all trainers have succeeded, a process has failed, or a signal was received."""

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dglkge.launch.background import wait
+from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.remote.connection import NodeConnection, open_node
 from tests import warm
 from tests.surroundings import free_ports
@@ -24,6 +25,17 @@ from tests.surroundings import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60
 LAUNCHER = ["-m", "dglkge.cli.launch"]
+SERVE = "from dglkge.launch.fork_server import serve; serve(id)\n"
+"""Begin of a program from which processes are forked, which need no imports."""
+
+
+def planned_process(
+    role: str, number: int, address: str, code: str, environment: Mapping[str, str] = {}
+) -> PlannedProcess:
+    """Return a process that runs some code."""
+    command = (sys.executable, "-u", "-c", f"{SERVE}import os; exec(os.environ['CODE'])")
+    variables = {"CODE": code, "OMP_NUM_THREADS": "1", **environment}
+    return PlannedProcess(role, number, address, command, variables)
 
 
 class LaunchedJob:

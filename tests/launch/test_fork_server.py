@@ -148,17 +148,14 @@ class Forking:
     def __init__(self, program: RunningProgram) -> None:
         self.program = program
 
-    def prepare(self, code: str, prepare: str = "id", before: str = "pass", num_processes: int = 2) -> None:
-        text = f"import sys; from dglkge.launch.fork_server import serve; {before}; serve({prepare})\n{code}"
+    def prepare(self, code: str, prepare: str = "id", before: str = "pass") -> None:
+        text = f"import sys; from dglkge.launch.fork_server import serve\n{before}\nserve({prepare})\n{code}"
         self.command = [sys.executable, "-c", text]
-        self.send_command({"SHARED": "s"}, num_processes)
 
-    def send_command(self, environment: dict[str, str], num_processes: int) -> None:
-        fields = {"command": self.command, "environment": environment, "folder": str(self.program.folder)}
-        self.program.send("prepare", **fields, num_processes=num_processes)
-
-    def start(self, number: int, **environment: str) -> None:
-        self.program.start("", number, command=self.command, environment=environment)
+    def start(self, *environments: dict[str, str]) -> None:
+        """Start processes with the numbers from 1 on."""
+        processes = dict(enumerate(environments, start=1))
+        self.program.start_all(processes, command=self.command, environment={"SHARED": "s"})
 
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.program.program.pid).children(recursive=True)
@@ -182,34 +179,42 @@ def forking(tmp_path: Path) -> Iterator[Forking]:
 
 def test_statuses(forking: Forking) -> None:
     """Each process ends with its own; the server itself ends once all have been forked."""
-    forking.prepare(
-        "import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])", "id", "pass", 3
-    )
+    forking.prepare("import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])")
     ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 9)": -9, "pass": 0}
-    for number, (end, status) in enumerate(ends.items()):
-        forking.start(number, END=end)
-        (started, ended, gone), output = forking.program.until(GONE)
+    forking.start(*({"END": end} for end in ends))
+    changes, output = [], b""
+    for _ in ends:
+        more, printed = forking.program.until(GONE)
+        changes += more
+        output += printed
+    assert output == b"s\n" * 3
+    for number, status in enumerate(ends.values(), start=1):
+        (started, ended, gone) = (change for change in changes if change.process == number)
         assert not psutil.pid_exists(started.pid)
-        assert (ended.process, ended.status, gone.error, output) == (number, status, None, b"s\n")
+        assert (ended.status, gone.error) == (status, None)
     forking.await_processes(0)
 
 
 def test_a_signal_to_one_process_alone(forking: Forking) -> None:
     forking.prepare(WAIT_FOR_EVER)
-    forking.start(1)
-    first = forking.program.wait_ready()
-    forking.start(2)
-    second = forking.program.wait_ready()
+    forking.start({}, {})
+    pids, output = {}, b""
+    while len(pids) < 2 or output.count(b"ready") < 2:
+        message = forking.program.next()
+        output += message.data
+        if not message.data:
+            pids[message.arguments["process"]] = psutil.Process(message.arguments["pid"])
     forking.program.send("signal", process=1, number=signal.SIGTERM)
     messages, _ = forking.program.until(GONE)
     assert (messages[0].process, messages[0].status) == (1, -signal.SIGTERM)
-    assert not first.is_running() and second.is_running()
+    assert not pids[1].is_running() and pids[2].is_running()
 
 
 def test_processes_die_with_the_node_program(forking: Forking) -> None:
     """Even kill -9 ends the forked ones and the fork server, deaf to SIGTERM or not."""
-    forking.prepare(STUBBORN)
-    forking.start(1)
+    slow = "lambda environment: 'SLOW' in environment and __import__('time').sleep(600)"
+    forking.prepare(STUBBORN, prepare=slow)
+    forking.start({}, {"SLOW": "1"})
     forking.program.wait_ready()
     processes = forking.processes()
     assert len(processes) == 2
@@ -217,9 +222,12 @@ def test_processes_die_with_the_node_program(forking: Forking) -> None:
     assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
 
 
+SLOW = "lambda environment: __import__('time').sleep(600)"
+
+
 def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
-    forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
-    forking.start(1)
+    forking.prepare("pass", prepare=SLOW)
+    forking.start({})
     forking.await_processes(1)
     processes = forking.processes()
     forking.program.lose()
@@ -228,51 +236,55 @@ def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_during_imports(forking: Forking, number: int) -> None:
-    forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
-    for process in (1, 2):
-        forking.start(process)
+    forking.prepare("pass", prepare=SLOW)
+    forking.start({}, {})
     forking.await_processes(1)
     forking.program.send("signal", process=1, number=number)
-    ((ended, gone), _) = forking.program.until(GONE)
-    assert (ended.process, ended.status, gone.process) == (1, -number, 1)
-    ((gone,), _) = forking.program.until(GONE)  # it was not to be signalled, and cannot be started
-    assert gone.process == 2 and "has ended" in gone.error
+    changes = forking.program.until(GONE)[0] + forking.program.until(GONE)[0]
+    ended, gone = (change for change in changes if change.process == 1)
+    assert ended.status == -number
+    (gone,) = (change for change in changes if change.process == 2)
+    assert "has ended" in gone.error  # it was not to be signalled, and cannot be started
     forking.await_processes(0)
 
 
 def test_the_fork_server_is_killed_during_imports(forking: Forking) -> None:
-    """For example because memory is short: no process has been started, and its last line says why."""
+    """For example because memory is short: no process has been started, and the log has its last line."""
     code = "import os; print('Illegal instruction', flush=True); os._exit(9)"
     forking.prepare("pass", prepare=f"lambda environment: exec({code!r})")
-    forking.start(1)
-    ((gone,), _) = forking.program.until(GONE)
-    assert gone.error == "the process that imports torch and DGL has ended: Illegal instruction"
+    forking.start({})
+    ((gone,), output) = forking.program.until(GONE)
+    assert gone.error == "the process that imports torch and DGL has ended"
+    assert output == b"Illegal instruction\n"
 
 
-def test_what_imports_print_is_in_the_log_of_the_first(forking: Forking) -> None:
-    forking.prepare("print('own', flush=True)", before="print('a warning', flush=True)")
-    for number, text in ((1, b"a warning\nown\n"), (2, b"own\n")):
-        forking.start(number)
-        _, output = forking.program.until(GONE)
-        assert output == text
+def test_what_imports_print_is_in_the_log_of_the_process_they_are_for(forking: Forking) -> None:
+    prepare = "lambda environment: print('import', environment['NAME'], flush=True)"
+    forking.prepare("import os; print('own', os.environ['NAME'], flush=True)", prepare, "print('start')")
+    forking.start({"NAME": "a"}, {"NAME": "b"})
+    outputs = {1: b"", 2: b""}
+    num_gone = 0
+    while num_gone < 2:
+        message = forking.program.next()
+        outputs[message.arguments["process"]] += message.data
+        num_gone += "is_gone" in message.arguments
+    assert outputs == {1: b"start\nimport a\nown a\n", 2: b"import b\nown b\n"}
 
 
 def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
     forking.prepare(
         "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
     )
-    forking.start(1, LONG="x" * 9000)
+    forking.start({"LONG": "x" * 9000})
     _, output = forking.program.until(GONE)
     assert output == b"True 0\n"
 
 
 def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
-    forking.prepare("print('first')")
-    forking.start(1)
-    assert forking.program.until(GONE)[1] == b"first\n"
-    forking.prepare("print('second')", num_processes=1)
-    forking.start(2)
-    assert forking.program.until(GONE)[1] == b"second\n"
+    for text in ("first", "second"):
+        forking.prepare(f"print({text!r})")
+        forking.start({})
+        assert forking.program.until(GONE)[1] == f"{text}\n".encode()
     forking.await_processes(0)
 
 
@@ -286,12 +298,12 @@ def test_no_more_processes(forking: Forking, failing: int) -> None:
         "    return real()\n"
         "f.os.fork = fork\n"
     )
-    text = f"import sys; from dglkge.launch.fork_server import serve\n{before}serve(id)\nprint('ran')"
-    forking.command = [sys.executable, "-c", text]
-    forking.send_command({}, 2)
-    forking.start(1)
-    ((gone,), _) = forking.program.until(GONE)
-    assert gone.error == ("no more processes" if failing == 1 else "it was killed at its start")
+    forking.prepare("print('ran')", before=before)
+    forking.start({}, {})
+    changes, output = forking.program.until(GONE)
+    errors = {change.process: change.error for change in changes if hasattr(change, GONE)}
+    changes, more = forking.program.until(GONE)
+    errors |= {change.process: change.error for change in changes if hasattr(change, GONE)}
+    assert errors[1] == ("no more processes" if failing == 1 else "it was killed at its start")
     if failing == 1:
-        forking.start(2)
-        assert forking.program.until(GONE)[1] == b"ran\n"
+        assert (errors[2], output + more) == (None, b"ran\n")

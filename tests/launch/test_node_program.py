@@ -23,6 +23,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.errors import NotReadyError
 from dglkge.launch.machine import clean_up, has_variable, wait_for_ending_jobs
 from dglkge.launch.remote.protocol import HEARTBEAT, MARK, Call, Peer, ProtocolError, Reply, encode
+from tests.launch.conftest import SERVE
 
 TIMEOUT_SECONDS = 30
 WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
@@ -56,8 +57,11 @@ class RunningProgram:
         self.program.stdin.write(encode(Call(task, arguments)))
 
     def start(self, code: str, number: int = 1, **changes: object) -> None:
-        fields = {"command": [sys.executable, "-c", code], "environment": {}, "folder": str(self.folder)}
-        self.send("start", process=number, **{**fields, **changes})
+        self.start_all({number: {}}, **{"command": [sys.executable, "-c", SERVE + code], **changes})
+
+    def start_all(self, processes: dict[int, dict[str, str]], **changes: object) -> None:
+        fields = {"environment": {}, "folder": str(self.folder), "processes": list(processes.items())}
+        self.send("start", **{**fields, **changes})
 
     def _read(self, num_bytes: int) -> bytes:
         data = b""
@@ -170,7 +174,7 @@ def test_process_gets_what_was_asked(program: RunningProgram, tmp_path: Path) ->
         "print('err', file=sys.stderr)"
     )
     odd = ["it's", "$HOME `id`; exit", "", "a\nb", "\u00e9"]
-    program.start("", command=[sys.executable, "-c", code, *odd], environment={"ODD": "$x"})
+    program.start("", command=[sys.executable, "-c", SERVE + code, *odd], environment={"ODD": "$x"})
     _, output = program.until(GONE)
     assert output.decode() == f"{odd} $x {tmp_path}\nerr\n"
 

@@ -21,7 +21,6 @@ import pytest
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
-from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.remote.connection import Events, RunningProcess
 from dglkge.launch.remote.file_transfer import copy_files
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
@@ -29,7 +28,7 @@ from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, planned_process
 
 SECRET = b"a secret of more than sixteen bytes"
 
@@ -62,8 +61,9 @@ class _Hub:
 
     def start(self, code: str) -> tuple[RunningProcess, Events]:
         events = Events()
-        planned = PlannedProcess("trainer", 0, "127.0.0.1", ("sh", "-c", code), {})
-        return wait(self.nodes.connection(1).start(planned, "/", events)), events
+        code = f"import os; os.execvp('sh', ['sh', '-c', {code!r}])"
+        planned = planned_process("trainer", 0, "127.0.0.1", code)
+        return wait(self.nodes.connection(1).start([planned], "/", events))[0], events
 
     def call(self, task: str, **arguments: Any) -> Any:
         return wait(self.nodes.connection(1).call(task, **arguments))

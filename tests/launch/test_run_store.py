@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,12 @@ import pytest
 
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.launch.background import wait
-from dglkge.launch.process_plan import TRAINER, PlannedProcess
+from dglkge.launch.process_plan import TRAINER
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.connection import Events, NodeConnection
 from dglkge.launch.remote.protocol import Call
 from dglkge.launch.remote.run_store import RunFolder
-from tests.launch.conftest import TIMEOUT_SECONDS
+from tests.launch.conftest import TIMEOUT_SECONDS, planned_process
 
 VARIABLES = {"DGLKGE_OWN_DISKS": "1", "LOCAL_RANK": "0"}
 HEAD = """
@@ -51,9 +50,9 @@ def run_trainer(
 ) -> str:
     """Run a script as the writer of a machine; return what it printed once it has ended well."""
     events = Events()
-    command = (sys.executable, "-c", head + script, str(folder))
-    planned = PlannedProcess(TRAINER, 0, "here", command, environment)
-    process = wait(session.start(planned, str(folder), events))
+    code = f"import sys; sys.argv.append({str(folder)!r})\n{head}{script}"
+    planned = planned_process(TRAINER, 0, "here", code, environment)
+    (process,) = wait(session.start([planned], str(folder), events))
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
     while not process.is_gone:
         assert time.monotonic() < deadline

@@ -27,6 +27,7 @@ from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.supervisor import Supervisor
+from tests.launch.conftest import planned_process
 
 JOB = uuid.uuid4().hex[:16]
 ADDRESS = "127.0.0.1"
@@ -82,7 +83,7 @@ class Run:
         thread = threading.Thread(target=self._send, args=(signals, after, count), daemon=True)
         thread.start()
         plan = [
-            PlannedProcess(role, number, ADDRESS, (sys.executable, "-u", "-c", code), {JOB_VARIABLE: JOB})
+            planned_process(role, number, ADDRESS, code, {JOB_VARIABLE: JOB})
             for role, codes in ((SERVER, servers), (TRAINER, trainers))
             for number, code in enumerate(codes)
         ]
@@ -178,7 +179,7 @@ def test_first_failure_ends_all(run, role: str, code: str, status: int, words: s
 
 def test_program_that_does_not_exist(tmp_path: Path) -> None:
     """What cannot be started is a failure with the reason."""
-    plan = [PlannedProcess(TRAINER, 0, ADDRESS, ("/no/such/program",), {})]
+    plan = [PlannedProcess(TRAINER, 0, ADDRESS, ("/no/such/program",), {"OMP_NUM_THREADS": "1"})]
     result = supervise(tmp_path, Console(io.StringIO(), io.StringIO()), SHORT, plan)
     assert result.status == 127
     assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
@@ -365,7 +366,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
 
     console = Broken(io.StringIO(), io.StringIO())
     plan = [
-        PlannedProcess(TRAINER, number, "127.0.0.1", (sys.executable, "-u", "-c", text), {})
+        planned_process(TRAINER, number, "127.0.0.1", text)
         for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
     ]
     with pytest.raises(MemoryError):
@@ -383,7 +384,7 @@ def test_progress_of_rank_0_only(tmp_path: Path) -> None:
     )
     out = io.StringIO()
     console = Console(out, io.StringIO(), is_terminal=True)
-    plan = [PlannedProcess(TRAINER, i, "127.0.0.1", (sys.executable, "-c", bar), {}) for i in range(2)]
+    plan = [planned_process(TRAINER, i, "127.0.0.1", bar) for i in range(2)]
     assert supervise(tmp_path, console, SHORT, plan).status == 0
     shown = out.getvalue()
     assert "[trainer 0] 3/5" in shown

@@ -333,24 +333,24 @@ class NodeConnection(protocol.Peer):
         reply.check(InputError, NotReadyError)
         return reply.value, reply.data
 
-    async def prepare(self, planned: Sequence[PlannedProcess], folder: str) -> None:
-        """Let the node program import what processes of one command need, before they are started."""
-        environment = {**self._environment, **common_environment(planned)}
-        command = list(planned[0].command)
-        self.tell(
-            "prepare", command=command, environment=environment, folder=folder, num_processes=len(planned)
-        )
-
-    async def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
-        """Start a process there; `events` gets its changes."""
-        number = next(self._process_numbers)
-        process = self._processes[number] = RunningProcess(planned, self, number, events)
+    async def start(
+        self, plan: Sequence[PlannedProcess], folder: str, events: Events
+    ) -> list[RunningProcess]:
+        """Start processes of one command there; `events` gets their changes."""
+        processes = [RunningProcess(planned, self, next(self._process_numbers), events) for planned in plan]
+        self._processes |= {process.number: process for process in processes}
         if self.is_alive:
-            environment, command = {**self._environment, **planned.environment}, list(planned.command)
-            self.tell("start", process=number, command=command, environment=environment, folder=folder)
+            environment, command = {**self._environment, **common_environment(plan)}, list(plan[0].command)
+            requests = [
+                (process.number, {**self._environment, **process.planned.environment})
+                for process in processes
+            ]
+            self.tell("start", command=command, environment=environment, folder=folder, processes=requests)
         else:
-            await self._change(number, is_gone=True, error=await self.describe_end())
-        return process
+            why = await self.describe_end()
+            for process in processes:
+                await self._change(process.number, is_gone=True, error=why)
+        return processes
 
     def signal(self, process: int, number: int) -> None:
         """Request a signal to a process, from any thread."""

@@ -240,21 +240,14 @@ class RemoteSite:
             if answer["note"]
         ]
 
-    def prepare(self, plan: Sequence[PlannedProcess]) -> None:
-        """Let every machine import what those of its processes need that run a script."""
-        for address, described in self._described.items():
-            runner = tuple(described["runner"])
-            planned = [
-                process
-                for process in plan
-                if process.address == address and process.command[: len(runner)] == runner
-            ]
-            if planned:
-                wait(self._sessions[address].prepare(planned, self._folder))
-
-    def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
-        """Start one process on its machine."""
-        return wait(self._sessions[planned.address].start(planned, self._folder, events))
+    def start(self, plan: Sequence[PlannedProcess], events: Events) -> list[RunningProcess]:
+        """Start the processes of a job on their machines; return them in the order of the plan."""
+        started = {}
+        for address in {planned.address for planned in plan}:
+            local = [planned for planned in plan if planned.address == address]
+            for process in wait(self._sessions[address].start(local, self._folder, events)):
+                started[process.name] = process
+        return [started[planned.name] for planned in plan]
 
     def clean_up(self, addresses: Collection[str]) -> None:
         """Remove what the job's processes have left on some machines; node programs of lost ones do so."""
