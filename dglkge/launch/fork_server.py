@@ -1,9 +1,9 @@
 """Fork server: imports torch, DGL and dglkge once; the servers and trainers of a machine are forked from it.
 
-The node program starts it with the command of the job. Its standard input has the number, the variables and
-the output of each process, in JSON; it answers each with its pid. A forked process is made a child of the
-node program, as one that was started by it is. What imports print goes to the output of the process that
-they are for. The standard library only, as of ``script_runner.py``.
+The node program starts it with the command of the job, and sends it one datagram for each process: its
+variables in JSON, with the descriptor of its output. The answer is its pid. A forked process is made a child
+of the node program, as one that was started by it is. What imports print goes to the output of the process
+that they are for. The standard library only, as of ``script_runner.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,57 +29,55 @@ processes of a job by their variables reads it, and so does ``ps``.
 ROOM = " " * 4096
 
 
+MOST_BYTES = 1 << 20
+"""Largest request."""
+
+
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
     """Fork a process for each request on standard input, and return in each of them; then the server exits.
 
     `prepare` is called with the variables of a process before it is forked, and imports what it needs.
     """
-    node, control = os.getppid(), os.dup(0)
-    with open(0, "rb", closefd=False) as file:
-        requests: list[tuple[int, dict[str, str], int]] = json.load(file)
+    node, control = os.getppid(), socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
-    while requests:
-        number, environment, output = requests.pop(0)
+    while True:
+        request, outputs, _, _ = socket.recv_fds(control, MOST_BYTES, 1)
+        if not request:
+            os._exit(0)
         for stream in (1, 2):
-            os.dup2(output, stream)
-        os.close(output)
+            os.dup2(outputs[0], stream)
+        os.close(outputs[0])
+        environment: dict[str, str] = json.loads(request)
         prepare(environment)
         gc.freeze()  # keeps the pages shared that hold the imported objects
-        if _fork(node, control, number):
-            for descriptor in (control, *(output for _, _, output in requests)):
-                os.close(descriptor)
+        if _fork(node, control):
+            control.close()
             _become(environment)
             return
-    os._exit(0)
 
 
-def _fork(node: int, control: int, number: int) -> bool:
+def _fork(node: int, control: socket.socket) -> bool:
     """Fork a child that is the node program's, and tell its pid; return True in it, False here."""
-
-    def tell(pid: int, error: str) -> None:
-        os.write(control, f"{number} {pid} {error}\n".encode())
-
-    child: int | None = None
     try:
         between = os.fork()
-        if between:
-            if os.waitpid(between, 0)[1]:
-                tell(0, "it was killed at its start")
-            return False
-        between = os.getpid()
-        try:
-            child = os.fork()
-            if child:
-                tell(child, "")
-        finally:
-            if child != 0:
-                os._exit(0 if child else 1)
     except OSError as error:
-        tell(0, error.strerror or str(error))
+        control.send(f"0 {error.strerror}".encode())
         return False
+    if between:
+        if os.waitpid(between, 0)[1]:
+            control.send(b"0 it was killed at its start")
+        return False
+    between, child = os.getpid(), None
+    try:
+        child = os.fork()
+        if child:
+            control.send(b"%d" % child)
+    finally:
+        if child != 0:
+            os._exit(0 if child else 1)
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)

@@ -168,25 +168,25 @@ class NodeProgram:
         folder: str,
     ) -> None:
         """Start processes in sessions of their own; the kernel kills them if this program dies."""
-        requests = []
-        for number, variables in processes:
-            variables[PROCESS_VARIABLE] = _process_mark(number)
-            # For the trainer that writes its machine's part of a checkpoint.
-            if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
-                variables[protocol.STORE_VARIABLE] = await self._listen_for_requests()
-            reading, writing = os.pipe()
-            requests.append((number, variables, writing))
-            process = self._processes[number]
-            process.output = asyncio.get_running_loop().create_task(self._forward_output(process, reading))
-        error = "the process that imports torch and DGL has ended"
+        error, server = "the process that imports torch and DGL has ended", None
         try:
-            self._fork_server = ForkServer(command, environment, folder, requests)
-            async for number, pid, why in self._fork_server.fork():
-                self._take_pid(self._processes[number], pid, why)
-        except ConnectionError:  # it was killed
+            for number, variables in processes:
+                variables[PROCESS_VARIABLE] = _process_mark(number)
+                # For the trainer that writes its machine's part of a checkpoint.
+                if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
+                    variables[protocol.STORE_VARIABLE] = await self._listen_for_requests()
+                process, (reading, writing) = self._processes[number], os.pipe()
+                process.output = asyncio.ensure_future(self._forward_output(process, reading))
+                with open(writing, "wb", 0):
+                    if server is None:
+                        server = self._fork_server = ForkServer(command, environment, folder, writing)
+                    self._take_pid(process, *await server.fork(variables, writing))
+        except ConnectionError:
             pass
         except (OSError, ValueError) as problem:  # no such program, or no folder
             error = str(problem)
+        if server is not None:
+            server.close()
         for number, _ in processes:
             self._take_pid(self._processes[number], 0, error)
 

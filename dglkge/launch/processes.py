@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dglkge.distributed.preemption import end_with_parent
-from dglkge.launch.fork_server import ROOM, VARIABLE
+from dglkge.launch.fork_server import MOST_BYTES, ROOM, VARIABLE
 
 
 class ForkServer:
@@ -29,8 +28,8 @@ class ForkServer:
         The variables that the processes share, and those that libraries read when they are loaded.
     folder : str
         Working folder.
-    requests : sequence of tuple
-        Of each process: its number, its variables, and the descriptor of its output, which is closed here.
+    output : int
+        Descriptor of the first process's output.
 
     Attributes
     ----------
@@ -39,46 +38,40 @@ class ForkServer:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        folder: str,
-        requests: Sequence[tuple[int, Mapping[str, str], int]],
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, output: int
     ) -> None:
-        self._requests = requests
-        self._control, control = socket.socketpair()
-        outputs = [output for _, _, output in requests]
-        with contextlib.ExitStack() as opened:
-            for output in outputs:
-                opened.callback(os.close, output)
-            opened.enter_context(control)
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with control:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
                 command,
                 env={**os.environ, **environment, VARIABLE: ROOM},
                 cwd=folder,
                 stdin=control.fileno(),
-                stdout=outputs[0],
-                stderr=outputs[0],
-                pass_fds=outputs,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
         popen.returncode = 0  # the node program waits for it together with the orphans
         self.pid = popen.pid
 
-    async def fork(self) -> AsyncIterator[tuple[int, int, str]]:
-        """Yield the number and pid of each process that has been forked, or its number, 0 and an error.
+    async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, str]:
+        """Start a process with more variables and an output; return its pid, or 0 and an error.
 
-        Those that are left when the server ends are not forked. ConnectionError if it was killed.
+        Raises ConnectionError if the server has ended.
         """
-        reader, writer = await asyncio.open_connection(sock=self._control)
-        writer.write(json.dumps(self._requests).encode())
-        writer.write_eof()
-        async for line in reader:
-            number, pid, error = line.decode().strip("\n").split(" ", 2)
-            yield int(number), int(pid), error
-        writer.close()
+        socket.send_fds(self._control, [json.dumps(variables).encode()], [output])
+        answer = await asyncio.get_running_loop().sock_recv(self._control, MOST_BYTES)
+        if not answer:
+            raise ConnectionError
+        pid, _, error = answer.decode().partition(" ")
+        return int(pid), error
+
+    def close(self) -> None:
+        """Let it end: there are no more processes to start."""
+        self._control.close()
 
     def end(self) -> None:
         """Kill it: what it has not forked yet is not started."""
