@@ -388,7 +388,6 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
     """Return the tasks of a node program by name, given its job and the interpreter of its processes."""
     return {
         "describe": functools.partial(describe_machine, python),
-        "release": job.release,
         "choose_server_ports": job.choose_server_ports,
         "choose_master_port": job.choose_master_port,
         "check": functools.partial(check_machine, job),

@@ -293,16 +293,9 @@ class RemoteSite:
         return self._nodes is not None and self.addresses.index(address) > 0
 
     def _close(self, addresses: Sequence[str]) -> None:
-        """End the job's entries, and node programs but those that have connected by themselves."""
-        children = []
-        for address in addresses:
-            session = self._sessions.pop(address)
-            if session.is_borrowed:
-                with contextlib.suppress(InputError):
-                    wait(session.call("release", CLEAN_UP_SECONDS))
-            else:
-                children.append(session)
-        wait(close_all(children))
+        """End node programs but those that have connected by themselves, which are told the job's end."""
+        sessions = [self._sessions.pop(address) for address in addresses]
+        wait(close_all(session for session in sessions if not session.is_borrowed))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any; of this machine alone only the first."""
