@@ -28,7 +28,6 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
@@ -39,7 +38,6 @@ from dglkge.checkpoint.storage import (
     check_crc32,
     check_files,
     file_crc32,
-    receipt_of,
 )
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce, utc_now
@@ -111,9 +109,8 @@ class Mirror(VersionStore):
         inner = [name[len(place) + 1 :] for name in self._store.sizes(place)]
         return sorted({name.partition("/")[0] for name in inner if name})
 
-    def write_json(self, name: str, value: Any) -> None:
-        content = json.dumps(value, indent=2) + "\n"
-        self._store.write(f"{layout.CHECKPOINT_FOLDER}/{name}", content.encode())
+    def write(self, name: str, content: bytes) -> None:
+        self._store.write(f"{layout.CHECKPOINT_FOLDER}/{name}", content)
 
     def stored(self, version: int) -> Manifest:
         name = _object(version, layout.MANIFEST_FILE)
@@ -121,9 +118,6 @@ class Mirror(VersionStore):
         if content is None:
             raise CheckpointError(f"{self._store.at(name)} is missing")
         return Manifest.parse(content, self._store.at(name))
-
-    def publish(self, version: int) -> None:
-        self._store.write(_POINTER, f"{version}\n".encode())
 
     def keep_all(self, manifest: Manifest) -> None:
         self._last = manifest
@@ -290,8 +284,7 @@ class Mirror(VersionStore):
             self._push_file(_object(version, entry.name))
             for text in entry.texts:
                 self._push_text(version, text.name, text)
-            receipt = receipt_of(entry, self.nonce).encode()
-            self._store.write(_object(version, layout.receipt_file(entry.name)), receipt)
+            super().add_part(version, entry)
         if not self._keeps_files:
             (self._run / _object(version, entry.name)).unlink()
         return (self._store.commit_seconds or 0.0) + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND

@@ -87,11 +87,6 @@ def describe_text(path: Path, name: str) -> TextEntry:
     return TextEntry(name, path.stat().st_size, file_crc32(path))
 
 
-def receipt_of(entry: FileEntry, nonce: str) -> str:
-    """Return the receipt of a file, for which rank 0 waits; the nonce is that of the job."""
-    return json.dumps({"nonce": nonce, **dataclasses.asdict(entry)})
-
-
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     """Return the files of a version that is written, also unfinished ones, and the times of their changes."""
     changes = []
@@ -134,16 +129,22 @@ class VersionStore:
         """Return the names of what is in the checkpoint's folder, or in that of a version; may be absent."""
         raise NotImplementedError
 
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file."""
+        raise NotImplementedError
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value to a small file."""
+        self.write(name, (json.dumps(value, indent=2) + "\n").encode())
+
     def add_part(self, version: int, entry: FileEntry) -> float:
         """Bring a file of a version that is not complete yet, with its names, and then its receipt.
 
         Returns the seconds that another machine's file of this size may take without progress.
         """
-        raise NotImplementedError
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a value to a small file."""
-        raise NotImplementedError
+        receipt = json.dumps({"nonce": self.nonce, **dataclasses.asdict(entry)})
+        self.write(f"{layout.version_folder(version)}/{layout.receipt_file(entry.name)}", receipt.encode())
+        return 0.0
 
     def stored(self, version: int) -> Manifest:
         """Return the manifest of a version; CheckpointError if it is missing, damaged or not ours."""
@@ -151,7 +152,7 @@ class VersionStore:
 
     def publish(self, version: int) -> None:
         """Publish a version: all readers use it from now on."""
-        raise NotImplementedError
+        self.write(layout.VERSION_FILE, f"{version}\n".encode())
 
     def remove(self, version: int, run_id: str = "") -> None:
         """Remove a version, its manifest first: without that it is incomplete from the start."""
@@ -258,9 +259,8 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         place = self.path / folder
         return sorted(os.listdir(place)) if place.is_dir() else []
 
-    def add_part(self, version: int, entry: FileEntry) -> float:
-        self.folder(version).write_text(layout.receipt_file(entry.name), receipt_of(entry, self.nonce))
-        return 0.0
+    def write(self, name: str, content: bytes) -> None:
+        self.write_text(name, content.decode())
 
     def published_version(self) -> int:
         """Return the published version; 0 if the folder holds no checkpoint.
@@ -357,7 +357,7 @@ class CheckpointStorage(LeasedFolder, VersionStore):
             self.publish(0)
 
     def publish(self, version: int) -> None:
-        self.write_text(layout.VERSION_FILE, f"{version}\n")
+        super().publish(version)
         # Not every disk has links, and the copy of a run may have a folder there.
         link = self.path / layout.LATEST_LINK
         new = link.with_suffix(layout.TEMPORARY_SUFFIX)
