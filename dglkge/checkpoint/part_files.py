@@ -128,82 +128,60 @@ def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
     return checksum
 
 
-def write_part(
+def write_table(
     folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
-    """Write the rows and the state of one part of an entity type, by ascending original id.
+    """Write the rows and the state of one part of an entity type, by ascending id, or of all relations.
 
     CheckpointError if the part does not fit the run: wrong width, ids twice or out of range.
     """
     order, ids = _ascending(part, meta)
-    expected = (len(ids), meta.entity_dim(part.table))
-    if part.rows.shape != expected:
-        raise CheckpointError(
-            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
-        )
-    name = layout.embeddings_file(part.table, part.part, version)
-    tables = {
-        hdf5_format.EMBEDDINGS: part.rows,
-        hdf5_format.ORIGINAL_IDS: part.original_ids,
-        **_state_datasets(part),
-    }
+    name, tables = layout.model_file(version), _state_datasets(part)
+    if part.table != RELATION:
+        name = layout.embeddings_file(part.table, part.part, version)
+        rows = {hdf5_format.EMBEDDINGS: part.rows, hdf5_format.ORIGINAL_IDS: part.original_ids}
+        tables = {**rows, **tables}
     with folder.new_file(name) as path:
         with hdf5_format.create(path, attributes) as file:
+            sums, lr = _bigraph_sums(part, meta), learning_rate(meta)
+            if part.table == RELATION:
+                states = _write_model(file, part, meta, order, sums[order].cpu().numpy())
+                lr = float(meta.optimizer.get("relation_lr", lr))
+            else:
+                # PyTorch-BigGraph keeps one sum for each entity row: the mean over the row is what row-wise
+                # Adagrad would have.
+                states = [(sums if sums.ndim == 1 else sums.mean(dim=1))[order].cpu()]
             for dataset, values in tables.items():
                 hdf5_format.allocate_rows(file, dataset, values)
             # PyTorch-BigGraph's blob is small compared with the rows, so HDF5 writes it itself.
-            sums = _bigraph_sums(part, meta)
-            # PyTorch-BigGraph keeps one sum for each entity row: the mean over the row is what row-wise
-            # Adagrad would have.
-            row_sums = sums if sums.ndim == 1 else sums.mean(dim=1)
-            state = _bigraph_state([row_sums[order].cpu()], learning_rate(meta))
-            hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
+            group = file.require_group(hdf5_format.OPTIMIZER_GROUP)
+            hdf5_format.write_blob(group, _bigraph_state(states, lr))
         return _entry(path, name, part, ids, fill_rows(path, tables, order))
 
 
-def write_relations(
-    folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
-) -> FileEntry:
-    """Write all relations, as PyTorch-BigGraph's operators, and their state, as :func:`write_part` does."""
-    order, ids = _ascending(part, meta)
-    if len(ids) != len(meta.relations):
-        raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
-    name = layout.model_file(version)
-    with folder.new_file(name) as path:
-        with hdf5_format.create(path, attributes) as file:
-            # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by
-            # name.
-            file.create_group(relation_layout.MODEL_GROUP, track_order=True)
-            # Relations are few: they are reordered in memory and written by HDF5 itself.
-            rows = part.rows.detach()[order].cpu().float().numpy()
-            for dataset, key, array in relation_layout.to_parameters(rows, meta):
-                written = file.create_dataset(dataset, data=array)
-                if key is not None:
-                    written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
-            global_sums = _write_shared(file, part, meta)
-            for dataset, values in _state_datasets(part).items():
-                hdf5_format.allocate_rows(file, dataset, values)
-            sums = _bigraph_sums(part, meta)[order].cpu().numpy()
-            relation_lr = float(meta.optimizer.get("relation_lr", learning_rate(meta)))
-            arrays = relation_layout.to_bigraph_sums(sums, rows.shape[1], meta)
-            state = _bigraph_state([*map(torch.from_numpy, arrays), *global_sums], relation_lr)
-            hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
-        crc32 = fill_rows(path, _state_datasets(part), order)
-        return _entry(path, name, part, ids, crc32)
+def _write_model(
+    file: h5py.File, part: TablePart, meta: CheckpointMeta, order: torch.Tensor, sums: np.ndarray
+) -> list[torch.Tensor]:
+    """Write relations as PyTorch-BigGraph's operators, and the tensors of the whole model.
 
-
-def _write_shared(file: h5py.File, part: TablePart, meta: CheckpointMeta) -> list[torch.Tensor]:
-    """Write the tensors of the whole model; returns Adagrad's sums of the global vectors, if there are any.
-
-    PyTorch-BigGraph has the vectors behind all operators among its parameters, in the order of entity types.
+    Returns Adagrad's sums of its parameters: the operators', then those of global vectors, by entity type.
     """
+    # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by name.
+    file.create_group(relation_layout.MODEL_GROUP, track_order=True)
+    # Relations are few: they are reordered in memory and written by HDF5 itself.
+    rows = part.rows.detach()[order].cpu().float().numpy()
+    for dataset, key, array in relation_layout.to_parameters(rows, meta):
+        written = file.create_dataset(dataset, data=array)
+        if key is not None:
+            written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
     for path, values in part.shared.items():
         file.create_dataset(path, data=values.numpy())
-    types = [name for name in meta.entity_types if relation_layout.global_vector_path(name) in part.shared]
-    for name in types:
-        written = file[relation_layout.global_vector_path(name)]
-        written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = relation_layout.global_vector_key(name)
-    return [part.shared[relation_layout.global_sums_path(name)] for name in types]
+    states = [torch.from_numpy(array) for array in relation_layout.to_bigraph_sums(sums, rows.shape[1], meta)]
+    for name in meta.entity_types:
+        if (path := relation_layout.global_vector_path(name)) in part.shared:
+            file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = relation_layout.global_vector_key(name)
+            states.append(part.shared[relation_layout.global_sums_path(name)])
+    return states
 
 
 def write_names(
@@ -233,6 +211,13 @@ def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.
         raise CheckpointError(f"table {part.table!r} is none of the run's: {', '.join(map(repr, counts))}")
     sorted_ids, order = torch.sort(part.original_ids)
     ids = sorted_ids.cpu().numpy()
+    if part.table == RELATION and len(ids) != len(meta.relations):
+        raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
+    expected = (len(ids), meta.entity_dim(part.table))
+    if part.table != RELATION and part.rows.shape != expected:
+        raise CheckpointError(
+            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
+        )
     # The sorted ids make both checks cheap: first and last give the range, equal neighbours are duplicates.
     if len(ids) and (ids[0] < 0 or ids[-1] >= counts[part.table] or (np.diff(ids) == 0).any()):
         raise CheckpointError(

@@ -111,14 +111,14 @@ class NewVersion:
         folder, version, meta = self._folder, self.version, self.meta
         folder.make()
         for part in self.parts:
-            entry = part_files.write_part(folder, version, part, meta, attributes)
+            entry = part_files.write_table(folder, version, part, meta, attributes)
             texts = self._same_names(entry)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 texts = part_files.write_names(folder, part.table, part.part, ids, self.names.get(part.table))
             yield dataclasses.replace(entry, texts=tuple(texts))
         if self.relations is not None:
-            yield part_files.write_relations(folder, version, self.relations, meta, attributes)
+            yield part_files.write_table(folder, version, self.relations, meta, attributes)
 
     def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
         """Link a part's names and count if the version before has the same; return their entries."""

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
@@ -30,6 +30,8 @@ from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
 """Most connections whose handshake is not finished; further ones are closed."""
+
+Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
@@ -189,19 +191,13 @@ class Rendezvous:
         hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
             raise protocol.ProtocolError(f"no message of a node: {hello}")
-        reply = protocol.answer(hello, {"join": functools.partial(self._join, reader, writer)})
+        reply = protocol.answer(hello, {"join": functools.partial(self._join, (reader, writer))})
         peer.send(reply)
         await peer.drain()
         reply.check(handshake.RefusedError, NotReadyError)
 
     def _join(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        rank: int,
-        num_nodes: int,
-        address: str,
-        variables: Sequence[str],
+        self, streams: Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
     ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
@@ -217,8 +213,7 @@ class Rendezvous:
         environment = forwarded_environment(os.environ)
         self._nodes[rank] = NodeConnection(
             address,
-            reader,
-            writer,
+            *streams,
             environment={name: environment[name] for name in set(environment) - set(variables)},
             on_stop=lambda number: self._forwarder.forward(f"node {rank} ({address})", number),
             on_lost=lambda why: self._lose(rank, address, why),
