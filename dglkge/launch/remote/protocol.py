@@ -84,14 +84,30 @@ def encode(message: Call | Reply) -> bytes:
     return _LENGTHS.pack(len(head), len(data)) + head + data
 
 
-def _decode(head: bytearray, data: bytes) -> Call | Reply:
-    """Return the message of a frame."""
-    try:
-        name, fields = json.loads(head)
-        kinds: dict[str, type[Call] | type[Reply]] = {"Call": Call, "Reply": Reply}
-        return kinds[name](**fields, data=data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"no message of this version: {error!r}") from None
+class Decoder:
+    """Splits what has been received into messages."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+
+    def next(self) -> Call | Reply | None:
+        """Take the first message; None if it is not complete. Raises ProtocolError for what is none."""
+        if len(self.received) < _LENGTHS.size:
+            return None
+        head_bytes, data_bytes = _LENGTHS.unpack_from(self.received)
+        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
+            raise ProtocolError("what arrives is no message")
+        end = _LENGTHS.size + head_bytes
+        if len(self.received) < end + data_bytes:
+            return None
+        head, data = self.received[_LENGTHS.size : end], bytes(self.received[end : end + data_bytes])
+        del self.received[: end + data_bytes]
+        try:
+            name, fields = json.loads(head)
+            kinds: dict[str, type[Call] | type[Reply]] = {"Call": Call, "Reply": Reply}
+            return kinds[name](**fields, data=data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"no message of this version: {error!r}") from None
 
 
 def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
@@ -134,7 +150,7 @@ class Peer:
         self.heartbeat_timeout = heartbeat_timeout
         self.is_alive = True
         self._reader = reader
-        self._received = bytearray()
+        self._decoder = Decoder()
         self._replies: dict[int, asyncio.Future[Reply | None]] = {}
         self._numbers = itertools.count()
 
@@ -193,30 +209,23 @@ class Peer:
 
     async def receive(self) -> Call | Reply:
         """Return the next message; raises as :meth:`serve` does, and EOFError at the end of the stream."""
-        while len(self._received) < _LENGTHS.size:
+        while (message := self._decoder.next()) is None:
             await self._read()
-        head_bytes, data_bytes = _LENGTHS.unpack_from(self._received)
-        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
-            raise ProtocolError("what arrives is no message")
-        end = _LENGTHS.size + head_bytes
-        while len(self._received) < end + data_bytes:
-            await self._read()
-        head, data = self._received[_LENGTHS.size : end], bytes(self._received[end : end + data_bytes])
-        del self._received[: end + data_bytes]
-        return _decode(head, data)
+        return message
 
     async def _skip_to_mark(self) -> None:
-        while MARK not in self._received:
-            del self._received[: -len(MARK)]
+        received = self._decoder.received
+        while MARK not in received:
+            del received[: -len(MARK)]
             await self._read()
-        del self._received[: self._received.index(MARK) + len(MARK)]
+        del received[: received.index(MARK) + len(MARK)]
 
     async def _read(self) -> None:
         """Add some more bytes to those received."""
         data = await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout)
         if not data:
             raise EOFError("the connection ended")
-        self._received += data
+        self._decoder.received += data
 
     def _resolve(self, number: int | None, reply: Reply | None) -> None:
         """Give a request its reply, unless it has timed out."""

@@ -7,7 +7,6 @@ before the next: a slow disk or network slows the writer down, and nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import io
 import itertools
@@ -25,7 +24,6 @@ from dglkge.distributed.lease import Lease, boot_id, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
-from dglkge.launch.background import wait
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path, read_block, write_block
 from dglkge.launch.remote.protocol import STORE_VARIABLE, Call, Reply, answer
@@ -103,8 +101,10 @@ class LauncherStore(Store):
         self.num_bytes = 0
         self._numbers = itertools.count()
         self._one_at_a_time = threading.Lock()
+        self._decoder = protocol.Decoder()
+        self._connection = socket.socket(socket.AF_UNIX)
         with os_errors(NotReadyError, "the launcher does not answer"):
-            self._peer = protocol.Peer(*wait(asyncio.open_unix_connection(f"\0{name}")))
+            self._connection.connect(f"\0{name}")
             facts, _ = self._ask("identity")
         self.url = str(facts["place"])
         self._is_same = output.is_dir() and facts["same"] == identity(output)
@@ -155,25 +155,28 @@ class LauncherStore(Store):
     def _ask(self, task: str, data: bytes = b"", **arguments: Any) -> tuple[Any, bytes]:
         """Send a request and return the answer; raises OSError, or what a refusal by the launcher means."""
         call = Call(task, arguments, data, next(self._numbers))
-
-        async def ask() -> Reply:
-            self._peer.send(call)
-            while True:
-                reply = await self._peer.receive()
-                if isinstance(reply, Reply) and reply.id == call.id:  # not one that came too late
-                    return reply
-
-        try:
-            with self._one_at_a_time:
-                reply = wait(asyncio.wait_for(ask(), ANSWER_SECONDS))
-        except asyncio.TimeoutError:
-            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
-        except EOFError:
-            raise ConnectionError(errno.ECONNRESET, "the node program has ended") from None
+        with self._one_at_a_time:
+            # No limit: half a request would make the next ones unreadable. A lost launcher ends this process.
+            self._connection.settimeout(None)
+            self._connection.sendall(protocol.encode(call))
+            self._connection.settimeout(ANSWER_SECONDS)
+            reply = self._receive(call)
         if reply.error is not None and isinstance(reply.value, int):
             raise OSError(reply.value, reply.error)
         reply.check(CheckpointError, StorageError)
         return reply.value, reply.data
+
+    def _receive(self, call: Call) -> Reply:
+        """Return the reply to a call; one to an earlier call came too late."""
+        while True:
+            message = self._decoder.next()
+            if isinstance(message, Reply) and message.id == call.id:
+                return message
+            if message is None:
+                received = self._connection.recv(protocol.BLOCK_BYTES)
+                if not received:
+                    raise ConnectionError(errno.ECONNRESET, "the node program has ended")
+                self._decoder.received += received
 
 
 def identity(folder: Path) -> list[Any]:
