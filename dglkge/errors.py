@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import errno
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 INPUT_ERROR_STATUS = 2
@@ -170,3 +170,9 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     elif not near:
         message += f"; {len(names)} are known, among them " + ", ".join(repr(name) for name in names[:limit])
     return InputError(message)
+
+
+def require_known(noun: str, got: str, known: Collection[str], limit: int = 5) -> None:
+    """Raise :func:`unknown_name` for a name that is not known."""
+    if got not in known:
+        raise unknown_name(noun, got, known, limit)

@@ -14,7 +14,7 @@ from typing import Any
 
 from dglkge.config.load import recipe_files
 from dglkge.data.text_format import parse_columns
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known, unknown_name
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.partition.options import AUTO_SPLIT, Options, ReadingOptions, parse_fractions
 
@@ -58,8 +58,7 @@ class DataOptions:
         """
         known = [*(option.name for option in fields(cls)), *_ARGUMENTS]
         for name in values:
-            if name not in known:
-                raise unknown_name("argument of dglkge.train", name, known)
+            require_known("argument of dglkge.train", name, known)
         return cls(**values)
 
     def to_options(self, name: str, progress: bool) -> Options:

@@ -35,7 +35,7 @@ from dglkge.checkpoint.storage import check_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
-from dglkge.errors import CheckpointError, InputError, unknown_name, write_error
+from dglkge.errors import CheckpointError, InputError, require_known, write_error
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TablePart
 
@@ -66,10 +66,8 @@ def saved_types(
         source, separator, target = text.partition("=")
         if not (source and separator and target):
             raise InputError(f"--type {text!r} is not of the form THEIRS=OURS, e.g. all=entity")
-        if source not in saved:
-            raise unknown_name("entity type of the checkpoint", source, saved)
-        if target not in names:
-            raise unknown_name("entity type of the data set", target, names)
+        require_known("entity type of the checkpoint", source, saved)
+        require_known("entity type of the data set", target, names)
         if target in matches:
             raise InputError(f"the entity type {target!r} of the data set is given twice by --type")
         matches[target] = source

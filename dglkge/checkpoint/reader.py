@@ -26,7 +26,7 @@ from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
 from dglkge.checkpoint.storage import CheckpointStorage, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
+from dglkge.errors import CheckpointError, InputError, os_errors, require_known, unknown_name
 from dglkge.model.dense_modules import PREFIX, ProjectedFeatures, projections_of
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, RowShard
@@ -336,8 +336,7 @@ class Checkpoint(TablesByName):
 
     def _part(self, entity_type: str, k: int) -> FileEntry:
         """Return the entry of a part, the file of which is compared with its checksum where wanted."""
-        if entity_type not in self.entity_types:
-            raise unknown_name("entity type", entity_type, self.entity_types)
+        require_known("entity type", entity_type, self.entity_types)
         entries = self.manifest.table_files(entity_type)
         if not 0 <= k < len(entries):
             raise InputError(f"{entity_type!r} has the parts 0..{len(entries) - 1}; got {k}")
@@ -381,7 +380,7 @@ class Checkpoint(TablesByName):
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
         """Return the names of an entity type; where none were saved, the ids."""
-        self._check_table(entity_type)
+        require_known("table", entity_type, [*self.entity_types, RELATION])
         if entity_type not in self._vocabularies:
             path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]
@@ -405,7 +404,7 @@ class Checkpoint(TablesByName):
 
         With a global vector or projected features they are copies in memory, to which these are added.
         """
-        self._check_table(table)
+        require_known("table", table, [*self.entity_types, RELATION])
         entries = self.manifest.table_files(table)
         if self._verify:
             check_files(self.folder, entries, opened=self._files)
@@ -481,9 +480,8 @@ class Checkpoint(TablesByName):
             raise InputError(f"{self.path} was trained without features: it has no rows for new entities")
         rows = {}
         for name, (names, vectors) in new.items():
-            self._check_table(name)
-            if name not in features.entity_types:
-                raise unknown_name("entity type with features", name, features.entity_types)
+            require_known("table", name, [*self.entity_types, RELATION])
+            require_known("entity type with features", name, features.entity_types)
             self._check_new(name, names, vectors, features.projections.widths[name], "features")
             with torch.no_grad():
                 made = features.projections.project(name, vectors.double()).float()
@@ -505,7 +503,7 @@ class Checkpoint(TablesByName):
         """
         counts, rows = dict(self.meta.entity_types), dict(self._new)
         for name, (names, made) in new.items():
-            self._check_table(name)
+            require_known("table", name, [*self.entity_types, RELATION])
             self._check_new(name, names, made, self.meta.entity_dim(name), "rows")
             before = rows.get(name, ([], torch.empty(0, made.shape[1])))
             rows[name] = ([*before[0], *names], torch.cat([before[1], made.float()]))
@@ -554,8 +552,3 @@ class Checkpoint(TablesByName):
         """Compare every file with its checksum; CheckpointError names the first damaged one."""
         check_files(self.folder, self.manifest.all_files, opened=self._files)
         self._open_features(verify=True)
-
-    def _check_table(self, table: str) -> None:
-        known = [*self.entity_types, RELATION]
-        if table not in known:
-            raise unknown_name("table", table, known)

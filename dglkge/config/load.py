@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config.schema import DATASET, Config, fields
-from dglkge.errors import InputError, InputErrors, unknown_name
+from dglkge.errors import InputError, InputErrors, require_known, unknown_name
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import TAG, UNKNOWN_COMPONENT, Items, Scalar, Tree, expected
 
@@ -304,6 +304,5 @@ def recipe_files() -> dict[str, Path]:
 def recipe_file(name: str) -> Path:
     """Return the file of a recipe."""
     recipes = recipe_files()
-    if name not in recipes:
-        raise unknown_name("recipe", name, recipes)
+    require_known("recipe", name, recipes)
     return recipes[name]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.errors import unknown_name
+from dglkge.errors import require_known
 from dglkge.kernels.hashing import combine, words
 
 Pairs = npt.NDArray[np.int64]
@@ -74,8 +74,7 @@ def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
         * ``hilbert``: the curve of Hilbert (1891) on the smallest square of a power of two, without the pairs
           outside.
     """
-    if order not in WALKS:
-        raise unknown_name("sampling.bucket_order", order, WALKS)
+    require_known("sampling.bucket_order", order, WALKS)
     key = combine(_WALK_KEY, seed, epoch)
     names = np.argsort(words(combine(key, 0), np.arange(num_ranges, dtype=np.int64)), kind="stable")
     return names[np.array(WALKS[order](num_ranges, combine(key, 1)), np.int64).reshape(-1, 2)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, load_json
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class Protocol:
     given: bool = False
 
     def __post_init__(self) -> None:
-        if self.ties not in SHARE_OF_EQUALS_ABOVE:
-            raise unknown_name("rule for ties", self.ties, SHARE_OF_EQUALS_ABOVE)
+        require_known("rule for ties", self.ties, SHARE_OF_EQUALS_ABOVE)
         if self.num_candidates is not None and self.num_candidates < 1:
             raise InputError(
                 f"the number of candidates must be at least 1 (or none, for all), got {self.num_candidates}"
@@ -325,8 +324,7 @@ class RankingResult:
         """
         import pandas as pd
 
-        if by not in GROUPS:
-            raise unknown_name("way of dividing the queries", by, GROUPS)
+        require_known("way of dividing the queries", by, GROUPS)
         if by == "side":
             groups = {"": {sides: self.metrics(sides) for sides in SIDES}}
         else:
@@ -406,8 +404,7 @@ def format_table(result: RankingResult, per_relation: bool = False, by: Collecti
         If a way of dividing is unknown.
     """
     for way in by:
-        if way not in GROUPS:
-            raise unknown_name("way of dividing the queries", way, GROUPS)
+        require_known("way of dividing the queries", way, GROUPS)
     lines = [(f"{sides} sides" if sides == "both" else sides, result.metrics(sides)) for sides in SIDES]
     other_ties = [ties for ties in SHOWN_TIES if ties != result.protocol.ties]
     lines += [(f"both, {ties} ties", result.with_ties(ties).both) for ties in other_ties]

@@ -17,7 +17,7 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
@@ -95,8 +95,7 @@ class Asked:
         self._run, self._beam = run, beam
         self._calibration = run.calibration.adapted() if adapter else run.calibration
         for split in known_splits:
-            if split not in SPLITS:
-                raise unknown_name("split", split, SPLITS)
+            require_known("split", split, SPLITS)
         none = KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
         self._known = run.known_triples(splits=tuple(known_splits)) if known_splits else none
         self._relations: dict[Fact, int] = {}

@@ -21,7 +21,7 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.vector_files import Encode, feature_files, open_encoder, read_new_vectors
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
 from dglkge.inference.attributes import predict_numbers
@@ -159,8 +159,7 @@ class Run(Questions):
         """
         dataset = self.dataset
         if isinstance(protocol, str):
-            if protocol not in SPLITS:
-                raise unknown_name("split", protocol, SPLITS)
+            require_known("split", protocol, SPLITS)
             protocol = Protocol(split=protocol)
         split_triples = dataset.split(protocol.split) if triples is None or protocol.given else triples
         triples = split_triples if triples is None else triples

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.queries import Bonus
 from dglkge.inference.choices import CANDIDATES, SEEN, Known
 from dglkge.inference.whole_tables import Tables
@@ -89,8 +89,7 @@ def best_answers(
     candidates. A bonus is added to scores of the model.
     """
     check_k(k)
-    if candidates not in CANDIDATES:
-        raise unknown_name("choice of candidates", candidates, CANDIDATES)
+    require_known("choice of candidates", candidates, CANDIDATES)
     # One matmul needs queries of one side, against candidates of one type.
     groups: dict[tuple[Side, str, str], list[int]] = {}
     for place, query in enumerate(queries):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dglkge.data.text_format import Columns, extension, open_stream, read_errors
 from dglkge.data.vocabulary import GRANULARITIES
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known, unknown_name
 
 DATASET_FOLDER = "dataset"
 """In a run's folder: the data set of triples that were given instead of a data set."""
@@ -114,8 +114,7 @@ class ReadingOptions:
         """Build the options from a user's mapping."""
         known = [option.name for option in fields(cls)]
         for name in values:
-            if name not in known:
-                raise unknown_name("reading option", name, known)
+            require_known("reading option", name, known)
         graphs = values.get("graphs", ())
         return cls(**{**values, "graphs": (graphs,) if isinstance(graphs, str) else tuple(graphs)})
 

@@ -26,7 +26,7 @@ from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.training.cadence import CommitCadence
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
 from dglkge.training.script import JOB
@@ -129,8 +129,7 @@ def elastic(
 def _settings_of(intervals: Mapping[str, float]) -> CheckpointConfig:
     """Read the argument of :func:`elastic`."""
     for name, value in intervals.items():
-        if name not in UNITS:
-            raise unknown_name("unit in every", name, UNITS)
+        require_known("unit in every", name, UNITS)
         is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
         if isinstance(value, bool) or not is_whole or not 0 <= value <= sys.float_info.max:
             raise InputError(f"elastic: every {name} is {value!r}; expected a finite number of at least 0")

@@ -11,7 +11,7 @@ from dglkge import __version__
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.distributed.dgl_compat import dgl
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.optim import SparseOptimizer
 from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
@@ -65,8 +65,7 @@ class ElasticTables:
             for key, embedding in by_key.items()
         }
         for name in original_ids:
-            if name not in self._embeddings:
-                raise unknown_name("embedding in original_ids", name, list(self._embeddings))
+            require_known("embedding in original_ids", name, self._embeddings)
         self._original_ids = dict(original_ids)
         self._own_ids: dict[str, torch.Tensor] = {}
 

@@ -16,7 +16,7 @@ from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
-from dglkge.errors import unknown_name
+from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
@@ -320,8 +320,7 @@ class Trainer:
         record = self._evaluate(VALID)[1]
         measures = record[BOTH]
         metric, is_first = self.config.evaluation.metric, self.cluster.world.rank == 0
-        if metric not in measures:
-            raise unknown_name("measure in evaluation.metric:", metric, measures)
+        require_known("measure in evaluation.metric:", metric, measures)
         score = measures[metric]
         if self._uses_ranking:
             # Rank 0's number decides for all.

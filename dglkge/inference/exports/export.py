@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.formats import DGLKE_MATRICES
 from dglkge.inference.exports import dglke_files
 from dglkge.inference.exports.files import (
@@ -94,8 +94,7 @@ def export_tables(
     list of Path
         The files. They appear under their names only when all are complete.
     """
-    if file_format not in FORMATS:
-        raise unknown_name("format", file_format, FORMATS)
+    require_known("format", file_format, FORMATS)
     if RELATION in tables and source.meta.times:
         raise InputError(
             f"{source.path} has relations at {len(source.meta.times)} times, of which no format has rows; "

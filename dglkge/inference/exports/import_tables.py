@@ -17,7 +17,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import open_vectors, word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
 from dglkge.inference.exports.export import SAFETENSORS_NAME
 from dglkge.inference.exports.files import names_file
@@ -51,8 +51,7 @@ def import_tables(
     reciprocal : bool
         Whether a relation's row has a half for each side.
     """
-    if file_format not in FORMATS:
-        raise unknown_name("format", file_format, FORMATS)
+    require_known("format", file_format, FORMATS)
     if file_format == DGLKE:
         score_function, read = _dglke_reader(folder, dataset, score_function, reciprocal)
     elif score_function is None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dglkge.errors import InputError, JobError, import_extra, unknown_name
+from dglkge.errors import InputError, JobError, import_extra, require_known
 from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
@@ -50,8 +50,7 @@ def plan_faiss(export: Export) -> Iterable[Output]:
 def _metric(export: Export) -> str:
     """Return the metric of an index: the one asked for, or the score function's."""
     metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS)
+    require_known("metric", metric, METRICS)
     return metric
 
 

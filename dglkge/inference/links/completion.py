@@ -22,7 +22,7 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, unknown_name, write_error
+from dglkge.errors import InputError, require_known, unknown_name, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
@@ -301,8 +301,7 @@ def plan_completion(
     if run.bonus is not None:
         raise InputError("missing triples are searched by the scores of the model alone: ask without rules")
     tables = run.tables
-    if candidates not in SEARCHES:
-        raise unknown_name("choice of candidates", candidates, SEARCHES)
+    require_known("choice of candidates", candidates, SEARCHES)
     if candidates == FAISS and not run.model.score_function.is_product:
         name = tables.meta.score_function
         raise InputError(f"an index finds the greatest inner products, and scores of {name} are none")

@@ -17,7 +17,7 @@ import torch
 from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.data.dataset import Dataset
-from dglkge.errors import InputError, one_line, unknown_name
+from dglkge.errors import InputError, one_line, require_known
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
@@ -104,8 +104,7 @@ def entity_dimensions(config: Config, dataset: Dataset) -> dict[str, int]:
     named, dim = config.model.entity_dimensions, config.model.dimension
     function = SCORE_FUNCTIONS.get(config.model.score_function.name)(config.model.score_function)
     for name, width in named.items():
-        if name not in dataset.entity_types:
-            raise unknown_name("entity type of model.entity_dimensions", name, dataset.entity_types)
+        require_known("entity type of model.entity_dimensions", name, dataset.entity_types)
         allowed = f"at most {dim}, which is model.dimension" if width > dim else function.other_dims(width)
         if allowed:
             raise InputError(f"model.entity_dimensions has {name}: {width}; allowed: {allowed}")
@@ -119,8 +118,7 @@ def _relation_names(dataset: Dataset, named: Collection[str]) -> list[str]:
     """Return the name of each relation, by original id; some that are named are among them."""
     names = [relation.name for relation in dataset.relations.relations]
     for name in named:
-        if name not in names:
-            raise unknown_name("relation", name, sorted(set(names)))
+        require_known("relation", name, set(names))
     return names
 
 
@@ -137,13 +135,11 @@ def named_class(
     field: str, settings: FreeSettings, known: Mapping[str, Any], reserved: Collection[str]
 ) -> tuple[Any, list[str]]:
     """Return the class of torch that settings name, and its options: parameters that are not ``reserved``."""
-    if settings.name not in known:
-        raise unknown_name(field, settings.name, list(known))
+    require_known(field, settings.name, known)
     kind = known[settings.name]
     allowed = [name for name in inspect.signature(kind).parameters if name not in reserved]
     for name in settings.options:
-        if name not in allowed:
-            raise unknown_name(f"option of {field} {settings.name}", name, allowed)
+        require_known(f"option of {field} {settings.name}", name, allowed)
     return kind, allowed
 
 
