@@ -25,8 +25,9 @@ import torch
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Calibration, Platt
+from dglkge.inference.choices import BEAM
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question
-from dglkge.inference.questions import BEAM, Asked, Hop, Node
+from dglkge.inference.questions import Asked, Hop, Node
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.typing import RELATION, Relation

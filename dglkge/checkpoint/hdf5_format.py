@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -17,7 +17,12 @@ import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
 from dglkge.errors import CheckpointError
-from dglkge.kernels.rows import nearest_words, widen_rows
+from dglkge.registry import deferred
+
+if TYPE_CHECKING:
+    from dglkge.kernels import rows as row_kernels
+else:
+    row_kernels = deferred("dglkge.kernels.rows")  # numba takes a fifth of a second
 
 FORMAT_VERSION_ATTRIBUTE = "format_version"
 STATE_DICT_KEY_ATTRIBUTE = "state_dict_key"
@@ -192,7 +197,9 @@ def take_rows(values: torch.Tensor, order: np.ndarray, out: np.ndarray) -> None:
     if _is_narrow(values):
         width = math.prod(array.shape[1:])
         is_half = values.dtype == torch.float16
-        widen_rows(array.reshape(len(array), width), order, is_half, out.reshape(len(order), width))
+        row_kernels.widen_rows(
+            array.reshape(len(array), width), order, is_half, out.reshape(len(order), width)
+        )
     else:
         np.take(array, order, axis=0, out=out, mode="clip")  # "raise" would copy once more
 
@@ -203,4 +210,6 @@ def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> Non
     What such a table was saved as is read back bit for bit.
     """
     array = _stored_array(values)
-    array[places] = nearest_words(block, values.dtype == torch.float16) if _is_narrow(values) else block
+    array[places] = (
+        row_kernels.nearest_words(block, values.dtype == torch.float16) if _is_narrow(values) else block
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,11 @@ from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dglkge.inference.run import Run
 
 Report = dict[str, Any]
+Parts = tuple[str, ...]
+"""Head, relation and tail of a question, and time where triples have one."""
 
 K = option("-k --k", "answers to show", "--topk", default=10)
 
@@ -86,18 +87,18 @@ def predict(args: argparse.Namespace) -> Any:
       dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
       dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object    scores, without a ?
     """
-    frame = _questions(args)
+    questions = dict(enumerate(_questions(args)))
     # The file is read first: a mistake in it is found before those of the run are opened.
     model = open_model(args)
     if args.probability:
         model.calibration  # noqa: B018  raises if there is none
-    is_query = (frame == MISSING).any(axis=1)
     reports: dict[int, Report] = {}
-    for answer, rows in ((_predictions, frame[is_query]), (_scores, frame[~is_query])):
-        if len(rows):
+    for answer, are_queries in ((_predictions, True), (_scores, False)):
+        rows = {row: parts for row, parts in questions.items() if (MISSING in parts) == are_queries}
+        if rows:
             reports |= answer(model, rows, args)
     # A file gives a list even of one query, so the form depends on the arguments and not on the data.
-    return [reports[row] for row in frame.index] if args.triples else reports[0]
+    return [reports[row] for row in questions] if args.triples else reports[0]
 
 
 @predict.shows
@@ -112,12 +113,8 @@ def _print_reports(result: Any, args: argparse.Namespace) -> None:
     _print_scores([report for report in reports if "query" not in report])
 
 
-def _questions(args: argparse.Namespace) -> pd.DataFrame:
+def _questions(args: argparse.Namespace) -> list[Parts]:
     """Return the triples of the file that the arguments name, or the one that they state."""
-    import pandas as pd  # here: it takes half a second, which --help need not
-
-    from dglkge.data.triples import TripleFile
-
     parts = [getattr(args, role) for role in ROLES]
     if args.triples is None:
         if parts.count(None) > 1:
@@ -126,39 +123,44 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
                 "give two of --head, --relation and --tail, and the third is predicted, or all three for "
                 f"their score. Got {got}"
             )
-        frame = pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
-        return frame if args.time is None else frame.assign(**{TIME: args.time})
+        return [(*(part or MISSING for part in parts), *([] if args.time is None else [args.time]))]
     if [*parts, args.time] != [None] * 4:
         raise InputError("give either --triples or one query, not both")
+    from dglkge.data.triples import TripleFile  # here: pandas takes half a second, which one query need not
+
     file = TripleFile(Path(args.triples), *file_format(args))
-    frames = [chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames()]
-    if not any(map(len, frames)):
+    frames = (chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames())
+    questions = [row for frame in frames for row in frame.itertuples(index=False, name=None)]
+    if not questions:
         raise InputError(f"{args.triples} has no triples")
-    return pd.concat(frames, ignore_index=True)
+    return questions
 
 
-def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
+def _places(problems: Mapping[int, str], args: argparse.Namespace) -> dict[int, str]:
     """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
     from dglkge.data.triples import TripleFile
 
-    places = TripleFile(Path(args.triples), *file_format(args)).places(problems.index.tolist())
-    if args.strict and len(problems):
+    places = TripleFile(Path(args.triples), *file_format(args)).places(list(problems))
+    if args.strict and problems:
         first = min(places)
         raise InputError(f"{places[first]}: {problems[first]}")
     return places
 
 
-def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespace) -> dict[int, Report]:
     """Answer queries; returns what JSON has of each, by row."""
-    from dglkge.inference.frames import by_query
+    from dglkge.inference.frames import Query
 
     # One query is the user's command, and a mistake in it is the command's.
-    answers = run.predict(queries, args.k, args.known, not args.triples, args.candidates)
-    problems = answers[answers["problem"].notna()].set_index("query")["problem"]
+    asked = [Query.of(*parts) for parts in queries.values()]
+    groups = dict(
+        zip(queries, run.answer_queries(asked, args.k, args.known, not args.triples, args.candidates))
+    )
+    problems = {row: group["problem"] for row, group in groups.items() if group["problem"] is not None}
     places = _places(problems, args) if args.triples else {}
     reports = {}
-    for row, group in by_query(queries, answers).items():
-        parts, missing = tuple(queries.loc[row]), group["missing"]
+    for row, group in groups.items():
+        parts, missing = queries[row], group["missing"]
         known = {role: part for role, part in zip(ROLES, parts) if role != missing}
         report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **known}
         if group["problem"] is not None:
@@ -207,12 +209,15 @@ def _cell(name: str, report: Report) -> str:
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _scores(run: Run, triples: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+def _scores(run: Run, triples: Mapping[int, Parts], args: argparse.Namespace) -> dict[int, Report]:
     """Score whole triples; returns what JSON has of each, by row."""
-    scored = run.score(triples, strict=not args.triples)
-    places = _places(scored["problem"].dropna(), args) if args.triples else {}
+    import pandas as pd  # here: it takes half a second, which one query need not
+
+    frame = pd.DataFrame(list(triples.values()), list(triples))
+    scored = run.score(frame.set_axis([*ROLES, TIME][: len(frame.columns)], axis=1), strict=not args.triples)
+    places = _places(scored["problem"].dropna().to_dict(), args) if args.triples else {}
     reports = {}
-    for row, triple in zip(triples.index, scored.to_dict("records")):
+    for row, triple in zip(triples, scored.to_dict("records")):
         problem = {"problem": f"{places.get(row)}: {triple['problem']}"}
         reports[row] = {role: triple[role] for role in ROLES}
         reports[row] |= problem if triple["problem"] is not None else _scored(triple)

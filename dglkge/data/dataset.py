@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import Index, KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
-from dglkge.data.quality import NumberedTriples
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
 from dglkge.errors import InputError
+
+if TYPE_CHECKING:
+    from dglkge.data.quality import NumberedTriples
 
 
 class Dataset:
@@ -252,6 +254,8 @@ class Dataset:
 
     def numbered(self) -> NumberedTriples:
         """Return the triples with entities counted over all types, type after type."""
+        from dglkge.data.quality import NumberedTriples  # here: its loops import numba
+
         counts = [self.num_entities(entity_type) for entity_type in self.entity_types]
         starts = np.cumsum([0, *counts])
         start_of = dict(zip(self.entity_types, starts.tolist()))

@@ -14,6 +14,9 @@ FAISS = "faiss"
 SEARCHES = (*CANDIDATES, FAISS)
 """Candidates of a completion: also those that an approximate index finds."""
 
+BEAM = 16
+"""Entities of each variable of a question that go on, by default."""
+
 EXPORT_FORMATS = (
     *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "qdrant"),
     *("safetensors", "tsv", "word2vec"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,30 @@ else:
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
+ANSWER_FIELDS = ("rank", *ROLES, "score", "probability", "known_from")
+"""What is said of an answer."""
+
+
+class Query(NamedTuple):
+    """A triple with one part missing: None. Make one with :meth:`of`.
+
+    ``relation`` is a label, at its time where triples have times; ``name`` and ``time`` are its parts.
+    """
+
+    head: str | None
+    relation: str | None
+    tail: str | None
+    name: str | None
+    time: str | None
+
+    @classmethod
+    def of(cls, head: str | None, name: str | None, tail: str | None, *time: str | None) -> Query:
+        """Return the query of texts; a missing one is None or ``"?"``."""
+        head, name, tail, *times = [None if part == MISSING else part for part in (head, name, tail, *time)]
+        if not times:
+            return cls(head, name, tail, name, None)
+        label = None if name is None or times[0] is None else label_at(name, times[0])
+        return cls(head, label, tail, name, times[0])
 
 
 class Questions(TrainedModel):
@@ -133,72 +157,96 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        triples, tables = _parts(queries), self.tables
-        within = list(zip(_column(queries, RELATION_COLUMN), _column(queries, TIME)))
-        # By place of the query: missing, rank, type, head, relation, tail, score, known from, problem.
-        rows: dict[int, list[tuple[Any, ...]]] = {}
+        asked = _queries(queries)
+        groups = self.answer_queries(asked, k, known, strict, candidates, queries.index)
+        no_answer = dict.fromkeys(ANSWER_FIELDS)
+        rows: list[tuple[Any, ...]] = []
+        for place, (query, group) in enumerate(zip(asked, groups)):
+            shared = (place, group["missing"], group["type"], group["problem"])
+            problem = [{**no_answer, **dict(zip(ROLES, query))}] if group["problem"] else []
+            rows += [(*shared, *answer.values()) for answer in group["answers"] or problem]
+        frame = pd.DataFrame(rows, columns=["query", "missing", "type", "problem", *ANSWER_FIELDS])
+        frame = frame.astype({"score": np.float64, "probability": np.float64, "rank": "Int64"})
+        frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
+        if self.calibration_if_any is None:
+            del frame["probability"]
+        for name in ("missing", "type", "known_from", "problem"):
+            frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
+        return frame.filter(list(ANSWER_COLUMNS))
+
+    def answer_queries(
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        known: Known | str | None = None,
+        strict: bool = False,
+        candidates: str = ALL,
+        labels: Sequence[Any] = (),
+    ) -> list[dict[str, Any]]:
+        """Return the answers to each query, ready for JSON, as :meth:`predict` and without pandas.
+
+        Of each the missing part, the type of the answers, these (:data:`ANSWER_FIELDS`), and the problem that
+        prevented them or None. An error says the label of the query, if there are several.
+        """
+        groups: list[dict[str, Any]] = [
+            {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
+            | {"answers": [], "problem": None}
+            for parts in (query[:3] for query in queries)
+        ]
         resolved: dict[int, LinkQuery] = {}
         pairs: dict[int, list[tuple[int, int, int]]] = {}
-        for place, parts in enumerate(triples):
-            missing = [role for role, part in zip(ROLES, parts) if part is None]
-            head, relation, tail = parts
+        for place, (head, relation, tail, *within) in enumerate(queries):
+            parts = (head, relation, tail)
             try:
-                if len(missing) != 1:
+                if parts.count(None) != 1:
                     raise InputError(
-                        f"a query has two of head, relation and tail; {_shown(parts)} has {3 - len(missing)}"
+                        f"a query has two of head, relation and tail; {_shown(parts)} has "
+                        f"{3 - parts.count(None)}"
                     )
                 if relation is None:
-                    pairs[place] = self._fitting_relations(str(head), str(tail), *within[place])
+                    pairs[place] = self._fitting_relations(str(head), str(tail), *within)
                 else:
                     side = Side.TAIL if tail is None else Side.HEAD
                     resolved[place] = self.link_query(side, head or tail or "", relation)
             except InputError as error:
                 if strict:
-                    where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
+                    where = f"row {labels[place]}: " if len(labels) > 1 else ""
                     raise InputError(f"{where}{error}") from None
-                role = missing[0] if missing else None
-                rows[place] = [(role, None, None, *parts, np.nan, None, str(error))]
+                groups[place]["problem"] = str(error)
         answers_of_queries = self.answer(list(resolved.values()), k, known, candidates)
         for (place, (side, _, relation_id)), answers in zip(resolved.items(), answers_of_queries):
-            type_, label = (
-                tables.relations[relation_id].candidate_type(side),
-                tables.relations.labels[relation_id],
-            )
-            names = tables.vocabulary(type_)
-            rows[place] = []
-            for rank, answer in enumerate(answers, start=1):
-                triple = [triples[place][0], label, triples[place][2]]
-                triple[side.column] = names[answer.entity_id]
-                rows[place].append((side.value, rank, type_, *triple, answer.score, answer.known, None))
+            type_ = self.tables.relations[relation_id].candidate_type(side)
+            names, triple = self.tables.vocabulary(type_), dict(zip(ROLES, queries[place]))
+            triple[RELATION_COLUMN] = self.tables.relations.labels[relation_id]
+            groups[place]["type"] = type_ if answers else None
+            groups[place]["answers"] = [
+                _answer(rank, {**triple, side.value: names[answer.entity_id]}, answer.score, answer.known)
+                for rank, answer in enumerate(answers, start=1)
+            ]
         if pairs:
             for place, relations in zip(pairs, self._relations_of_pairs(list(pairs.values()), k, known)):
-                head, _, tail = triples[place]
-                rows[place] = [
-                    (RELATION_COLUMN, rank, None, head, label, tail, score, split, None)
+                triple = dict(zip(ROLES, queries[place]))
+                groups[place]["answers"] = [
+                    _answer(rank, {**triple, RELATION_COLUMN: label}, score, split)
                     for rank, (label, score, split) in enumerate(relations, start=1)
                 ]
-        frame = pd.DataFrame(
-            [(place, *row) for place in sorted(rows) for row in rows[place]],
-            columns=[name for name in ANSWER_COLUMNS if name != "probability"],
-        ).astype({"score": np.float64, "rank": "Int64"})
-        frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if (calibration := self.calibration_if_any) is not None:
-            frame["probability"] = self._probabilities(frame, calibration)
-        for name in ("missing", "type", "known_from", "problem"):
-            frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-        return frame.filter(list(ANSWER_COLUMNS))
+            self._add_probabilities(groups, calibration)
+        return groups
 
-    def _probabilities(self, answers: pd.DataFrame, calibration: Calibration) -> pd.Series:
-        """Return the probability of each answer to a query; NaN for a query with a problem."""
-        answered = answers[answers["problem"].isna()]
+    def _add_probabilities(self, groups: Sequence[dict[str, Any]], calibration: Calibration) -> None:
+        """Add the probabilities of all answers."""
+        answers = [answer for group in groups for answer in group["answers"]]
+        missing = np.array([group["missing"] for group in groups for _ in group["answers"]], object)
         labels = self.tables.relations.labels
-        ids = np.array([labels.id(label) for label in answered[RELATION_COLUMN]], np.int64)
-        scores, missing = answered["score"].to_numpy(), answered["missing"].to_numpy()
+        ids = np.array([labels.id(answer[RELATION_COLUMN]) for answer in answers], np.int64)
+        scores = np.array([answer["score"] for answer in answers], np.float64)
         by_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
         # The score of a relation is the mean of both sides.
         mean = (by_side[HEAD] + by_side[TAIL]) / 2
         values = np.where(missing == HEAD, by_side[HEAD], np.where(missing == TAIL, by_side[TAIL], mean))
-        return pd.Series(values, answered.index, dtype=np.float64).reindex(answers.index)
+        for answer, value in zip(answers, values.tolist()):
+            answer["probability"] = value
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Score given triples.
@@ -354,23 +402,9 @@ class Questions(TrainedModel):
         return answers
 
 
-def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str, Any]]:
-    """Return the answers of :meth:`Questions.predict` by the label of their query, ready for JSON.
-
-    Of each the missing part, the type of the answers, the problem that prevented them or None, and these.
-    """
-    groups: dict[Any, dict[str, Any]] = {
-        label: {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
-        | {"answers": [], "problem": None}
-        for label, parts in zip(queries.index.tolist(), _parts(queries))
-    }
-    for row in answers.to_dict("records"):
-        group = groups[row["query"]]
-        group["type"], group["problem"] = row["type"], row["problem"]
-        if row["problem"] is None:
-            answer = {name: row.get(name) for name in (*ROLES, "score", "probability", "known_from")}
-            group["answers"].append({"rank": int(row["rank"]), **answer})
-    return groups
+def _answer(rank: int, triple: Mapping[str, str | None], score: float, known: str | None) -> dict[str, Any]:
+    """Return the :data:`ANSWER_FIELDS` of an answer; its probability is added where there are some."""
+    return {"rank": rank, **triple, "score": score, "probability": None, "known_from": known}
 
 
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
@@ -391,23 +425,20 @@ def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
     if absent:
         have = ", ".join(map(str, frame.columns))
         raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-    return _parts(frame)
+    return [query[:3] for query in _queries(frame)]
 
 
-def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
-    """Return the same, None for all of an absent column."""
-    heads, relations, tails = (_column(frame, role) for role in ROLES)
-    if TIME in frame.columns:
-        pairs = zip(relations, _column(frame, TIME))
-        relations = [None if None in pair else label_at(*pair) for pair in pairs]  # type: ignore[arg-type]
-    return list(zip(heads, relations, tails))
+def _queries(frame: pd.DataFrame) -> list[Query]:
+    """Return the query of each row; all of an absent column is missing."""
+    roles = [*ROLES, *([TIME] if TIME in frame.columns else [])]
+    return [Query.of(*parts) for parts in zip(*(_column(frame, role) for role in roles))]
 
 
 def _column(frame: pd.DataFrame, role: str) -> list[str | None]:
     """Return a part of each row, None for a missing one."""
     if role not in frame.columns:
         return [None] * len(frame)
-    return [None if pd.isna(value) or value == MISSING else str(value) for value in frame[role].tolist()]
+    return [None if pd.isna(value) else str(value) for value in frame[role].tolist()]
 
 
 def _shown(parts: Sequence[str | None]) -> str:

@@ -19,13 +19,11 @@ from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.queries import full_float32_matmuls
+from dglkge.inference.choices import BEAM
 from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
-
-BEAM = 16
-"""Default number of entities of a variable that go on."""
 
 LEAST_PROBABILITY = 1e-6
 """Smaller ones count as 0."""

@@ -23,19 +23,10 @@ from dglkge.data.dataset_files import SPLITS
 from dglkge.data.vector_files import Encode, feature_files, open_encoder, read_new_vectors
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
-from dglkge.inference import logic, questions
-from dglkge.inference.attributes import predict_numbers
-from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.choices import ALL, FAISS
+from dglkge.inference.choices import ALL, BEAM, FAISS
 from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
-from dglkge.inference.exports.export import export_tables
-from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
-from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
-from dglkge.inference.links.completion import find_links, plan_completion, write_completion
-from dglkge.inference.reasons import RULE_COLUMNS, Explainer
-from dglkge.inference.rule_scores import RuleScores, open_rules, plain_rules
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -43,8 +34,21 @@ from dglkge.typing import AUTO_DEVICE
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from dglkge.inference import attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores
+    from dglkge.inference.exports import export, torch_models
+    from dglkge.inference.links import completion
+    from dglkge.inference.logic import Question
 else:
-    pd = deferred("pandas")  # it takes half a second
+    # Imported at first use, with pyarrow and numba: a query needs none of them.
+    pd, completion = deferred("pandas"), deferred("dglkge.inference.links.completion")
+    attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores, export, torch_models = (
+        deferred(f"dglkge.inference.{name}")
+        for name in (
+            *("attributes", "bucket_evaluation", "fold_in", "questions", "reasons", "rule_scores"),
+            *("exports.export", "exports.torch_models"),
+        )
+    )
 
 
 def open_run(
@@ -172,13 +176,13 @@ class Run(Questions):
 
     def evaluate_buckets(
         self,
-        edge_sets: EdgeSets,
+        edge_sets: bucket_evaluation.EdgeSets,
         protocol: Protocol | None = None,
         num_ranges: int = 1,
         progress: Callable[[int], object] | None = None,
         also_known: Sequence[np.ndarray] = (),
         device: str = AUTO_DEVICE,
-    ) -> Iterator[BucketResult]:
+    ) -> Iterator[bucket_evaluation.BucketResult]:
         """Rank edge sets bucket by bucket; yields each result when it is there, then the averages.
 
         Candidates come from all ranges, so that results do not depend on the buckets: those of an edge set
@@ -209,7 +213,9 @@ class Run(Questions):
             Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
             or the protocol has given candidates.
         """
-        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress, also_known, device)
+        return bucket_evaluation.evaluate_buckets(
+            self, edge_sets, protocol, num_ranges, progress, also_known, device
+        )
 
     def complete(
         self,
@@ -267,14 +273,14 @@ class Run(Questions):
             run.complete(relations=["borders"], min_probability=0.9)
             run.complete(heads=["Alice"], k=3)
         """
-        completion = plan_completion(
+        plan = completion.plan_completion(
             self, relations, heads, head_types, min_probability, k, candidates, held_out
         )
         if limit is not None:
             check_k(limit)
-        frame: pd.DataFrame = find_links(completion, torch.get_num_threads(), limit).to_pandas()
+        frame: pd.DataFrame = completion.find_links(plan, torch.get_num_threads(), limit).to_pandas()
         if candidates == FAISS:
-            frame.attrs["recall"] = completion.recall
+            frame.attrs["recall"] = plan.recall
         return frame
 
     def complete_to(
@@ -312,14 +318,14 @@ class Run(Questions):
         InputError
             As :meth:`complete`, or if the file or parts of another question exist.
         """
-        completion = plan_completion(self, **question)
-        return write_completion(completion, Path(path), torch.get_num_threads(), overwrite, progress)
+        plan = completion.plan_completion(self, **question)
+        return completion.write_completion(plan, Path(path), torch.get_num_threads(), overwrite, progress)
 
     def ask(
         self,
-        question: str | logic.Question,
+        question: str | Question,
         k: int = 10,
-        beam: int = questions.BEAM,
+        beam: int = BEAM,
         known_splits: Sequence[str] = SPLITS,
         adapter: bool = True,
     ) -> pd.DataFrame:
@@ -420,7 +426,9 @@ class Run(Questions):
         InputError
             If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
         """
-        return pd.DataFrame(self._explainer.rules_of(relation, k, samples), columns=list(RULE_COLUMNS))
+        return pd.DataFrame(
+            self._explainer.rules_of(relation, k, samples), columns=list(reasons.RULE_COLUMNS)
+        )
 
     def with_rules(self) -> Run:
         """Return this model with rules beside it, as one ranking.
@@ -449,11 +457,11 @@ class Run(Questions):
             run.evaluate("test")
             run.predict_tails("Alice", "likes")
         """
-        return Run(self.tables, self._dataset_path, self._added, open_rules(self))
+        return Run(self.tables, self._dataset_path, self._added, rule_scores.open_rules(self))
 
     @cached_property
-    def _explainer(self) -> Explainer:
-        return Explainer(self)
+    def _explainer(self) -> reasons.Explainer:
+        return reasons.Explainer(self)
 
     def predict_numbers(self, values: Mapping[str, float], entity_type: str | None = None) -> pd.DataFrame:
         """Predict a number of every entity of a type, such as a year or a population, from those of some.
@@ -477,7 +485,7 @@ class Run(Questions):
             If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
             missing.
         """
-        return predict_numbers(self, dict(values), entity_type)
+        return attributes.predict_numbers(self, dict(values), entity_type)
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
@@ -519,8 +527,10 @@ class Run(Questions):
         run = Run(checkpoint, self._dataset_path, [*self._added, *added])
         shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
         vars(run).update({name: value for name, value in vars(self).items() if name in shared})
-        if isinstance(self.bonus, RuleScores):
-            run.bonus = replace(plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights)
+        if isinstance(self.bonus, rule_scores.RuleScores):
+            run.bonus = replace(
+                rule_scores.plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights
+            )
         return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
@@ -601,8 +611,8 @@ class Run(Questions):
         return self._extended(checkpoint, added)
 
     @cached_property
-    def _fold_in(self) -> FoldIn:
-        return FoldIn(self.checkpoint, self.model, self.dataset)
+    def _fold_in(self) -> fold_in.FoldIn:
+        return fold_in.FoldIn(self.checkpoint, self.model, self.dataset)
 
     def add_entities_of(self, dataset: Dataset) -> Run:
         """Return this model with the entities of a data set that it lacks, from their training triples there.
@@ -612,7 +622,7 @@ class Run(Questions):
         InputError
             As :meth:`add_entities`.
         """
-        triples = lacking_triples(self.checkpoint, dataset)
+        triples = fold_in.lacking_triples(self.checkpoint, dataset)
         return self.add_entities(triples) if len(triples) else self
 
     def with_features(self, files: Sequence[str]) -> Run:
@@ -669,7 +679,7 @@ class Run(Questions):
             results = {
                 name: result for name, result in self.results.items() if result.get("version", here) == here
             }
-        return export_tables(
+        return export.export_tables(
             self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
         )
 
@@ -695,7 +705,7 @@ class Run(Questions):
         """
         return hub.push(lambda folder: self.export("huggingface", folder), name, private)
 
-    def torch_model(self) -> TorchModel:
+    def torch_model(self) -> torch_models.TorchModel:
         """Return the model as a module of torch whose rows are parameters.
 
         Examples
@@ -706,15 +716,15 @@ class Run(Questions):
             scores = model(h, r, t)  # ids (B,); as run.score
             scores.sum().backward()
         """
-        return TorchModel(self)
+        return torch_models.TorchModel(self)
 
     def pykeen_model(self, factory: Any) -> Any:
         """Return the model as one of PyKEEN; see :func:`.exports.torch_models.pykeen_model`."""
-        return pykeen_model(self, factory)
+        return torch_models.pykeen_model(self, factory)
 
     def geometric_model(self) -> Any:
         """Return a model of PyTorch Geometric; see :func:`.exports.torch_models.geometric_model`."""
-        return geometric_model(self)
+        return torch_models.geometric_model(self)
 
     def inspect(self, verify: bool = False) -> dict[str, Any]:
         """Describe the checkpoint: version, progress, model, tables and files, ready for JSON.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration
-from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import (
     Protocol,
     RankingResult,
@@ -30,17 +29,25 @@ from dglkge.evaluation.metrics import (
     relation_categories,
 )
 from dglkge.evaluation.queries import Bonus, score_triples
-from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
 from dglkge.inference.exports.hub import HubTables
-from dglkge.inference.links.missing_links import LikelyCandidates
 from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.sampling.negatives import count_degrees
+from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
+
+if TYPE_CHECKING:
+    from dglkge.evaluation import evaluator, ranking
+    from dglkge.inference.links import missing_links
+    from dglkge.sampling import negatives
+else:
+    # Imported at first use: their loops import numba, which one query does not need.
+    evaluator, ranking = deferred("dglkge.evaluation.evaluator"), deferred("dglkge.evaluation.ranking")
+    missing_links = deferred("dglkge.inference.links.missing_links")
+    negatives = deferred("dglkge.sampling.negatives")
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +197,7 @@ class TrainedModel:
         dataset = self.dataset
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
-        return count_degrees(dataset.split(TRAIN), types, num_entities)
+        return negatives.count_degrees(dataset.split(TRAIN), types, num_entities)
 
     def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
         """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
@@ -211,10 +218,10 @@ class TrainedModel:
         """Rank triples, with the categories of relations; see :meth:`.RankingEvaluator.evaluate`."""
         tables = self.tables
         shards = {name: tables.shards(name) for name in tables.entity_types}
-        evaluator = RankingEvaluator(
+        ranker = evaluator.RankingEvaluator(
             self.model, tables.relations.relations, protocol, device=device, bonus=bonus or self.bonus
         )
-        result = evaluator.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
+        result = ranker.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
         return replace(result, categories=self._categories)
 
     @cached_property
@@ -225,13 +232,15 @@ class TrainedModel:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
         if entity_type not in self._max_norms:
             shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
-            self._max_norms[entity_type] = max((RankedShard(shard).max_norm for shard in shards), default=0.0)
+            self._max_norms[entity_type] = max(
+                (ranking.RankedShard(shard).max_norm for shard in shards), default=0.0
+            )
         return self._max_norms[entity_type]
 
     @cached_property
-    def likely_candidates(self) -> LikelyCandidates:
+    def likely_candidates(self) -> missing_links.LikelyCandidates:
         """Search for the candidates above a limit."""
-        return LikelyCandidates(self.model, self.tables, self.max_norm)
+        return missing_links.LikelyCandidates(self.model, self.tables, self.max_norm)
 
     def link_query(self, side: Side, entity: str, relation: str) -> LinkQuery:
         """Look up the names of a query with one side missing.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,9 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dglkge.errors import InputError
-from dglkge.kernels.hashing import stream_key
 from dglkge.model.functions.comparators import complex_product
 from dglkge.model.initializers import normal_rows, uniform_rows
+from dglkge.registry import deferred
+
+if TYPE_CHECKING:
+    from dglkge.kernels import hashing
+else:
+    hashing = deferred("dglkge.kernels.hashing")  # numba takes a fifth of a second
 
 ROWS_WITHOUT_GRADIENTS = 256
 """Rows that a module computes at a time where nothing is kept for a backward pass: ranking and prediction."""
@@ -45,7 +50,7 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     before = torch.random.get_rng_state()
     try:
         # A module of the user's may draw its initial values by torch.
-        torch.default_generator.manual_seed(int(stream_key(seed, "module").reshape(-1)[0]) >> 1)
+        torch.default_generator.manual_seed(int(hashing.stream_key(seed, "module").reshape(-1)[0]) >> 1)
         module = build(dim, seed)
     finally:
         torch.random.set_rng_state(before)

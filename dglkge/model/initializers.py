@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dglkge.kernels.hashing import column_bits, row_keys, stream_key
-from dglkge.registry import Registry
+from dglkge.registry import Registry, deferred
+
+if TYPE_CHECKING:
+    from dglkge.kernels import hashing
+else:
+    hashing = deferred("dglkge.kernels.hashing")  # numba takes a fifth of a second
 
 BLOCK_PAIRS = 1 << 15
 """Pairs of columns drawn at a time: the working arrays stay in cache."""
@@ -78,12 +83,12 @@ def _rows(
     # An odd dimension drops the last number: a column's number is the same at any dimension.
     num_pairs = (dim + 1) // 2
     # Keyed by table name too: equal ids in two tables must not start with equal rows.
-    keys_of_ids = row_keys(stream_key(seed, table), ids)
+    keys_of_ids = hashing.row_keys(hashing.stream_key(seed, table), ids)
     rows = np.empty((len(ids), dim), np.float32)
     block_rows = max(1, BLOCK_PAIRS // max(1, num_pairs))
     for first in range(0, len(ids), block_rows):
         keys = keys_of_ids[first : first + block_rows]
         numbers = np.empty((len(keys), num_pairs, 2), np.float32)
-        fill(column_bits(keys, num_pairs), numbers)
+        fill(hashing.column_bits(keys, num_pairs), numbers)
         rows[first : first + block_rows] = numbers.reshape(len(keys), 2 * num_pairs)[:, :dim]
     return rows

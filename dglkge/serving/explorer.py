@@ -22,7 +22,7 @@ from dglkge.errors import InputError
 from dglkge.inference import questions
 from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
-from dglkge.inference.frames import by_query
+from dglkge.inference.frames import Query
 from dglkge.inference.links.approximate import SPARE, RowIndex
 from dglkge.inference.links.completion import find_links, plan_completion
 from dglkge.inference.run import Run
@@ -324,12 +324,11 @@ class Explorer:
         known: str | None,
         candidates: str = ALL,
     ) -> list[dict[str, Any]]:
-        frame = pd.DataFrame([[query[role] for role in ROLES] for query in queries], columns=list(ROLES))
+        asked = [Query.of(*(query[role] for role in ROLES)) for query in queries]
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
-        answers = run.predict(frame.astype(object), k, known, candidates=candidates)
         results = []
-        for query, group in zip(queries, by_query(frame, answers).values()):
+        for query, group in zip(queries, run.answer_queries(asked, k, known, candidates=candidates)):
             for answer in group["answers"]:
                 answer |= {name: _number(answer[name]) for name in ("score", "probability")}
             results.append({**query, **group})

@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 from dglkge.cli.main import COMMANDS
+from dglkge.data.dataset import Dataset
 from dglkge.inference import choices
 from dglkge.inference.exports import export, import_tables
+from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.contract.source_tree import ROOT
+from tests.toy_kg import toy_dataset
 
 HEAVY = ("torch", "pandas", "dgl", "pyarrow", "numba", "scipy", "h5py")
 PROGRAM = f"""
@@ -41,6 +44,14 @@ def test_help_and_lists_import_no_heavy_package():
 def test_what_is_measured_can_be_found(tmp_path):
     """A command that reads a run does load torch, so the test above is not blind."""
     assert "torch" in heavy_after([["inspect", str(tmp_path)]])[f"inspect {tmp_path}"]
+
+
+def test_one_query_needs_torch_and_h5py_only(tmp_path, call):
+    """Data frames are for files of queries, and compiled loops for rankings: each takes .2 s."""
+    run = save_toy_run(tmp_path / "run", Dataset.open(toy_dataset(typed=True)))
+    words = ["predict", str(run), "--head", "person1", "--relation", "knows"]
+    assert heavy_after([words]) == {" ".join(words): ["torch", "h5py"]}
+    assert call(*words)[1].startswith("(person1, knows, ?): best tails")
 
 
 def test_formats_of_the_choices_are_those_of_the_code():

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dglkge.kernels.distances import (
-    AT_ONCE,
-    add_manhattan_gradients,
-    add_modulus_gradients,
-    add_scaled_gradients,
-    fill_euclidean,
-    fill_euclidean_weights,
-    fill_manhattan,
-    fill_moduli,
-    fill_scaled_distances,
-)
+from dglkge.registry import deferred
+
+if TYPE_CHECKING:
+    from dglkge.kernels import distances as loops
+else:
+    loops = deferred("dglkge.kernels.distances")  # numba takes a fifth of a second
 
 BLOCK_NUMBERS = 1 << 18
 """Differences of pairs handled at a time on a CPU: a MiB, which stays in cache."""
@@ -65,7 +60,7 @@ class EuclideanDistance(torch.autograd.Function):
         distances = torch.empty(products.shape, dtype=query.dtype, device=query.device)
         if _compiled(query):
             squares = _array(query_squares), _array(candidate_squares)
-            fill_euclidean(words(products), *squares, distances.numpy())
+            loops.fill_euclidean(words(products), *squares, distances.numpy())
         else:
             squares_of_both = query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)
             # Rounding can make a square slightly negative, and sqrt(-0.0000001) is NaN: clamped to 0.
@@ -84,7 +79,7 @@ class EuclideanDistance(torch.autograd.Function):
         if _compiled(query):
             weights = torch.empty(distances.shape, dtype=ctx.dtype)
             query_sums, candidate_sums = torch.empty_like(query_squares), torch.empty_like(candidate_squares)
-            fill_euclidean_weights(
+            loops.fill_euclidean_weights(
                 *map(_array, (grad, distances, query_squares, candidate_squares)),
                 _array(distances).dtype.type(noise),
                 words(weights),
@@ -120,7 +115,7 @@ class ModulusDistance(torch.autograd.Function):
         ctx.save_for_backward(query, candidates)
         distances = query.new_empty(len(query), len(candidates))
         if _compiled(query):
-            fill_moduli(_array(query), _array(candidates), distances.numpy())
+            loops.fill_moduli(_array(query), _array(candidates), distances.numpy())
             return distances
         for rows, columns in _blocks(query, candidates):
             real, imaginary = _differences(query[rows], candidates[columns])
@@ -133,7 +128,7 @@ class ModulusDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         query, candidates = ctx.saved_tensors
         if _compiled(query):
-            return _gradients(add_modulus_gradients, query, candidates, grad)
+            return _gradients(loops.add_modulus_gradients, query, candidates, grad)
         grad = _without_denormals(grad)
         grad_query = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         grad_candidates = torch.zeros(candidates.shape, dtype=query.dtype, device=query.device)
@@ -163,7 +158,7 @@ class ManhattanDistance(torch.autograd.Function):
             return torch.cdist(query, candidates, p=1.0)
         padded = _array(_padded(candidates))
         distances = query.new_empty(len(query), len(padded))
-        fill_manhattan(_array(query), padded, distances.numpy())
+        loops.fill_manhattan(_array(query), padded, distances.numpy())
         return distances[:, : len(candidates)]
 
     @staticmethod
@@ -171,7 +166,7 @@ class ManhattanDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         query, candidates = ctx.saved_tensors
         if _compiled(query):
-            return _gradients(add_manhattan_gradients, query, candidates, grad)
+            return _gradients(loops.add_manhattan_gradients, query, candidates, grad)
         grad_query, grad_candidates = torch.zeros_like(query), torch.zeros_like(candidates)
         for rows, columns in _blocks(query, candidates):
             terms = (query[rows, None] - candidates[None, columns]).sign_()
@@ -201,7 +196,7 @@ def _without_denormals(grad: Tensor) -> Tensor:
 
 def _padded(rows: Tensor) -> Tensor:
     """Return rows with rows of 0 behind them, so many that the loops can take them in fours."""
-    missing = -len(rows) % AT_ONCE
+    missing = -len(rows) % loops.AT_ONCE
     # Not torch.nn.functional.pad: in torch 2.6 it refuses tensors without numbers.
     return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows
 
@@ -403,7 +398,7 @@ class ScaledManhattan(torch.autograd.Function):
         ctx.save_for_backward(offset, scale, candidates)
         distances = offset.new_empty(len(offset), len(candidates))
         if _compiled(offset):
-            fill_scaled_distances(_array(offset), _array(scale), _array(candidates), distances.numpy())
+            loops.fill_scaled_distances(_array(offset), _array(scale), _array(candidates), distances.numpy())
             return distances
         for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
             terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]
@@ -417,7 +412,7 @@ class ScaledManhattan(torch.autograd.Function):
         grad = _without_denormals(grad)
         gradients = [torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device) for rows in operands]
         if _compiled(offset):
-            add_scaled_gradients(*map(_array, (*operands, grad)), *(rows.numpy() for rows in gradients))
+            loops.add_scaled_gradients(*map(_array, (*operands, grad)), *(rows.numpy() for rows in gradients))
             return gradients[0], gradients[1], gradients[2]
         for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
             terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]
