@@ -134,7 +134,7 @@ class EmbeddingTable:
         self.local_rows: Tensor = self.typed(self.embedding._tensor.local_partition)
 
     def __len__(self) -> int:
-        return len(self.original_ids)
+        return self.original_ids.shape[0]
 
     @property
     def is_whole(self) -> bool:

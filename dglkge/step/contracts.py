@@ -73,8 +73,11 @@ class Rows(Protocol):
     def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
 
-    def found_gradients(self, places: Places) -> FoundRows:
-        """Return the addresses of these gradients, in the host's memory."""
+    def addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+        """Return the addresses of the rows of several runs, in the host's memory."""
+
+    def gradient_addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+        """Return the addresses of their gradients, in the host's memory."""
 
     def collect(self) -> list[RowGradients]:
         """Return the gradients of all rows, table by table; waits for a device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ Upload = Callable[[npt.NDArray[Any]], Any]
 """Adds an array (n,) to what is copied to a device; the result has it there as ``tensor`` afterwards."""
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Consecutive places (n,) among the rows of one table in a batch, and the node ids of the rows."""
 
     table: str

@@ -78,9 +78,9 @@ class TableRows:
     in_place: Any = None
 
     @functools.cached_property
-    def found_gradients(self) -> FoundRows:
-        """Where the gradients lie."""
-        return FoundRows.in_array(self.gradients.numpy())
+    def gradient_addresses(self) -> npt.NDArray[np.int64]:
+        """Addresses (n,) of the gradients."""
+        return FoundRows.in_array(self.gradients.numpy()).addresses
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,11 @@ class CopiedRows(Rows):
     def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
 
-    def found_gradients(self, places: Places) -> FoundRows:
-        return self.tables[places.table].found_gradients.part(places.run)
+    def addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+        return np.concatenate([self.tables[table].in_place.addresses[run] for table, run, _ in runs])
+
+    def gradient_addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+        return np.concatenate([self.tables[table].gradient_addresses[run] for table, run, _ in runs])
 
 
 class HostRows(CopiedRows):
@@ -166,7 +169,9 @@ class HostStore(LookupStore):
         located = self._lookup.rows(plan.number, self._row_ids(plan))
         tables = {}
         for name, ids in plan.ids.items():
-            size = (len(ids), self._tables[name].dim)
+            size = (ids.shape[0], self._tables[name].dim)
+            if not size[0]:
+                continue
             gradients = self._scratch[name].take("gradients", *size)
             room = functools.partial(self._scratch[name].take, "rows", *size)
             copies = None

@@ -7,7 +7,8 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
@@ -46,13 +46,16 @@ class QueryRuns:
     groups: Sequence[Group]
     runs: Sequence[Mapping[Side, slice]]
 
+    @functools.cached_property
     def places(self) -> tuple[NodeIds, NodeIds]:
-        """Return the row of the tail query and that of the head query of each edge, (B,) of all groups."""
-        tails, heads = (
-            np.concatenate([np.arange(run.start, run.stop) for run in side_runs])
-            for side_runs in ([runs[side] for runs in self.runs] for side in (Side.TAIL, Side.HEAD))
-        )
-        return tails, heads
+        """The row of the tail query and that of the head query of each edge, (B,) of all groups."""
+        ends = np.cumsum([len(group) for group in self.groups])
+        edges, tails, heads = np.arange(ends[-1]), [], []
+        for edge, runs in zip([0, *ends.tolist()], self.runs):
+            tails.append(runs[Side.TAIL].start - edge)
+            heads.append(runs[Side.HEAD].start - edge)
+        sizes = np.diff(ends, prepend=0)
+        return edges + np.repeat(tails, sizes), edges + np.repeat(heads, sizes)
 
     def edges(self) -> Iterator[slice]:
         """Yield the place of each group's edges among those of all."""
@@ -63,22 +66,14 @@ class QueryRuns:
 
 
 class EdgeRows:
-    """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each.
-
-    The rows are kept while the addresses are in use.
-    """
+    """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each."""
 
     def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
-        self._kept: list[FoundRows] = []
         places = list(zip(*((group.heads, group.tails, group.relations) for group in groups)))
-        self.rows = tuple(self._joined(map(rows.in_place, column)) for column in places)
-        self.gradients = tuple(self._joined(map(rows.found_gradients, column)) for column in places)
-
-    def _joined(self, located: Iterable[FoundRows]) -> NodeIds:
-        """Return all addresses; an address says nothing of the array that it is in, so that is kept alive."""
-        parts = list(located)
-        self._kept += parts
-        return np.concatenate([part.addresses for part in parts])
+        # An address says nothing of the array that it is in, so the rows are kept alive.
+        self._kept = rows
+        self.rows = tuple(map(rows.addresses, places))
+        self.gradients = tuple(map(rows.gradient_addresses, places))
 
 
 @dataclass
@@ -150,7 +145,7 @@ class CompiledQueries:
     def __init__(self, model: KgeModel, penalty: EdgePenalty, queries: QueryRuns, rows: Rows) -> None:
         self._operator = (model.score_function.complex_valued, model.reciprocal)
         self._penalty, self._queries, self._rows = penalty, queries, rows
-        self._edges, self._places = EdgeRows(queries.groups, rows), queries.places()
+        self._edges, self._places = EdgeRows(queries.groups, rows), queries.places
         # Numbers of an edge: those of its head, its tail and its relation.
         self._width = 2 * model.dim + model.relation_width
 

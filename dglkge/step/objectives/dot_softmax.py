@@ -95,24 +95,28 @@ class DotSoftmax(SampledLoss):
                 runs[piece.group][piece.side] = piece.run
         # A side that is not trained has no negatives: its queries lie behind those that have.
         num = trained = blocks[-1].room.stop
-        for group, group_runs in zip(groups, runs):
-            for side in (Side.TAIL, Side.HEAD):
-                if side not in group_runs:
-                    group_runs[side] = slice(num, num + len(group))
-                    num += len(group)
+        for side in (side for side in Side if side not in self.planner.sides):
+            for group, group_runs in zip(groups, runs):
+                group_runs[side] = slice(num, num + len(group))
+                num += len(group)
         numbers = self._scratch.take("numbers", 7, num).numpy()
         positive, own_scores, factors, missing, own_shares, labels, _ = numbers
         queries = self._scratch.take("queries", num, self.model.dim, self._dtype)
-        group_factors = [np.full(len(group), 1 / divisor, np.float32) for group in groups]
-        for group, group_runs, edge_factors in zip(groups, runs, group_factors):
-            if group.weights is not None:
-                edge_factors *= group.weights
-            for run in group_runs.values():
-                factors[run] = edge_factors
-                labels[run] = 1 if group.labels is None else group.labels
-        chunk_queries = self._queries(QueryRuns(groups, runs), batch_rows)
+        query_runs = QueryRuns(groups, runs)
+        tails, heads = query_runs.places
+        each_factor = np.full(len(tails), 1 / divisor, np.float32)
+        if groups[0].weights is not None:
+            each_factor *= np.concatenate([group.weights for group in groups])
+        factors[tails] = factors[heads] = each_factor
+        labels.fill(1)
+        if groups[0].labels is not None:
+            labels[tails] = labels[heads] = np.concatenate([group.labels for group in groups])
+        true_ids = np.empty(num, np.int64)
+        true_ids[tails] = np.concatenate([group.tail_ids for group in groups])
+        true_ids[heads] = np.concatenate([group.head_ids for group in groups])
+        chunk_queries = self._queries(query_runs, batch_rows)
         chunk_queries.write(queries, positive, own_scores)
-        self._ignore_own(groups, runs, own_scores)
+        self._ignore_own(query_runs, true_ids, own_scores)
         query_gradients = self._scratch.take("query gradients", num, self.model.dim, self._dtype)
         query_gradients[trained:] = 0
         missing[trained:] = own_shares[trained:] = 0
@@ -121,27 +125,28 @@ class DotSoftmax(SampledLoss):
             # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
             queries[block.run.stop : block.room.stop] = 0
             arrays = (queries[block.room], query_gradients[block.room])
-            loss += self._against(block, groups, *arrays, numbers[:, block.run], batch_rows, measures)
-        each_factor = np.concatenate(group_factors)
+            in_block = (numbers[:, block.run], true_ids[block.run])
+            loss += self._against(block, groups, *arrays, *in_block, batch_rows, measures)
         penalty = chunk_queries.differentiate(query_gradients, missing, own_shares, each_factor)
         measures.add_penalty(penalty * divisor)
         return loss + penalty
 
-    def _ignore_own(
-        self, groups: Sequence[Group], runs: Sequence[dict[Side, slice]], own_scores: np.ndarray
-    ) -> None:
+    def _ignore_own(self, queries: QueryRuns, true_ids: np.ndarray, own_scores: np.ndarray) -> None:
         """Overwrite the own entity's scores (Q,) where it does not count."""
+        if not self.own_entity:
+            own_scores.fill(IGNORED_SCORE)
+            return
         # The own entity is no negative where it is the true answer (h == t) or has another type than the
         # answers.
-        for group, group_runs in zip(groups, runs):
-            counts = self.own_entity and group.lhs == group.rhs
-            for side, run in group_runs.items():
-                if not counts:
-                    own_scores[run] = IGNORED_SCORE
-                    continue
-                own_scores[run][group.head_ids == group.tail_ids] = IGNORED_SCORE
-                if side in group.known:
-                    own_scores[run][group.known[side].is_own_known] = IGNORED_SCORE
+        sizes = [len(group) for group in queries.groups]
+        is_ignored = np.repeat([group.lhs != group.rhs for group in queries.groups], sizes)
+        tails, heads = queries.places
+        is_ignored |= true_ids[tails] == true_ids[heads]
+        for places in queries.places:
+            own_scores[places[is_ignored]] = IGNORED_SCORE
+        for group, runs in zip(queries.groups, queries.runs):
+            for side, known in group.known.items():
+                own_scores[runs[side]][known.is_own_known] = IGNORED_SCORE
 
     def _against(
         self,
@@ -150,13 +155,15 @@ class DotSoftmax(SampledLoss):
         queries: torch.Tensor,
         query_gradients: torch.Tensor,
         numbers: np.ndarray,
+        true_ids: np.ndarray,
         rows: Rows,
         measures: BatchMeasures,
     ) -> float:
         """Score the queries of a block against its negatives and write their gradients; returns the loss.
 
-        ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each. Queries beyond the n only
-        fill the shape of the products: what they and ``query_gradients`` hold there has no effect.
+        ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each, as are the ``true_ids``.
+        Queries beyond the n only fill the shape of the products: what they and ``query_gradients`` hold there
+        has no effect.
         """
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
         located, gradients = rows.in_place(negatives.rows), rows.gradients(negatives.rows)
@@ -180,7 +187,7 @@ class DotSoftmax(SampledLoss):
                 loops.lower_same_range(is_first, offset, *run_scores)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         # Each query has one answer, the true one.
-        one_each = np.arange(num_queries), np.ones(num_queries, np.int64), block.true_ids(groups)
+        one_each = np.arange(num_queries), np.ones(num_queries, np.int64), true_ids
         loops.ignore_known(one_each, negatives.ids, self._ignored, slots, score_words)
         for piece in block.pieces:
             known, run = groups[piece.group].known.get(piece.side), block.part(piece)
@@ -225,11 +232,6 @@ class Block(NamedTuple):
     run: slice
     room: slice
 
-    def true_ids(self, groups: Sequence[Group]) -> np.ndarray:
-        """Return the true answer of each query."""
-        ends = {Side.TAIL: "tail_ids", Side.HEAD: "head_ids"}
-        return np.concatenate([getattr(groups[piece.group], ends[piece.side]) for piece in self.pieces])
-
     def part(self, piece: Piece) -> slice:
         """Return which of the block's queries are a piece's."""
         return slice(piece.run.start - self.run.start, piece.run.stop - self.run.start)
@@ -244,15 +246,15 @@ def blocks_of(groups: Sequence[Group]) -> list[Block]:
             if side in group.negatives:
                 members.setdefault(id(group.negatives[side]), []).append((number, side))
     blocks, start = [], 0
+    sizes = [len(group) for group in groups]
     for pieces in members.values():
         block_pieces, end = [], start
         for number, side in pieces:
-            block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
-            end += len(groups[number])
+            block_pieces.append(Piece(number, side, slice(end, end + sizes[number])))
+            end += sizes[number]
         room = slice(start, start + rounded(end - start))
-        first = block_pieces[0]
-        negatives = groups[first.group].negatives[first.side]
-        blocks.append(Block(negatives, block_pieces, slice(start, end), room))
+        number, side = pieces[0]
+        blocks.append(Block(groups[number].negatives[side], block_pieces, slice(start, end), room))
         start = room.stop
     return blocks
 
