@@ -43,7 +43,9 @@ class UpdateRule(abc.ABC):
 
     def of(self, group: Mapping[str, Any]) -> UpdateRule:
         """Return this rule with the hyper-parameters of a group; a ValueError if one is out of range."""
-        return replace(self, **{name: group.get(name, value) for name, value in self.hyper.items()})
+        hyper = self.hyper
+        changed = {name: group[name] for name, value in hyper.items() if group.get(name, value) != value}
+        return replace(self, **changed) if changed else self
 
     @abc.abstractmethod
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:

@@ -220,6 +220,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def _name_tables(self) -> None:
         """Label each table by its name, or by its key where names repeat; list the state by label."""
         names = [table.name for table in self.tables]
+        self._table_of_key = {table.key: table for table in self.tables}
         for table in self.tables:
             table.label = table.name if names.count(table.name) == 1 else table.key
         # As DGL's optimizers have it: the tensor itself if there is only one, else a tuple.
@@ -227,8 +228,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
     def _hyper_of(self) -> dict[str, dict[str, Any]]:
-        """Return the parameter group of each table by its key."""
-        return {key: group for keys, group in self._keyed_groups() for key in keys}
+        """Return a copy of the parameter group of each table by its key; a scheduler may change the groups
+        while a step runs in the background.
+        """
+        copies = [(keys, dict(group)) for keys, group in self._keyed_groups()]
+        return {key: group for keys, group in copies for key in keys}
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
@@ -374,9 +378,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if number is None:
             number = self.num_started
         self.num_started += 1
-        # Copies: a scheduler may change the groups while the step runs in the background.
-        hyper_of = {key: dict(group) for key, group in self._hyper_of().items()}
-        run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
+        run = functools.partial(self._run, pairs_by_table, self._hyper_of(), extra, other_squares, number)
         if self._thread is None:
             return run()
         self._step = self._thread.submit(run)
@@ -535,11 +537,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         return dict(self._table_of(embedding).state)
 
     def _table_of(self, embedding: Any) -> Table:
-        key, names = key_of(embedding), sorted(self._states)
-        for table in self.tables:
-            if table.key == key:
-                return table
-        raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {names}")
+        table = self._table_of_key.get(key_of(embedding))
+        if table is None:
+            names = sorted(self._states)
+            raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {names}")
+        return table
 
     @property
     def sent_bytes(self) -> int:

@@ -104,12 +104,12 @@ class Table:
         """
         self.chains.clear()
         for ids, rows in pairs:
-            if ids.dim() != 1 or rows.shape != (len(ids), self.dim):
+            if ids.dim() != 1 or rows.shape != (ids.shape[0], self.dim):
                 raise ValueError(
                     f"gradient of {self.label!r}: expected ids (n,) and rows (n, {self.dim}), got "
                     f"{tuple(ids.shape)} and {tuple(rows.shape)}"
                 )
-            if len(ids) == 0:
+            if ids.shape[0] == 0:
                 continue
             id_array = ids.detach().to("cpu", torch.int64).contiguous().numpy()
             # The compiled loops write at these ids without a check of bounds.
@@ -151,10 +151,11 @@ class Table:
         tensors = self.tensors
         views = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in views if array is not None]
+        is_mapped = len(arrays) == len(tensors)
+        if is_mapped and len(self.starts) == 2:
+            return self._apply(gradients, step, arrays, ids, selected, ids)
         start, stop = self.own_range
-        here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < stop)
-        if len(arrays) < len(tensors):
-            here[:] = False
+        here = (ids >= start) & (ids < stop) & is_mapped
         num_bad = 0
         if here.all():
             return self._apply(gradients, step, arrays, ids - start, selected, ids)

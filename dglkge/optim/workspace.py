@@ -76,12 +76,12 @@ class Scratch:
         """Return room for rows (num_rows, width)."""
         size = num_rows * width
         piece = self._pieces.get(name)
-        if piece is None or piece.dtype != dtype or len(piece) < size:
+        if piece is None or piece.dtype != dtype or piece.numel() < size:
             # An eighth more if it grows: sizes vary from batch to batch (planning/memory.py: SPARE_SHARE).
             room = size if piece is None else size + size // 8
             piece = torch.empty(room, dtype=dtype, device=self._device, pin_memory=self._pinned)
             self._pieces[name] = piece
-        return piece[:size].view(num_rows, width)
+        return piece.as_strided((num_rows, width), (width, 1))
 
     def bytes(self, name: Hashable, num_bytes: int) -> np.ndarray:
         """Return room for bytes "(num_bytes,) uint8", in host memory."""
