@@ -68,6 +68,7 @@ def commands(run: Path, dataset: Path) -> dict[str, list[str]]:
     python = [sys.executable, "-m", "dglkge"]
     query = ["predict", str(run), "--head", head, "--relation", opened.relations.labels[0]]
     return {
+        "python -c 'import torch'": [sys.executable, "-c", "import torch"],
         "dglkge --help": [*python, "--help"],
         "dglkge predict --help": [*python, "predict", "--help"],
         "dglkge predict, one query": [*python, *query],
