@@ -132,7 +132,7 @@ def test_all_mistakes_of_overrides_are_printed_each_on_a_line(words, tmp_path, c
     assert status == 2 and sorted(err.splitlines()) == [
         f"dglkge: error: {path}:2: seed is 'x'; allowed: a whole number",
         "dglkge: error: override 'modl.dimension=3': unknown key 'modl.dimension'; did you mean "
-        "'model.dimension'?",
+        "'model.dimension' or 'model.entity_dimensions'?",
         "dglkge: error: override 'optimizer.lr=0': optimizer.lr is 0.0; allowed: a number above 0",
     ]
 

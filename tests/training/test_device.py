@@ -13,7 +13,7 @@ import torch
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.device import HOST, ComputeDevice, compiler_problem
-from dglkge.model.functions import autograd as distances
+from dglkge.model.functions import autograd
 from dglkge.model.losses import build_loss
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.step.contracts import Computation
@@ -79,7 +79,7 @@ def test_gradients_equal_those_of_the_cpu(name: str, loss: str, monkeypatch: pyt
         assert gradients.abs().sum() > 0
     # With training.kernels auto a GPU takes torch's operations, never the loops for the CPU.
     for loop in ("fill_manhattan", "fill_moduli", "fill_euclidean"):
-        monkeypatch.setattr(distances, loop, None)
+        monkeypatch.setattr(autograd.loops, loop, None)
     auto_loss, auto = computed(name, loss, STAND_IN)
     assert auto_loss == pytest.approx(expected_loss, rel=1e-4)
     for table, gradients in expected.items():

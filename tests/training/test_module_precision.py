@@ -160,7 +160,7 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(in_rows: bool) -> None
             return values
 
         layer = torch.nn.Linear(2, 1)
-        groups: Any = SimpleNamespace(sum=sum_over_trainers)
+        groups: Any = SimpleNamespace(sum=sum_over_trainers, sum_gradients=sum_over_trainers)
         dense = DenseParameters(
             layer, lambda some: torch.optim.Adam(some, lr=1.0), groups, rank == 0,
             loss_scale=LossScale(), scaled=["weight"],

@@ -13,16 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
 from dglkge.inference.whole_tables import Tables
+from dglkge.registry import deferred
 from dglkge.typing import RELATION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = deferred("pyarrow")  # of few formats, and a folder of the hub is read by this module too
 
 ROWS_AT_A_TIME = 8192
 """Rows read and written at a time: the memory of an export does not grow with the table."""
