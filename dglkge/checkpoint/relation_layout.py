@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -125,12 +126,8 @@ def used_numbers(meta: CheckpointMeta, width: int) -> np.ndarray:
 
     Between rows of fewer numbers than ``meta.dim`` a matrix is a block of the relation's.
     """
-
-    class Ones(dict[str, float]):
-        def __missing__(self, key: str) -> float:
-            return 1.0
-
-    return from_parameters(Ones(), meta, width) != 0
+    every_dataset: Mapping[str, float] = defaultdict(lambda: 1.0)
+    return from_parameters(every_dataset, meta, width) != 0
 
 
 def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:

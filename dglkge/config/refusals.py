@@ -144,6 +144,8 @@ ROWS: tuple[Row, ...] = (
       for field, allowed in (("features.files", ABSENT), ("model.init_from.path", ABSENT),
                              ("model.global_vectors", only(False)))),
     row(OBJECTIVE, only(NEGATIVE_SAMPLING), "and all candidates are rows of model.dimension", widths),
+    row("training.relation_prediction", only(0), "and relations of other types have matrices of other shapes",
+        widths),
     row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
     *(row(f"dense.{name}", only(field.get_default(call_default_factory=True)),
           "which has no dense parameters, nor are there features", lacks_module, has("features", None))

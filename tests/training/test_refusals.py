@@ -130,6 +130,9 @@ model.score_function=affine_cos 'model.entity_dimensions={person: 5}' model.glob
 model.score_function=affine_cos 'model.entity_dimensions={person: 5}' training.objective=one_vs_all
     training.objective is one_vs_all and model.entity_dimensions is person, and all candidates are rows of
     model.dimension; allowed: negative_sampling,
+model.score_function=affine_cos 'model.entity_dimensions={person: 5}' training.relation_prediction=1
+    training.relation_prediction is 1 and model.entity_dimensions is person, and relations of other types have
+    matrices of other shapes; allowed: 0, or another value of
 model.global_vectors=true model.reciprocal_relations=true
     model.reciprocal_relations is true and model.global_vectors is true
 model.global_vectors=true model.reciprocal_relations=false training.synchronous=false
