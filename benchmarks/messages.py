@@ -81,6 +81,8 @@ def trainer(rank: int, size: int, folder: str, results: Any) -> None:
             if round_:  # the first warms up
                 measured.setdefault(name, []).append(1e3 * (time.process_time() - start) / STEPS)
     results.put(measured)
+    results.close()
+    results.join_thread()  # a thread of the queue sends; os._exit would not wait for it
     dist.barrier()
     os._exit(0)
 

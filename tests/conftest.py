@@ -8,6 +8,7 @@ import fcntl
 import gc
 import os
 import shlex
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
@@ -232,6 +233,16 @@ def leave_little_to_collect() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def restore_number_of_threads() -> Iterator[None]:
+    """Give the next test as many threads of torch as this one: commands set their own, for their process."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    yield
+    if torch and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture

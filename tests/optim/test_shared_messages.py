@@ -8,6 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def in_processes(folder: Path, work: Callable[[int], Any], size: int = SIZE) -> 
     for process in processes:
         process.start()
     try:
-        return [reader.recv() if reader.poll(60) else "no answer" for reader, _ in pipes]
+        for (reader, _), process in zip(pipes, processes):
+            connection.wait([reader, process.sentinel], 60)
+        return [reader.recv() if reader.poll() else "no answer" for reader, _ in pipes]
     finally:
         for process in processes:
             process.kill()
