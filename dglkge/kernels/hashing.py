@@ -50,8 +50,7 @@ def in_range(bits: ndarray, limit: int) -> ndarray:
     The upper 64 bits of the 128-bit product with the limit (Lemire 2019). Probabilities of any two numbers
     differ by at most limit / 2**64 of themselves: 5e-11 at 10**9 entities.
     """
-    numbers: ndarray = upper_half(bits, np.uint64(limit)).astype(np.int64)
-    return numbers
+    return upper_half(bits, np.uint64(limit)).astype(np.int64)
 
 
 def upper_half(bits: Any, limit: np.uint64) -> Any:

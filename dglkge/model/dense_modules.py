@@ -228,8 +228,7 @@ class EncoderLayer(nn.Module):
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
         tokens = self.first_norm(tokens + self.mixed(mixed))
         inner = functional.gelu(self.inner(tokens))
-        normalized: Tensor = self.second_norm(tokens + self.outer(inner))
-        return normalized
+        return self.second_norm(tokens + self.outer(inner))
 
 
 class EncoderModule(nn.Module):

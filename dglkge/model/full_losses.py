@@ -164,8 +164,7 @@ def softmax_totals(numbers: npt.NDArray[np.float32]) -> tuple[Doubles, Doubles]:
 
 def _summed(numbers: npt.NDArray[np.float32], place: int) -> Doubles:
     """Return one of the numbers (Q,), summed over the shards."""
-    total: Doubles = numbers[:, place].astype(np.float64).sum(0)
-    return total
+    return numbers[:, place].astype(np.float64).sum(0)
 
 
 class FullSoftmax(FullLoss):

@@ -131,8 +131,7 @@ class ScoreFunction(Comparator):
     @property
     def options(self) -> dict[str, Any]:
         """Options of its own; checkpoints record them."""
-        options: dict[str, Any] = self.settings.options(ScoreSettings)
-        return options
+        return self.settings.options(ScoreSettings)
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module | None:
         """Return a new module that computes queries from rows; None where there are no dense parameters.

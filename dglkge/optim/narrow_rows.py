@@ -37,8 +37,7 @@ def is_narrow(rows: Tensor) -> bool:
 
 def words_of(rows: Tensor) -> ndarray:
     """Return the words (N, D) uint16 of rows in bfloat16 or float16, in the same memory."""
-    words: ndarray = rows.detach().view(torch.int16).numpy().view(np.uint16)
-    return words
+    return rows.detach().view(torch.int16).numpy().view(np.uint16)
 
 
 def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str = "auto") -> Tensor:

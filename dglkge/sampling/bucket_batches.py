@@ -190,8 +190,7 @@ class BucketOrder:
         ends = np.cumsum(np.array([len(segment) for segment in segments], np.int64))
         number = np.searchsorted(ends, places, side="right")
         behind = np.array([int(starts[segment.cell]) + segment.end for segment in segments], np.int64)
-        rows: Ids = behind[number] - (ends[number] - places)
-        return rows
+        return behind[number] - (ends[number] - places)
 
     def ranges_at(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
         """Return the ranges that a global batch reads and trains on this machine: (entity type, range)."""

@@ -93,8 +93,7 @@ class EdgeSet:
     def at(self, places: Ids) -> Ids:
         """Return the triples at places of the set."""
         ids = self.triple_ids
-        triples: Ids = places + ids.start if isinstance(ids, range) else ids[places]
-        return triples
+        return places + ids.start if isinstance(ids, range) else ids[places]
 
 
 class TripleOrder:
@@ -169,8 +168,7 @@ class TripleOrder:
     def is_trained(self, number: int, places: Ids) -> npt.NDArray[np.bool_]:
         """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
         positions = permute(places, *self._held_out_order(number))
-        trained: npt.NDArray[np.bool_] = positions >= self._held[number]
-        return trained
+        return positions >= self._held[number]
 
     def _scattered(self, number: int, places: Ids) -> Ids:
         """Return places in a set; the first of these are held out, in every epoch and on every machine."""

@@ -352,5 +352,4 @@ class QueryPlanner:
 def number_of(batch: Any) -> int:
     """Return a number that no other batch of any epoch has, of any kind."""
     # Also the batch number that trainers compare in the exchange of ids.
-    number: int = (batch.epoch << 32) + batch.index
-    return number
+    return (batch.epoch << 32) + batch.index

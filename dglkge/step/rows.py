@@ -114,8 +114,7 @@ class HostRows(CopiedRows):
     """Rows of a batch in the host's memory."""
 
     def in_place(self, places: Places) -> FoundRows:
-        located: FoundRows = self.tables[places.table].in_place.part(places.run)
-        return located
+        return self.tables[places.table].in_place.part(places.run)
 
     def collect(self) -> list[RowGradients]:
         return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]

@@ -60,14 +60,13 @@ class RowUpdates:
         parameters: a clipped gradient's norm is that of all. ``flags`` are summed over the trainers with the
         gradients.
         """
-        result: UpdateResult = self.optimizer.step_rows(
+        return self.optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             [self._trained(part) for part in gradients if part.table not in self.frozen],
             extra=flags,
             other_squares=other_squares,
             number=number,
         )
-        return result
 
     def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Return embedding, ids and gradients of the rows that are trained."""

@@ -119,8 +119,7 @@ class Job:
 
     def optimizer_state(self, table: str) -> dict[str, Any]:
         """Return the optimizer's tensors of a table; waits for this trainer's updates."""
-        state: dict[str, Any] = self.optimizer.state_tensors(self.tables[table].embedding)
-        return state
+        return self.optimizer.state_tensors(self.tables[table].embedding)
 
     def own_parts(self) -> list[TablePart]:
         """Return this machine's parts of all tables, with the optimizer's state; the relations' last."""

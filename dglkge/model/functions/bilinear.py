@@ -275,8 +275,7 @@ class TemporalScore(Dot, TimedScore):
         if not weight or self.settings.num_times < 2:
             return None
         times: Any = self.module
-        penalty: Tensor = weight * times.roughness()
-        return penalty
+        return weight * times.roughness()
 
     def composed(self, relation: Tensor) -> Tensor:
         """Return q: (..., Dr) -> (..., D)."""

@@ -201,8 +201,7 @@ class CandidateLoss(Objective):
         return self.exchange.sent_bytes
 
     def plan(self, batch: Any) -> Plan:
-        planned: Plan = self.planner.plan(batch, self.maker.shares_relations)
-        return planned
+        return self.planner.plan(batch, self.maker.shares_relations)
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         # Collectives of the host would interrupt a device in any case.

@@ -107,10 +107,9 @@ class EdgePenalty:
                 for group, run in zip(queries.groups, queries.edges())
             )
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
-        penalty: float = dot.add_penalties(
+        return dot.add_penalties(
             edges.rows, self._operator, self.model.dim, factors, self._weights.power, weights, edges.gradients
         )
-        return penalty
 
     def _by_autograd(self, regularizer: Regularizer, group: Group, rows: Rows, factors: Floats) -> float:
         """Add the gradients of a regularizer that has no loop."""
@@ -174,10 +173,9 @@ class CompiledQueries:
         def write(part: slice) -> float:
             rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
             gradients, n3 = _parts(self._edges.gradients, part), self._penalty.n3
-            penalty: float = dot.write_gradients(
+            return dot.write_gradients(
                 rows, self._operator, places, operand, shares, factors[part], n3, gradients
             )
-            return penalty
 
         penalty = float(sum(workspace.split(len(factors), self._width, write)))
         return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)

@@ -50,8 +50,7 @@ def with_loops(loss: Loss) -> LossFunction:
         if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
             return _ByLoop.apply(positive, negative, ignored, labels, loop)
         call: Any = loss
-        plain: Tensor = call(positive, negative, ignored, *([] if labels is None else [labels]))
-        return plain
+        return call(positive, negative, ignored, *([] if labels is None else [labels]))
 
     return compute
 

@@ -303,8 +303,7 @@ class ProductShard(ShardObjective):
         """Return the factors (Q,) that turn powers relative to a greatest score into gradients of scores."""
         if self._is_binary:
             return factors
-        scales: Floats = (factors * np.exp(greatest - normalizer)).astype(np.float32)
-        return scales
+        return (factors * np.exp(greatest - normalizer)).astype(np.float32)
 
     def _differentiate_answers(
         self,
