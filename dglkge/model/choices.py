@@ -249,7 +249,7 @@ class TransformSettings(ComponentSettings):
 
 @dataclass(frozen=True)
 class TransformChoice(Choice):
-    """A row transform: a class with the constructor of :class:`dglkge.step.contracts.TableTransform`."""
+    """A row transform: a class with the constructor of :class:`dglkge.step.contracts.RowTransform`."""
 
     Settings: type[TransformSettings] = TransformSettings
 

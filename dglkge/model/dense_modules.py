@@ -170,14 +170,6 @@ class Convolution(nn.Module):
         return functional.relu(outputs).flatten(1)
 
 
-class TuckerCore(nn.Module):
-    """The core tensor W (Dr, D, D) of TuckER; uniform in [-1, 1] at the start, as in the authors' code."""
-
-    def __init__(self, seed: int, relation_dim: int, dim: int) -> None:
-        super().__init__()
-        self.core = uniform(seed, "core", relation_dim, dim, dim, limit=1.0)
-
-
 class ConvolutionModule(nn.Module):
     """ReLU(LN(A conv(LN(image)) + b)) of images that are an entity's row and then a relation's.
 

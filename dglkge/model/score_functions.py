@@ -326,6 +326,14 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
 )
 
 
+def product_by_adjoint(function: ScoreFunction, anchor: Tensor, answer: Tensor) -> Tensor:
+    """Return t times the adjoint of h: ``relation_product`` where the product of h and r is symmetric.
+
+    For ComplEx it is conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t)).
+    """
+    return function.operate(answer, function.adjoint(anchor))
+
+
 class Translation(ScoreFunction):
     """h + r (PyTorch-BigGraph's operator ``translation``)."""
 
@@ -370,8 +378,7 @@ class DistMult(Dot, ScoreFunction):
     def adjoint(self, relation: Tensor) -> Tensor:
         return relation
 
-    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
-        return anchor * answer
+    relation_product = product_by_adjoint
 
 
 @SCORE_FUNCTIONS.register("complex")
@@ -394,10 +401,7 @@ class ComplEx(Dot, ScoreFunction):
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
 
-    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
-        """Return conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t))."""
-        real, imaginary = self.adjoint(anchor).chunk(2, dim=-1)
-        return complex_product(answer, real, imaginary)
+    relation_product = product_by_adjoint
 
 
 @SCORE_FUNCTIONS.register("rotate")

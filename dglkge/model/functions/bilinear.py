@@ -25,7 +25,7 @@ from dglkge.model.functions.comparators import (
     complex_product,
     unless_overflow,
 )
-from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings, product_by_adjoint
 from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
@@ -97,10 +97,7 @@ class SimplE(Dot, ScoreFunction):
         forward, backward = relation.chunk(2, dim=-1)
         return torch.cat([backward, forward], dim=-1)
 
-    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
-        anchor_as_head, anchor_as_tail = anchor.chunk(2, dim=-1)
-        answer_as_head, answer_as_tail = answer.chunk(2, dim=-1)
-        return torch.cat([anchor_as_head * answer_as_tail, answer_as_head * anchor_as_tail], dim=-1) / 2
+    relation_product = product_by_adjoint
 
 
 @SCORE_FUNCTIONS.register("quate")
@@ -216,9 +213,7 @@ class Keci(Dot, ScoreFunction):
         kept = relation.shape[-1] * (1 + self.p) // (1 + self.p + self.q)
         return torch.cat([relation[..., :kept], -relation[..., kept:]], dim=-1)
 
-    def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
-        """Return t times the adjoint of h: the product of h and r is symmetric in them."""
-        return self.operate(answer, self.adjoint(anchor))
+    relation_product = product_by_adjoint
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scalars (..., m) and the parts of the basis vectors (..., p + q, m) of rows."""

@@ -62,7 +62,9 @@ class TuckER(Dot, ScoreFunction):
         return self.settings.relation_dimension or dim
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        return dense_modules.TuckerCore(seed, self.relation_dim(dim), dim)
+        # The core tensor W (Dr, D, D), uniform in [-1, 1] at the start, as in the authors' code.
+        core = dense_modules.uniform(seed, "core", self.relation_dim(dim), dim, dim, limit=1.0)
+        return torch.nn.ParameterDict({"core": core})
 
     def module_numbers(self, dim: int) -> int:
         return self.relation_dim(dim) * dim * dim
