@@ -96,16 +96,7 @@ class Plan:
     staged: Any = None
 
 
-@dataclass(frozen=True)
-class Negatives:
-    """Negatives of a chunk: node ids (N,) and their rows."""
-
-    ids: NodeIds
-    rows: Places
-
-
-@dataclass(frozen=True)
-class AnswerRanges:
+class AnswerRanges(NamedTuple):
     """Which rows of the queries of one side are in the first of their bucket's two ranges.
 
     Of the queries' own entities (B,), of the true answers (B,) and of the negatives (N,). See
@@ -129,7 +120,7 @@ class Group(PlannedGroup):
         Node ids.
     weights : (B,) float32 or None
     heads, relations, tails : Places
-    negatives : mapping of Side to Negatives
+    negatives : mapping of Side to Places
         Of the sides that are trained. The same object for both where the entity types and the sampler are
         the same.
     known : mapping of Side to KnownNegatives
@@ -154,7 +145,7 @@ class Group(PlannedGroup):
     heads: Places
     relations: Places
     tails: Places
-    negatives: Mapping[Side, Negatives]
+    negatives: Mapping[Side, Places]
     known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
     labels: npt.NDArray[np.float32] | None = None
     relation_places: NodeIds | None = None
@@ -254,14 +245,13 @@ class EdgePlanner:
         ``inputs_of`` returns the ``inputs`` of a group.
         """
         ids = RowIds(self.tables)
-        drawn: dict[tuple[int, str, int], Negatives] = {}
+        drawn: dict[tuple[int, str, int], Places] = {}
 
-        def negatives(side: Side, entity_type: str, chunk: int) -> Negatives:
+        def negatives(side: Side, entity_type: str, chunk: int) -> Places:
             # Drawn once for each chunk and type: its rows are fetched and updated once for all groups.
             key = (chunk, entity_type, id(self.samplers[side]))
             if key not in drawn:
-                sample = self.samplers[side].sample(entity_type, batch, chunk)
-                drawn[key] = Negatives(sample, ids.add(entity_type, sample))
+                drawn[key] = ids.add(entity_type, self.samplers[side].sample(entity_type, batch, chunk))
             return drawn[key]
 
         groups = []
@@ -303,7 +293,7 @@ class EdgePlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups)
 
     def _ranges(
-        self, types: Mapping[Side, str], heads: NodeIds, tails: NodeIds, drawn: Mapping[Side, Negatives]
+        self, types: Mapping[Side, str], heads: NodeIds, tails: NodeIds, drawn: Mapping[Side, Places]
     ) -> dict[Side, AnswerRanges]:
         """Return which rows are in the first range of their bucket; empty where no score depends on it."""
         if self.range_of is None:

@@ -30,7 +30,7 @@ from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
 from dglkge.step.objectives.dot_queries import CompiledQueries, DifferentiatedQueries, EdgePenalty, QueryRuns
 from dglkge.step.objectives.scored_losses import SampledLoss
-from dglkge.step.planning import Group, Negatives, Plan
+from dglkge.step.planning import Group, Places, Plan
 from dglkge.typing import Side
 
 QUERY_MULTIPLE = 16
@@ -166,7 +166,7 @@ class DotSoftmax(SampledLoss):
         has no effect.
         """
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
-        located, gradients = rows.in_place(negatives.rows), rows.gradients(negatives.rows)
+        located, gradients = rows.in_place(negatives), rows.gradients(negatives)
         num, num_queries = len(negatives.ids), numbers.shape[1]
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
@@ -183,8 +183,7 @@ class DotSoftmax(SampledLoss):
             ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
             if ranges is not None:
                 run_scores = (score_words[run], numbers[0][run], numbers[1][run])
-                is_first, offset = tuple(vars(ranges).values()), np.float32(self.range_offset)
-                loops.lower_same_range(is_first, offset, *run_scores)
+                loops.lower_same_range(tuple(ranges), np.float32(self.range_offset), *run_scores)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         # Each query has one answer, the true one.
         one_each = np.arange(num_queries), np.ones(num_queries, np.int64), true_ids
@@ -227,7 +226,7 @@ class Block(NamedTuple):
     with more behind them up to a multiple.
     """
 
-    negatives: Negatives
+    negatives: Places
     pieces: Sequence[Piece]
     run: slice
     room: slice

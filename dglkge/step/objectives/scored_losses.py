@@ -187,9 +187,8 @@ class HostInputs:
         """Return the arrays."""
         group = self.group
         ignored = {side: self._ignored(side) for side in group.negatives}
-        ranges = {side: tuple(vars(side_ranges).values()) for side, side_ranges in group.ranges.items()}
         places = group.relation_places
-        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, ranges)
+        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
 
     def _ignored(self, side: Side) -> npt.NDArray[np.bool_]:
         """Return which scores of a side are of no negative, (B, N)."""
@@ -416,7 +415,7 @@ class AutogradLoss(SampledLoss):
         side_losses = [
             # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds
             # to them in place.
-            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side].rows), measures)
+            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side]), measures)
             for side, triples in entities.items()
             if side in group.negatives
         ]
