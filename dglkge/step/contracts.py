@@ -83,32 +83,19 @@ class Rows(Protocol):
         """Return the gradients of all rows, table by table; waits for a device."""
 
 
-class RowStore(Protocol):
-    """Where rows live."""
-
-    @property
-    def num_ahead(self) -> int:
-        """Number of the next batches that should be planned while one computes."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of ids and rows that this trainer sent to other machines."""
-
-    def prepare(self, plan: Plan) -> Plan:
-        """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
-
-    def announce(self, plan: Plan) -> None:
-        """Start to fetch the rows of the plan after those announced, where they may be fetched early."""
-
-    def rows(self, plan: Plan) -> Rows:
-        """Return the rows of a prepared plan, after all transforms."""
-
-    def before_update(self) -> None:
-        """Wait until the rows of this machine have been read for the announced plan."""
-
-
 class RowTransform(Protocol):
-    """Change of rows between table and objective, and of gradients on the way back."""
+    """Change of rows between table and objective, and of gradients on the way back.
+
+    One that a configuration chooses is made with its settings, the original id of each node id by table
+    (mapping of str to (n,) int64 tensor), and the run's seed.
+
+    Attributes
+    ----------
+    tables : sequence of str
+        Names of the tables whose rows it changes.
+    """
+
+    tables: Sequence[str]
 
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
@@ -120,18 +107,6 @@ class RowTransform(Protocol):
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
         return
-
-
-class TableTransform(RowTransform, Protocol):
-    """A transform of some tables.
-
-    One that a configuration chooses is made with its settings, the original id of each node id by table
-    (mapping of str to (n,) int64 tensor), and the run's seed.
-    """
-
-    @property
-    def tables(self) -> Sequence[str]:
-        """Names of the tables whose rows it changes."""
 
 
 class Stateful(Protocol):

@@ -16,7 +16,7 @@ from dglkge.errors import CheckpointError
 from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
 from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.model.kge_model import KgeModel
-from dglkge.step.contracts import Parameters, RowGradients, RowTransform, TableTransform
+from dglkge.step.contracts import Parameters, RowGradients, RowTransform
 from dglkge.typing import RELATION
 
 _BLOCK_WORDS = 1 << 16
@@ -27,7 +27,7 @@ _LEVELS = 1 << 16
 
 
 @dataclass
-class RowDropout(TableTransform):
+class RowDropout(RowTransform):
     """Dropout of the numbers of rows (Srivastava et al. 2014), the same for any number of trainers.
 
     In each batch the numbers of a row are set to 0 with some probability and the others are divided by the
@@ -55,13 +55,10 @@ class RowDropout(TableTransform):
     def __post_init__(self) -> None:
         limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in self.rates.items()}
         self._limits = {name: limit for name, limit in limits.items() if limit}
+        self.tables = list(self._limits)
         self._original_ids = {name: self.original_ids[name].numpy() for name in self._limits}
         self._is_reference = self.kernels == "reference"
         self._batch = 0
-
-    @property
-    def tables(self) -> list[str]:
-        return list(self._limits)
 
     def start_batch(self, number: int) -> None:
         self._batch = number
@@ -105,7 +102,8 @@ class GlobalVectors(RowTransform, Parameters):
 
     Attributes
     ----------
-    entity_types : sequence of str
+    tables : sequence of str
+        The entity types.
     dim : int
     group : mapping of str to Any
         Parameter group of the entities: its ``lr`` is read at each update.
@@ -118,16 +116,16 @@ class GlobalVectors(RowTransform, Parameters):
         By entity type; they keep their place in memory. Zeros at the start.
     """
 
-    entity_types: Sequence[str]
+    tables: Sequence[str]
     dim: int
     group: Mapping[str, Any]
     sum_over_trainers: Callable[[np.ndarray], np.ndarray]
     clip_value: float = 0.0
 
     def __post_init__(self) -> None:
-        self.vectors = {name: torch.zeros(self.dim) for name in self.entity_types}
-        self._sums = {name: torch.zeros(self.dim) for name in self.entity_types}
-        self._gradients = torch.zeros(len(self.entity_types), self.dim)
+        self.vectors = {name: torch.zeros(self.dim) for name in self.tables}
+        self._sums = {name: torch.zeros(self.dim) for name in self.tables}
+        self._gradients = torch.zeros(len(self.tables), self.dim)
         self._total = np.zeros(self._gradients.shape)
 
     def start_batch(self, number: int) -> None:
@@ -139,7 +137,7 @@ class GlobalVectors(RowTransform, Parameters):
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of a type's rows to that of its vector; a row's own gradient is the same."""
         # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
-        self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
+        self._total[self.tables.index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
 
     def sum_gradients(self, gradients: Sequence[RowGradients]) -> float:
         total = self.sum_over_trainers(self._total)
@@ -204,6 +202,9 @@ class AddedFeatures(RowTransform):
     features: ProjectedFeatures
     original_ids: Mapping[str, Tensor]
 
+    def __post_init__(self) -> None:
+        self.tables = self.features.entity_types
+
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         rows += self.features.rows(table, self.original_ids[table][ids])
 
@@ -214,7 +215,7 @@ class AddedFeatures(RowTransform):
 
 
 @dataclass
-class Times(TableTransform):
+class Times(RowTransform):
     """Writes the number of the time into the rows of relations at a time.
 
     Attributes

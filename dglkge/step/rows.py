@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,24 +30,24 @@ import torch
 from torch import Tensor
 
 from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Route
-from dglkge.embeddings.row_lookup import FoundRows, RowLookup
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.workspace import Scratch
-from dglkge.step.contracts import RowGradients, Rows, RowStore, RowTransform
+from dglkge.step.contracts import RowGradients, Rows, RowTransform
 from dglkge.step.planning import Places, Plan
 from dglkge.step.reductions import sum_by_place
 
 
 class Transforms:
-    """The transforms of each table's rows, in their order; tables without transforms may be absent."""
+    """Transforms of rows, in their order."""
 
-    def __init__(self, by_table: Mapping[str, Sequence[RowTransform]]) -> None:
-        self._chains = {name: list(chain) for name, chain in by_table.items() if chain}
-        # Each once: transforms have no hash.
-        self._transforms = list(
-            {id(item): item for chain in self._chains.values() for item in chain}.values()
-        )
+    def __init__(self, transforms: Sequence[RowTransform]) -> None:
+        self._transforms = transforms
+        self._chains: dict[str, list[RowTransform]] = {}
+        for transform in transforms:
+            for name in transform.tables:
+                self._chains.setdefault(name, []).append(transform)
 
     def __contains__(self, table: str) -> bool:
         return table in self._chains
@@ -120,29 +121,37 @@ class HostRows(CopiedRows):
         return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
 
 
-class LookupStore(RowStore):
-    """Rows that the lookup of the tables finds: in this machine's memory, or fetched from other machines."""
+class RowStore(ABC):
+    """Where rows live: the lookup of the tables finds them in this machine's memory, or on other machines."""
 
     def __init__(self, tables: TableSet, transforms: Transforms) -> None:
-        self._tables = tables
+        self._tables, self._lookup = tables, tables.lookup
         self._transforms = transforms
 
     @property
-    def _lookup(self) -> RowLookup:
-        return self._tables.lookup
-
-    @property
     def num_ahead(self) -> int:
+        """Number of the next batches that should be planned while one computes."""
         return self._lookup.num_ahead
 
     @property
     def sent_bytes(self) -> int:
+        """Bytes of ids and rows that this trainer sent to other machines."""
         return self._lookup.sent_bytes
 
+    def prepare(self, plan: Plan) -> Plan:
+        """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
+        return plan
+
     def announce(self, plan: Plan) -> None:
+        """Start to fetch the rows of the plan after those announced, where they may be fetched early."""
         self._lookup.announce(plan.number, self._row_ids(plan))
 
+    @abstractmethod
+    def rows(self, plan: Plan) -> Rows:
+        """Return the rows of a prepared plan, after all transforms."""
+
     def before_update(self) -> None:
+        """Wait until the rows of this machine have been read for the announced plan."""
         self._lookup.before_update()
 
     def _row_ids(self, plan: Plan) -> dict[str, Tensor]:
@@ -150,7 +159,7 @@ class LookupStore(RowStore):
         return {name: self._tables.row_ids(name, ids) for name, ids in plan.ids.items()}
 
 
-class HostStore(LookupStore):
+class HostStore(RowStore):
     """Rows in the host's memory: left where they are stored, or copied and widened to float32.
 
     Rows of a table with transforms are copied in any case, others unless the objective reads them in place.
@@ -160,9 +169,6 @@ class HostStore(LookupStore):
         super().__init__(tables, transforms)
         self._reads_in_place = reads_in_place
         self._scratch = {name: Scratch() for name in tables}
-
-    def prepare(self, plan: Plan) -> Plan:
-        return plan
 
     def rows(self, plan: Plan) -> HostRows:
         located = self._lookup.rows(plan.number, self._row_ids(plan))
@@ -288,7 +294,7 @@ class StagedRows(CopiedRows):
         return room.copy_(merged, non_blocking=True)
 
 
-class StagedStore(LookupStore):
+class StagedStore(RowStore):
     """Copies the rows of batches from memory to a device, and gradients back."""
 
     _returns = True

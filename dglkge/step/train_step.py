@@ -17,9 +17,9 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.optim.links import UpdateResult
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
-from dglkge.step.contracts import Objective, Parameters, PhaseClock, RowGradients, RowStore, StepResult
+from dglkge.step.contracts import Objective, Parameters, PhaseClock, RowGradients, StepResult
 from dglkge.step.planning import Plan, number_of
-from dglkge.step.rows import Transforms
+from dglkge.step.rows import RowStore, Transforms
 
 
 @dataclass

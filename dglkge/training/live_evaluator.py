@@ -25,8 +25,8 @@ from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
 from dglkge.model.regularizers import REGULARIZERS
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.query_batches import TrainingBatches
-from dglkge.step.contracts import Objective, RowStore
-from dglkge.step.rows import Transforms
+from dglkge.step.contracts import Objective
+from dglkge.step.rows import RowStore, Transforms
 from dglkge.training.building.batches import edge_options, query_batches
 from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dglkge.embeddings.row_lookup import DirectLookup
-from dglkge.step.contracts import Gradients, RowStore
+from dglkge.step.contracts import Gradients
 from dglkge.step.planning import Plan
+from dglkge.step.rows import RowStore
 
 
 class MemoryTables(dict[str, Any]):

@@ -55,9 +55,9 @@ def computed(
         range_offset=case.offset,
     )  # fmt: skip
     tables: Any = MemoryTables(case.tables)
-    store: Any = HostStore(tables, Transforms({}), False)
+    store: Any = HostStore(tables, Transforms([]), False)
     if device.is_staged:
-        store = StagedStore(tables, Transforms({}), device)
+        store = StagedStore(tables, Transforms([]), device)
     outcome, gradients = batch_rows.computed(objective, store, store.prepare(objective.plan(case.batch)))
     return outcome.loss, gradients
 
@@ -190,7 +190,7 @@ def test_uploads_are_in_one_piece_for_each_type() -> None:
 def test_share_without_triples() -> None:
     """A trainer that owns none of a batch's triples still takes part in its exchanges."""
     tables: Any = MemoryTables({"person": Table("person", DIM, is_whole=True)})
-    store = StagedStore(tables, Transforms({}), STAND_IN)
+    store = StagedStore(tables, Transforms([]), STAND_IN)
     plan = store.prepare(Plan(0, 1, RowIds(tables).joined(), []))
     ((table, ids, gradients),) = store.rows(plan).collect()
     assert table == "person" and ids.shape == (0,) and gradients.shape == (0, DIM)

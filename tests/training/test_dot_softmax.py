@@ -124,7 +124,7 @@ class Case:
     def run(self, loss: Any, kind: type[MemoryTables] = MemoryTables) -> tuple[float, dict[str, np.ndarray]]:
         """Return the loss, and the gradients summed by row."""
         tables: Any = kind(self.tables)
-        store = HostStore(tables, Transforms({}), loss.reads_in_place)
+        store = HostStore(tables, Transforms([]), loss.reads_in_place)
         self.outcome, gradients = computed(
             loss, store, loss.plan(self.batch), torch.nan if loss.reads_in_place else None
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import torch
 
 from dglkge.config.schema import MIXED
 from dglkge.data.dataset_files import TRAIN
@@ -159,8 +158,3 @@ def build_device_softmax(job: Job) -> DeviceSoftmax:
         config.loss.batch_reduction == "sum",
         job.computation,
     )
-
-
-def try_compiler(device: torch.device) -> None:
-    """Compile something small: what the first batch compiles takes long, and its error would come late."""
-    torch.compile(lambda numbers: 2 * numbers)(torch.ones(2, device=device))

@@ -24,7 +24,7 @@ from dglkge.optim.shared_messages import SharedAlltoall
 from dglkge.optim.workspace import sharing
 from dglkge.sampling.device_batches import DeviceBatches
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatches, ShardAnswers, TrainingBatches
-from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
+from dglkge.step.contracts import Objective, RowTransform
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.all_candidates import (
     CandidateLoss,
@@ -40,7 +40,7 @@ from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
-from dglkge.step.rows import DeviceStore, HostStore, StagedStore, Transforms
+from dglkge.step.rows import DeviceStore, HostStore, RowStore, StagedStore, Transforms
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
 from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.components import configured_loss, configured_regularizer
@@ -49,7 +49,6 @@ from dglkge.training.building.negatives import (
     build_known,
     build_negatives,
     build_range_offset,
-    try_compiler,
 )
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
@@ -79,7 +78,9 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
         if isinstance(batches, DeviceBatches):
             objective = build_device_softmax(job)
             if job.computation.is_compiled:
-                _compile(job, lambda: try_compiler(job.computation.device.device))
+                # Something small: what the first batch compiles takes long, and its error would come late.
+                numbers = torch.ones(2, device=job.computation.device.device)
+                _compile(job, lambda: torch.compile(lambda values: 2 * values)(numbers))
         else:
             objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
         return objective, _build_store(job, transforms, objective)
@@ -125,32 +126,23 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
 
 def build_transforms(job: Job) -> Transforms:
     """Return the transforms of each table's rows: what is added, then dropout, then the chosen one."""
-    config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
+    config, tables, settings = job.config, job.tables, job.config.model
     original_ids = {name: torch.from_numpy(job.layout.original_edge_ids(name)) for name in tables}
-    chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
-    if global_vectors is not None:
-        for name in global_vectors.vectors:
-            chains[name].append(global_vectors)
-    if features is not None:
-        for name in features.entity_types:
-            chains[name].append(AddedFeatures(features, original_ids))
-    settings = config.model
+    transforms: list[RowTransform] = [] if job.global_vectors is None else [job.global_vectors]
+    if job.features is not None:
+        transforms.append(AddedFeatures(job.features, original_ids))
     rates = {
         **dict.fromkeys(tables.entity_types, settings.entity_dropout),
         RELATION: settings.relation_dropout,
     }
-    dropout: TableTransform = RowDropout(rates, original_ids, config.seed, config.training.kernels)
-    more: list[TableTransform] = [dropout]
+    transforms.append(RowDropout(rates, original_ids, config.seed, config.training.kernels))
     if settings.row_transform.name != NO_TRANSFORM:
         kind = ROW_TRANSFORMS.get(settings.row_transform.name).load()
-        more.append(kind(settings.row_transform, original_ids, config.seed))
+        transforms.append(kind(settings.row_transform, original_ids, config.seed))
     if job.model.score_function.has_times:
         # Last: no other transform may change the number of a time.
-        more.append(Times(job.model, job.layout.num_times))
-    for transform in more:
-        for name in transform.tables:
-            chains[name].append(transform)
-    return Transforms(chains)
+        transforms.append(Times(job.model, job.layout.num_times))
+    return Transforms(transforms)
 
 
 def _compile(job: Job, call: Callable[[], None]) -> None:
