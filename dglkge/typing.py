@@ -5,11 +5,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 # The launcher and `dglkge plan` import this file, and must not load torch.
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
+
+    Ids = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float32]
+    Doubles = npt.NDArray[np.float64]
+    Mask = npt.NDArray[np.bool_]
+else:  # for annotations only
+    Ids = Floats = Doubles = Mask = Any
 
 # One name for both, as relations are a node type of the graph: the same code serves, updates and saves them.
 RELATION = "relation"

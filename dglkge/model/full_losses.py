@@ -25,15 +25,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dglkge.model.negative_terms import IGNORED_SCORE
+from dglkge.typing import Doubles, Floats, Ids
 
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 Formula = Callable[[Tensor, Tensor], Tensor]
 
 GREATEST, TOTAL, TARGET, TERMS = range(4)
@@ -142,7 +139,7 @@ class FullLoss(ABC):
         """Add a block to the numbers (num_numbers, Q) and, of a pairwise loss, to the pulls (A,)."""
 
     @abstractmethod
-    def totals(self, numbers: npt.NDArray[np.float32], pulls: Floats, answers: AnswerScores) -> Totals:
+    def totals(self, numbers: Floats, pulls: Floats, answers: AnswerScores) -> Totals:
         """Return what the numbers (S, num_numbers, Q) and pulls (S, A) of all shards give."""
 
     @abstractmethod
@@ -154,7 +151,7 @@ _NO_PULLS = np.empty(0)
 
 
 @quietly
-def softmax_totals(numbers: npt.NDArray[np.float32]) -> tuple[Doubles, Doubles]:
+def softmax_totals(numbers: Floats) -> tuple[Doubles, Doubles]:
     """Return the greatest exponents (Q,) of all shards and the sums of powers relative to them."""
     greatest, totals = (numbers[:, place].astype(np.float64) for place in (GREATEST, TOTAL))
     # log-sum-exp over shards, in float64: relative to the greatest score no power overflows.
@@ -162,7 +159,7 @@ def softmax_totals(numbers: npt.NDArray[np.float32]) -> tuple[Doubles, Doubles]:
     return top, (totals * np.exp(greatest - top)).sum(0)
 
 
-def _summed(numbers: npt.NDArray[np.float32], place: int) -> Doubles:
+def _summed(numbers: Floats, place: int) -> Doubles:
     """Return one of the numbers (Q,), summed over the shards."""
     return numbers[:, place].astype(np.float64).sum(0)
 
@@ -183,7 +180,7 @@ class FullSoftmax(FullLoss):
         numbers[GREATEST] = new
 
     @quietly
-    def totals(self, numbers: npt.NDArray[np.float32], pulls: Floats, answers: AnswerScores) -> Totals:
+    def totals(self, numbers: Floats, pulls: Floats, answers: AnswerScores) -> Totals:
         top, sums = softmax_totals(numbers)
         normalizers: Doubles = top + np.log(sums)
         return Totals(normalizers - _summed(numbers, TARGET), normalizers, _NO_PULLS)
@@ -202,7 +199,7 @@ class FullCrossEntropy(FullLoss):
         numbers[TOTAL] += torch.nn.functional.softplus(block.scores).sum(1)
 
     @quietly
-    def totals(self, numbers: npt.NDArray[np.float32], pulls: Floats, answers: AnswerScores) -> Totals:
+    def totals(self, numbers: Floats, pulls: Floats, answers: AnswerScores) -> Totals:
         losses = _summed(numbers, TOTAL) - _summed(numbers, TARGET)
         return Totals(losses, np.zeros(len(losses)), _NO_PULLS)
 
@@ -257,7 +254,7 @@ class _FullTerms(FullLoss):
         numbers[GREATEST] = new
 
     @quietly
-    def totals(self, numbers: npt.NDArray[np.float32], pulls: Floats, answers: AnswerScores) -> Totals:
+    def totals(self, numbers: Floats, pulls: Floats, answers: AnswerScores) -> Totals:
         top, sums = softmax_totals(numbers)
         # A query without negatives has no terms, and its weights are those of none.
         sums = np.where(sums > 0, sums, 1.0) if self._temperature is not None else np.ones_like(sums)

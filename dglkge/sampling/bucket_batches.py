@@ -22,15 +22,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, MachineShares, ignore_phase
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Ids
 
 _BUCKET_KEY = 0xB0CE7
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
 from dglkge.kernels.triple_rows import find_rows
 from dglkge.sampling import triple_order
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Floats, Ids
 
 IDS_A_BUCKET = 32
 """Mean number of the partition's triples in a bucket: between half of this and this. The index takes 0.25 to
@@ -110,9 +108,9 @@ class EdgeBatch:
     heads: Ids
     relations: Ids
     tails: Ids
-    weights: npt.NDArray[np.float32] | None
+    weights: Floats | None
     groups: tuple[EdgeGroup, ...]
-    labels: npt.NDArray[np.float32] | None = None
+    labels: Floats | None = None
     ranges: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
@@ -148,7 +146,7 @@ class EdgeOptions:
     local_rank: int
     trainers_per_machine: int
     seed: int
-    relation_weights: npt.NDArray[np.float32] | None = None
+    relation_weights: Floats | None = None
     has_confidences: bool = False
     order: TripleOrder | None = None
 

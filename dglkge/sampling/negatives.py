@@ -21,7 +21,7 @@ from dglkge.errors import InputError
 from dglkge.kernels.hashing import below, combine
 from dglkge.kernels.losses import ignore_known
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION, Ids, Mask, Side
 
 
 def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
@@ -46,8 +46,6 @@ def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
         counts[place] += 1
     return counts
 
-
-Ids = npt.NDArray[np.int64]
 
 TOTAL_BITS = 52
 """The weights of an entity type sum to about 2**52: their sums fit into int64."""
@@ -329,11 +327,9 @@ class KnownNegatives:
     count: Ids
     answers: npt.NDArray[np.integer]
     negative_ids: Ids
-    is_own_known: npt.NDArray[np.bool_]
+    is_own_known: Mask
 
-    def overwrite(
-        self, scores: npt.NDArray[Any], ignored: Any, slots: npt.NDArray[np.int32] | None = None
-    ) -> None:
+    def overwrite(self, scores: np.ndarray, ignored: Any, slots: npt.NDArray[np.int32] | None = None) -> None:
         """Write a value in place of the scores, or a mask, (B, N) of known answers.
 
         ``slots`` (H + N,) is room as in :func:`dglkge.kernels.losses.ignore_known`.
@@ -343,7 +339,7 @@ class KnownNegatives:
             slots = np.empty((2 << num.bit_length()) + num, np.int32)
         ignore_known((self.first, self.count, self.answers), self.negative_ids, ignored, slots, scores)
 
-    def ignore(self, mask: npt.NDArray[np.bool_], plainly: bool) -> None:
+    def ignore(self, mask: Mask, plainly: bool) -> None:
         """Set the places (B, N) of known answers to True; ``plainly`` without compiled loops."""
         if not plainly:
             self.overwrite(mask, True)

@@ -19,9 +19,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EpochBatches, ignore_phase, trainer_share
-from dglkge.typing import RELATION, Side
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import RELATION, Ids, Mask, Side
 
 
 class AnswerIndex:
@@ -82,7 +80,7 @@ class PairIndex(AnswerIndex):
         yield 0, len(self), self.answers
 
 
-def _changes(columns: Sequence[Ids]) -> npt.NDArray[np.bool_]:
+def _changes(columns: Sequence[Ids]) -> Mask:
     """Return a mask of the rows that differ from the row before in one of the columns."""
     differs = np.ones(len(columns[0]), bool)
     if len(differs):
@@ -259,7 +257,7 @@ class QueryBatches(EpochBatches):
             is_here[pair_numbers] = _is_on(layout, machine, types[0], self._pair_nodes[0, pair_numbers])
         self._is_here = np.concatenate([self._is_here, is_here])
 
-    def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
+    def asks_for(self, entity_type: str) -> Mask:
         """Return a mask (Q,) of the queries with answers of an entity type."""
         asks = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
         return asks[self._kind]
@@ -298,7 +296,7 @@ def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
     return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
 
 
-def _is_on(layout: PartitionLayout, machine: int, entity_type: str, nodes: Ids) -> npt.NDArray[np.bool_]:
+def _is_on(layout: PartitionLayout, machine: int, entity_type: str, nodes: Ids) -> Mask:
     """Return whether a machine has each of some nodes."""
     first, end = layout.node_range(entity_type, machine)
     return (nodes >= first) & (nodes < end)
@@ -319,9 +317,7 @@ class ShardAnswers:
     queries with answers in the shard's table.
     """
 
-    def __init__(
-        self, index: AnswerIndex, is_asked: npt.NDArray[np.bool_], node_ids: Ids, first: int, stop: int
-    ) -> None:
+    def __init__(self, index: AnswerIndex, is_asked: Mask, node_ids: Ids, first: int, stop: int) -> None:
         counts = np.zeros(len(index), np.int64)
         places = [_no_ids()]
         for start, end, answers in index.blocks():

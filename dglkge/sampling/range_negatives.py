@@ -19,13 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.data.range_walk import ranges_of
 from dglkge.kernels.hashing import below, combine
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import present_entities, split_count
-from dglkge.typing import Side
+from dglkge.typing import Ids, Side
 
 
 def range_offset(num_ranges: int) -> float:
@@ -38,8 +37,6 @@ def range_offset(num_ranges: int) -> float:
     """
     return math.log(num_ranges - 1)
 
-
-Ids = npt.NDArray[np.int64]
 
 # Domain separation: the kinds of negatives share the seed, not the key.
 _GLOBAL_KEY, _LOCAL_KEY, _IN_BATCH_KEY = 0x6A4E, 0x10CA2, 0xBA7C5

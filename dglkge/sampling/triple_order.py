@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.kernels.hashing import combine, walk_all
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Ids, Mask
 
 # Even, so that each half is changed equally often (see walk_all).
 NUM_ROUNDS = 6
@@ -165,7 +164,7 @@ class TripleOrder:
         """Return the number of triples of a set that are never trained."""
         return int(self._held[number])
 
-    def is_trained(self, number: int, places: Ids) -> npt.NDArray[np.bool_]:
+    def is_trained(self, number: int, places: Ids) -> Mask:
         """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
         positions = permute(places, *self._held_out_order(number))
         return positions >= self._held[number]

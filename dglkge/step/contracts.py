@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.step.planning import Places, Plan
-from dglkge.typing import Side
+from dglkge.typing import Doubles, Ids, Side
 
 MEASURES = ("reg", "violators_lhs", "violators_rhs")
 """PyTorch-BigGraph's names. Means over triples: the regularizer's part of the loss, both sides summed; and
@@ -41,7 +40,7 @@ class BatchMeasures:
 
     def __init__(self, are_counted: bool) -> None:
         self.are_counted = are_counted
-        self.sums: npt.NDArray[np.float64] = np.zeros(len(MEASURES) if are_counted else 0)
+        self.sums: Doubles = np.zeros(len(MEASURES) if are_counted else 0)
 
     def add_penalty(self, penalty: float) -> None:
         """Add the penalty of some triples, where it is counted."""
@@ -73,10 +72,10 @@ class Rows(Protocol):
     def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
 
-    def addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+    def addresses(self, runs: Sequence[Places]) -> Ids:
         """Return the addresses of the rows of several runs, in the host's memory."""
 
-    def gradient_addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+    def gradient_addresses(self, runs: Sequence[Places]) -> Ids:
         """Return the addresses of their gradients, in the host's memory."""
 
     def collect(self) -> list[RowGradients]:
@@ -158,7 +157,7 @@ class Gradients:
 
     loss: float
     candidates: Sequence[RowGradients] = ()
-    measures: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    measures: Doubles = field(default_factory=lambda: np.zeros(0))
 
 
 class Objective(Protocol):
@@ -207,7 +206,7 @@ class StepResult:
     """
 
     loss: float
-    measures: npt.NDArray[np.float64]
+    measures: Doubles
     sent_bytes: int
     is_skipped: bool
     flag_sum: int
@@ -266,7 +265,7 @@ class PhaseClock:
             self._seconds[self._running] += time.perf_counter() - self._since
             self._running = -1
 
-    def take(self) -> npt.NDArray[np.float64]:
+    def take(self) -> Doubles:
         """Return the seconds of each phase since the last call, in the order of :data:`PHASES`."""
         taken, self._seconds = self._seconds, np.zeros(len(PHASES))
         return taken

@@ -11,20 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import KnownAnswers, KnownNegatives, NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION, Floats, Ids, Mask, Side
 
-NodeIds = npt.NDArray[np.int64]
-
-RangeOf = Callable[[str, NodeIds], NodeIds]
+RangeOf = Callable[[str, Ids], Ids]
 """Returns the range (n,) of each node (n,) of an entity type."""
 
-Upload = Callable[[npt.NDArray[Any]], Any]
+Upload = Callable[[np.ndarray], Any]
 """Adds an array (n,) to what is copied to a device; the result has it there as ``tensor`` afterwards."""
 
 
@@ -33,7 +30,7 @@ class Places(NamedTuple):
 
     table: str
     run: slice
-    ids: NodeIds
+    ids: Ids
 
 
 class RowIds:
@@ -44,10 +41,10 @@ class RowIds:
     """
 
     def __init__(self, tables: Iterable[str]) -> None:
-        self._runs: dict[str, list[NodeIds]] = {name: [] for name in tables}
+        self._runs: dict[str, list[Ids]] = {name: [] for name in tables}
         self._sizes = dict.fromkeys(self._runs, 0)
 
-    def add(self, table: str, node_ids: NodeIds) -> Places:
+    def add(self, table: str, node_ids: Ids) -> Places:
         """Ask for the rows of node ids (n,)."""
         start = self._sizes[table]
         self._sizes[table] += len(node_ids)
@@ -103,9 +100,9 @@ class AnswerRanges(NamedTuple):
     :mod:`dglkge.sampling.range_negatives`; which of the two is the first has no meaning.
     """
 
-    anchors: npt.NDArray[np.bool_]
-    truths: npt.NDArray[np.bool_]
-    negatives: npt.NDArray[np.bool_]
+    anchors: Mask
+    truths: Mask
+    negatives: Mask
 
 
 @dataclass
@@ -139,22 +136,22 @@ class Group(PlannedGroup):
 
     lhs: str
     rhs: str
-    head_ids: NodeIds
-    tail_ids: NodeIds
-    weights: npt.NDArray[np.float32] | None
+    head_ids: Ids
+    tail_ids: Ids
+    weights: Floats | None
     heads: Places
     relations: Places
     tails: Places
     negatives: Mapping[Side, Places]
     known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
-    labels: npt.NDArray[np.float32] | None = None
-    relation_places: NodeIds | None = None
+    labels: Floats | None = None
+    relation_places: Ids | None = None
     inputs: Any = None
     ranges: Mapping[Side, AnswerRanges] = field(default_factory=dict)
     chunk: int = 0
 
     @property
-    def relation_ids(self) -> NodeIds:
+    def relation_ids(self) -> Ids:
         """Node id of each edge's relation, (B,)."""
         ids = self.relations.ids
         return ids if self.relation_places is None else ids[self.relation_places]
@@ -166,7 +163,7 @@ class Group(PlannedGroup):
         inputs = None if self.inputs is None else self.inputs.staged(upload)
         return dataclasses.replace(self, inputs=inputs)
 
-    def factors(self, global_size: int) -> npt.NDArray[np.float32]:
+    def factors(self, global_size: int) -> Floats:
         """Return the factor (B,) of each edge's loss: its weight by the size of the global batch."""
         factors = np.full(len(self), 1 / global_size, np.float32)
         return factors if self.weights is None else factors * self.weights
@@ -182,19 +179,19 @@ class QueryGroup(PlannedGroup):
 
     side: Side
     answer_type: str
-    query_ids: NodeIds
+    query_ids: Ids
     anchors: Places
     relations: Places
-    relation_ids: NodeIds
-    relation_places: NodeIds | None
+    relation_ids: Ids
+    relation_places: Ids | None
 
 
 @dataclass(frozen=True)
 class PairGroup(PlannedGroup):
     """Queries (h, ?, t) of a batch with the same entity types; ``times`` (B,) are numbers."""
 
-    pair_ids: NodeIds
-    times: NodeIds
+    pair_ids: Ids
+    times: Ids
     heads: Places
     tails: Places
 
@@ -293,7 +290,7 @@ class EdgePlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups)
 
     def _ranges(
-        self, types: Mapping[Side, str], heads: NodeIds, tails: NodeIds, drawn: Mapping[Side, Places]
+        self, types: Mapping[Side, str], heads: Ids, tails: Ids, drawn: Mapping[Side, Places]
     ) -> dict[Side, AnswerRanges]:
         """Return which rows are in the first range of their bucket; empty where no score depends on it."""
         if self.range_of is None:

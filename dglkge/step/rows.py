@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from dglkge.optim.workspace import Scratch
 from dglkge.step.contracts import RowGradients, Rows, RowTransform
 from dglkge.step.planning import Places, Plan
 from dglkge.step.reductions import sum_by_place
+from dglkge.typing import Ids
 
 
 class Transforms:
@@ -79,7 +79,7 @@ class TableRows:
     in_place: Any = None
 
     @functools.cached_property
-    def gradient_addresses(self) -> npt.NDArray[np.int64]:
+    def gradient_addresses(self) -> Ids:
         """Addresses (n,) of the gradients."""
         return FoundRows.in_array(self.gradients.numpy()).addresses
 
@@ -104,10 +104,10 @@ class CopiedRows(Rows):
     def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
 
-    def addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+    def addresses(self, runs: Sequence[Places]) -> Ids:
         return np.concatenate([self.tables[table].in_place.addresses[run] for table, run, _ in runs])
 
-    def gradient_addresses(self, runs: Sequence[Places]) -> npt.NDArray[np.int64]:
+    def gradient_addresses(self, runs: Sequence[Places]) -> Ids:
         return np.concatenate([self.tables[table].gradient_addresses[run] for table, run, _ in runs])
 
 
@@ -205,10 +205,10 @@ class Upload:
 
     def clear(self) -> None:
         """Drop the batch; its memory is used again."""
-        self._arrays: dict[np.dtype[Any], list[npt.NDArray[Any]]] = {}
+        self._arrays: dict[np.dtype[Any], list[np.ndarray]] = {}
         self.copies: dict[np.dtype[Any], Tensor] = {}
 
-    def add(self, array: npt.NDArray[Any]) -> Piece:
+    def add(self, array: np.ndarray) -> Piece:
         """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
         arrays = self._arrays.setdefault(array.dtype, [])
         start = sum(map(len, arrays))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,9 +26,7 @@ from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
 from dglkge.step.objectives.shard_objective import Answers, ShardObjective
 from dglkge.step.planning import Plan
 from dglkge.step.rows import Transforms
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
+from dglkge.typing import Floats, Ids
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.planning.memory import KEPT_SHARES
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
 from dglkge.step.contracts import Computation, Gradients, Objective, Rows
-from dglkge.step.objectives.shard_objective import Answers, AutogradShard, Floats, ShardNumbers
+from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
 from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION, Floats, Side
 
 NO_IDS = np.empty(0, np.int64)
 """Ids of places on a device: they are in the plan alone."""

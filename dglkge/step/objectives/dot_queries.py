@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,10 +21,8 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
 from dglkge.optim import workspace
 from dglkge.step.contracts import Rows
-from dglkge.step.planning import Group, NodeIds, Places
-from dglkge.typing import Side
-
-Floats = npt.NDArray[np.float32]
+from dglkge.step.planning import Group, Places
+from dglkge.typing import Floats, Ids, Side
 
 
 def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeights | None:
@@ -47,7 +44,7 @@ class QueryRuns:
     runs: Sequence[Mapping[Side, slice]]
 
     @functools.cached_property
-    def places(self) -> tuple[NodeIds, NodeIds]:
+    def places(self) -> tuple[Ids, Ids]:
         """The row of the tail query and that of the head query of each edge, (B,) of all groups."""
         ends = np.cumsum([len(group) for group in self.groups])
         edges, tails, heads = np.arange(ends[-1]), [], []
@@ -130,7 +127,7 @@ class EdgePenalty:
         return total.item()
 
 
-def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
+def _parts(arrays: tuple[Ids, ...], part: slice) -> tuple[Ids, ...]:
     """Return a part of each of some arrays."""
     return arrays if part is workspace.WHOLE else tuple(array[part] for array in arrays)
 

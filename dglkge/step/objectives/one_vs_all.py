@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,7 +41,7 @@ from dglkge.step.objectives.all_candidates import (
 from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Places, Plan
-from dglkge.typing import Side
+from dglkge.typing import Floats, Ids, Side
 
 RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 """Names of the blocks of relation prediction; '~' cannot be confused with an entity type of that name."""
@@ -50,11 +49,11 @@ RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 
 def relation_pieces(
     model: KgeModel,
-    keys: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64],
+    keys: Ids,
+    times: Ids,
     heads: Tensor,
     tails: Tensor,
-    factors: npt.NDArray[np.float32],
+    factors: Floats,
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
 
@@ -144,10 +143,6 @@ class WithRelations(Objective):
             return Gradients(entity.loss + relation.loss, candidates, entity.measures)
 
         return finish
-
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 def places_on(places: Ids | None, device: torch.device) -> Tensor | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,8 @@ import torch
 from dglkge.model.full_losses import AnswerScores
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.workspace import Scratch
+from dglkge.typing import Floats, Ids
 
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 _FLOAT_BYTES = 4
 
 
@@ -126,7 +124,7 @@ class QueryExchange:
             gathered.append(AnswerScores(query_of.astype(np.int64), scores.astype(np.float32), own_run))
         return gathered
 
-    def share(self, numbers: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    def share(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the numbers (S, ...) of all shards for each block, from this shard's (...)."""
         size = self._group.size
         if size == 1:

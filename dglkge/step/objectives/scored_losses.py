@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -28,7 +27,7 @@ from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import find_equal
 from dglkge.step.contracts import BatchMeasures, Computation, Gradients, Objective, Rows
 from dglkge.step.planning import EdgePlanner, Group, Plan, Upload
-from dglkge.typing import Side
+from dglkge.typing import Mask, Side
 
 LossFunction = Callable[..., Tensor]
 """Takes what a :class:`Loss` takes, and returns the same."""
@@ -190,7 +189,7 @@ class HostInputs:
         places = group.relation_places
         return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
 
-    def _ignored(self, side: Side) -> npt.NDArray[np.bool_]:
+    def _ignored(self, side: Side) -> Mask:
         """Return which scores of a side are of no negative, (B, N)."""
         group, negatives = self.group, self.group.negatives[side]
         ends = (group.head_ids, group.tail_ids)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,9 +40,7 @@ from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.workspace import Scratch
 from dglkge.planning.memory import DEVICE_BLOCK_NUMBERS, KEPT_ROW_BYTES, KEPT_SCORE_BYTES, ROWS_A_PANEL
 from dglkge.step.objectives.dot_softmax import rounded
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
+from dglkge.typing import Doubles, Floats, Ids
 
 QUERIES_A_BLOCK = 2048
 """Queries that are scored at a time, before the product that reads their scores."""
@@ -76,7 +73,7 @@ class Answers:
         """Query of each answer, (A,)."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
-    def sum_by_query(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    def sum_by_query(self, values: np.ndarray) -> Doubles:
         """Sum one number of each answer (A,) over the answers of each query, (Q,)."""
         sums = np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
         return sums.astype(np.float64)
@@ -299,7 +296,7 @@ class ProductShard(ShardObjective):
         gradients = self._scratch.take("row gradients", dim, len(row_gradients), self._dtype)
         row_gradients.copy_(torch.mm(turned, powers, out=gradients).T)
 
-    def _scales(self, greatest: Floats, normalizer: npt.NDArray[np.float64], factors: Floats) -> Floats:
+    def _scales(self, greatest: Floats, normalizer: Doubles, factors: Floats) -> Floats:
         """Return the factors (Q,) that turn powers relative to a greatest score into gradients of scores."""
         if self._is_binary:
             return factors
@@ -307,7 +304,7 @@ class ProductShard(ShardObjective):
 
     def _differentiate_answers(
         self,
-        normalizer: npt.NDArray[np.float64],
+        normalizer: Doubles,
         factors: Floats,
         query_gradients: Tensor,
         row_gradients: Tensor,

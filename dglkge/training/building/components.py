@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dglkge.config import Config
@@ -23,6 +22,7 @@ from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.settings import FreeSettings
+from dglkge.typing import Floats
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -75,7 +75,7 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     return made if made.weight else None
 
 
-def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32] | None:
+def relation_weights(config: Config, dataset: Dataset) -> Floats | None:
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.

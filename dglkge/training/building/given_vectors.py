@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
@@ -28,6 +27,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.initializers import normal_rows
+from dglkge.typing import Doubles, Ids
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,6 @@ AS_GIVEN = -1
 """``model.init_from.std`` of vectors that keep their scale."""
 PASSES = 4
 """How often the slowest trainer reads the file; the timeouts of barriers allow for it."""
-
-Floats = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,11 @@ class Change:
     """
 
     factor: float
-    mean: Floats | None = None
-    matrix: Floats | None = None
+    mean: Doubles | None = None
+    matrix: Doubles | None = None
     explained: float | None = None
 
-    def __call__(self, rows: Floats) -> Floats:
+    def __call__(self, rows: Doubles) -> Doubles:
         """Return initial numbers (b, K) of vectors (b, W)."""
         centred = rows if self.mean is None else rows - self.mean
         turned = centred if self.matrix is None else centred @ self.matrix
@@ -244,9 +241,9 @@ def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Chang
     """Compute the change of vectors from all that are used."""
     settings: Any = config.model.init_from
     blocks, dim = _checked_rows(file, used, has_bar), config.model.dimension
-    mean: Floats | None = None
+    mean: Doubles | None = None
     explained: float | None = None
-    matrix: Floats | None
+    matrix: Doubles | None
     if file.width != dim and settings.projection == PCA:
         mean, matrix, variances, explained = principal_axes(blocks, dim)
         size = math.sqrt(variances.mean()) if len(variances) else 0.0
@@ -263,7 +260,7 @@ def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Chang
     return Change(1.0 if std == AS_GIVEN else std / size, mean, matrix, explained)
 
 
-def _random_matrix(config: Config, width: int) -> Floats | None:
+def _random_matrix(config: Config, width: int) -> Doubles | None:
     """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
     dim = config.model.dimension
     if width == dim:
@@ -272,7 +269,7 @@ def _random_matrix(config: Config, width: int) -> Floats | None:
     return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, scale).astype(np.float64)
 
 
-def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, Floats, float]:
+def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Doubles, Doubles, float]:
     """Return the axes of largest variance: exactly, from the covariance (Pearson 1901), in one pass.
 
     Parameters
@@ -328,7 +325,7 @@ def require_finite(
         raise InputError(f"{place}: the vector has {value:g}; allowed: {allowed}")
 
 
-def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:
+def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Doubles]:
     """Yield the used vectors in blocks."""
     with tqdm(total=len(used), desc=f"vectors of {file.path.name}", unit="row", disable=not has_bar) as bar:
         for numbers, rows in file.rows(used):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.checkpoint.bigraph import epoch_record, pass_fields, pass_of, read_stats
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -22,11 +21,11 @@ from dglkge.sampling.triple_order import Pass
 from dglkge.step.contracts import MEASURES
 from dglkge.training.job import Job
 from dglkge.training.statistics.held_out import SUMMED, HeldOutBuckets, HeldOutEvaluator, described
-from dglkge.training.statistics.stats import NUM_SUMS, Sums, means_of
+from dglkge.training.statistics.stats import NUM_SUMS, means_of
+from dglkge.typing import Doubles
 
 logger = logging.getLogger(__name__)
 
-Usage = npt.NDArray[np.float64]
 
 USAGE = ("seconds", "bytes_read", "bytes_written", "major_faults")
 """Of all trainers of a machine; seconds of one of them. Bytes are those that the kernel moved between disks
@@ -42,7 +41,7 @@ _ENDED = _AFTER.stop
 PROCESS_IO = Path("/proc/self/io")
 
 
-def process_usage(io: Path = PROCESS_IO) -> Usage:
+def process_usage(io: Path = PROCESS_IO) -> Doubles:
     """Return time, bytes read and written, and major faults of this process so far; 0 where unknown."""
     try:
         lines = dict(line.split(": ") for line in io.read_text(encoding="ascii").splitlines())
@@ -77,7 +76,7 @@ class BucketStatistics:
         self._ranks = np.zeros((2, len(batches)), bool)
         # Turns of the batches that run, with their shares.
         self._open: list[tuple[int, float]] = []
-        self._since: Usage | None = None
+        self._since: Doubles | None = None
 
     def begin(self, epoch: int, batches_done: int) -> None:
         """Begin with an epoch, or go on inside of it; a collective where triples are held out."""
@@ -106,7 +105,7 @@ class BucketStatistics:
         if self._since is None:
             self._since = self._usage()
 
-    def after(self, index: int, sums: Sums) -> None:
+    def after(self, index: int, sums: Doubles) -> None:
         """Count a batch that is done, and close the buckets that end with it; a collective as :meth:`before`.
 
         Parameters
@@ -140,7 +139,7 @@ class BucketStatistics:
             for turn in turns:
                 self._recent[turn, columns] += self._held_out.sums(self._epoch, turn)
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> Doubles:
         usage = process_usage()
         usage[0] *= self._job.world.is_machine_leader
         return usage
@@ -217,7 +216,7 @@ class BucketStatistics:
         return records
 
 
-def _record(sums: Usage, ranges: tuple[int, int], index: int) -> dict[str, Any]:
+def _record(sums: Doubles, ranges: tuple[int, int], index: int) -> dict[str, Any]:
     """Return the record of a bucket, without its place."""
     count, usage = round(sums[1]), dict(zip(USAGE, sums[_USAGE].tolist()))
     seconds = usage.pop("seconds")
@@ -308,7 +307,7 @@ class Passes:
         first = 0 if batches_done == 1 else batches_done
         return [part for part in self._passes if first <= part.end_batch <= batches_done]
 
-    def end(self, epoch: int, ended: Sequence[Pass], sums: Sums) -> list[dict[str, Any]]:
+    def end(self, epoch: int, ended: Sequence[Pass], sums: Doubles) -> list[dict[str, Any]]:
         """Return the records of passes that ended; a collective where triples are held out.
 
         ``sums`` are over the triples that all trainers have trained in the epoch so far.
@@ -334,7 +333,7 @@ class Passes:
         return records
 
 
-def _sums_of(stats: Mapping[str, Any]) -> Sums:
+def _sums_of(stats: Mapping[str, Any]) -> Doubles:
     """Return the sums of a record's pass, without its bytes."""
     count, metrics = stats["count"], stats["metrics"]
     measured = count if all(name in metrics for name in MEASURES) else 0

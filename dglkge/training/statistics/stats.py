@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from dglkge.checkpoint.layout import (
@@ -40,6 +39,7 @@ from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
 from dglkge.training.state import Position
+from dglkge.typing import Doubles
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ProcessUsage:
         has_servers = self.num_servers and self.world.is_machine_leader
         self._servers = find_servers(self.world.job, self.proc) if has_servers else {}
 
-    def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
+    def measure(self, bytes_sent: int) -> Doubles:
         """Return an array (processes, 3) with this trainer's rows filled: trainers first, then servers."""
         world = self.world
         usage = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
@@ -82,7 +82,7 @@ class ProcessUsage:
                 usage[row, :2] = memory_of(pid, self.proc)
         return usage
 
-    def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
+    def describe(self, total: Doubles) -> dict[str, dict[str, Any]]:
         """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
         world = self.world
         described: dict[str, dict[str, Any]] = {}
@@ -120,11 +120,9 @@ def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
         return tqdm(disable=True, **options)
 
 
-Sums = npt.NDArray[np.float64]
-"""Over triples: their loss and number, the bytes sent, the number of those with batch statistics, and the
-sums of these (:data:`dglkge.step.contracts.MEASURES`)."""
-
 NUM_SUMS = 4 + len(MEASURES)
+"""Sums over triples: their loss and number, bytes sent, the number of those with batch statistics, and the
+sums of these (:data:`dglkge.step.contracts.MEASURES`)."""
 
 
 class Statistics:
@@ -204,16 +202,16 @@ class Statistics:
             self._bar.close()
         self._bar = None
 
-    def sums(self) -> Sums:
+    def sums(self) -> Doubles:
         """Return the sums over the batches of the epoch that are done, of all trainers; a collective."""
         return self._total + self._job.cluster.sum(self._done_recently())
 
-    def sums_of(self, batches_done: int) -> Sums:
+    def sums_of(self, batches_done: int) -> Doubles:
         """Return the sums of this trainer's last batch; 0 if the script did not train it."""
         last, sums = self._open
         return sums if last == batches_done else np.zeros(NUM_SUMS)
 
-    def _done_recently(self) -> Sums:
+    def _done_recently(self) -> Doubles:
         last, sums = self._open
         # A commit inside the loop's body comes before the open batch counts as done.
         return self._recent - sums if last > self._position.batches_done else self._recent.copy()
@@ -355,7 +353,7 @@ def open_trackers(config: Config, cluster: Cluster, records: LeasedFolder) -> Tr
     return trackers
 
 
-def means_of(sums: Sums) -> dict[str, float]:
+def means_of(sums: Doubles) -> dict[str, float]:
     """Return the means of batch statistics by name; empty without."""
     return dict(zip(MEASURES, (sums[4:] / sums[3]).tolist())) if sums[3] else {}
 
