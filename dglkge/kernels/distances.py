@@ -8,6 +8,8 @@ by square roots in :func:`add_modulus_gradients` are estimates with one step of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy import ndarray
 
@@ -41,12 +43,12 @@ def fill_moduli(query: ndarray, candidates: ndarray, distances: ndarray) -> None
 
 @compiled_with_reciprocals
 def _add_four_moduli(
-    query: tuple, candidate: ndarray, gradient: tuple, grad_query: tuple, grad_candidate: ndarray, tiny: float
+    query: tuple, candidate: ndarray, gradient: tuple, grad_query: tuple, grad_candidate: ndarray
 ) -> None:
     """Add the gradients of four queries, tuples of rows "(D,)", and one candidate."""
     first, second, third, fourth = query
     grad_first, grad_second, grad_third, grad_fourth = grad_query
-    half = candidate.shape[0] // 2
+    half, tiny = candidate.shape[0] // 2, candidate.dtype.type(SMALLEST_SQUARE)
     for k in range(half):
         real, imaginary = candidate[k], candidate[k + half]
         real0, imaginary0 = first[k] - real, first[k + half] - imaginary
@@ -70,28 +72,6 @@ def _add_four_moduli(
         grad_candidate[k + half] -= (weight0 * imaginary0 + weight1 * imaginary1) + (
             weight2 * imaginary2 + weight3 * imaginary3
         )
-
-
-@compiled
-def add_modulus_gradients(
-    query: ndarray, candidates: ndarray, gradient: ndarray, grad_query: ndarray, grad_candidates: ndarray
-) -> None:
-    """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
-
-    g_ij (q_ik - c_jk) / |q_ik - c_jk| for query i, minus it for candidate j.
-    """
-    tiny = query.dtype.type(SMALLEST_SQUARE)
-    for first in range(0, len(candidates), GRADIENT_BLOCK):
-        for i in range(0, len(query), AT_ONCE):
-            for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
-                _add_four_moduli(
-                    (query[i], query[i + 1], query[i + 2], query[i + 3]),
-                    candidates[j],
-                    (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
-                    (grad_query[i], grad_query[i + 1], grad_query[i + 2], grad_query[i + 3]),
-                    grad_candidates[j],
-                    tiny,
-                )
 
 
 @compiled_unaliased
@@ -145,24 +125,35 @@ def _add_four_signs(
         grad_candidate[k] -= (weight0 + weight1) + (weight2 + weight3)
 
 
-@compiled
-def add_manhattan_gradients(
-    query: ndarray, candidates: ndarray, gradient: ndarray, grad_query: ndarray, grad_candidates: ndarray
-) -> None:
-    """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
+def _gradient_loop(name: str, add_four: Callable) -> Callable:
+    """Compile the loop that adds the gradients of all rows, given those g (B, N) of the distances.
 
-    g_ij sign(q_ik - c_jk) for query i, minus it for candidate j.
+    B is a multiple of AT_ONCE: ``add_four`` adds what four queries and a candidate give.
     """
-    for first in range(0, len(candidates), GRADIENT_BLOCK):
-        for i in range(0, len(query), AT_ONCE):
-            for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
-                _add_four_signs(
-                    (query[i], query[i + 1], query[i + 2], query[i + 3]),
-                    candidates[j],
-                    (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
-                    (grad_query[i], grad_query[i + 1], grad_query[i + 2], grad_query[i + 3]),
-                    grad_candidates[j],
-                )
+
+    def add(
+        query: ndarray, candidates: ndarray, gradient: ndarray, grad_query: ndarray, grad_candidates: ndarray
+    ) -> None:
+        for first in range(0, len(candidates), GRADIENT_BLOCK):
+            for i in range(0, len(query), AT_ONCE):
+                for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
+                    add_four(
+                        (query[i], query[i + 1], query[i + 2], query[i + 3]),
+                        candidates[j],
+                        (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
+                        (grad_query[i], grad_query[i + 1], grad_query[i + 2], grad_query[i + 3]),
+                        grad_candidates[j],
+                    )
+
+    # The name is that of the cache's file, and the one that profilers show.
+    add.__name__ = add.__qualname__ = name
+    return compiled(add)
+
+
+#: g_ij (q_ik - c_jk) / |q_ik - c_jk| for query i, minus it for candidate j.
+add_modulus_gradients = _gradient_loop("add_modulus_gradients", _add_four_moduli)
+#: g_ij sign(q_ik - c_jk) for query i, minus it for candidate j.
+add_manhattan_gradients = _gradient_loop("add_manhattan_gradients", _add_four_signs)
 
 
 @compiled

@@ -139,11 +139,6 @@ class NegativeSettings(ComponentSettings):
     )
 
     @property
-    def usual_number(self) -> int:
-        """Negatives of a side without a number of its own; 1 stands for all entities."""
-        return int(getattr(self, "num_uniform", 1))
-
-    @property
     def scores_own(self) -> bool:
         """Whether the query's own entity is one negative more."""
         return bool(getattr(self, "own_entity", False))
@@ -152,7 +147,9 @@ class NegativeSettings(ComponentSettings):
     def per_side(self) -> dict[Side, int]:
         """Negatives of a query for each side; 0: the side is not predicted."""
         counts = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
-        return {side: self.usual_number if count < 0 else count for side, count in counts.items()}
+        # 1 stands for all entities.
+        usual = int(getattr(self, "num_uniform", 1))
+        return {side: usual if count < 0 else count for side, count in counts.items()}
 
     @property
     def shares(self) -> tuple[float, float, float]:

@@ -50,13 +50,15 @@ class SparseAdagrad(SparseOptimizer):
     [[0.0, 0.0], [-0.5, -0.5]]
     """
 
+    _rule_class: type[Adagrad] = Adagrad
+
     def __init__(
         self, params: Any, lr: float, eps: float = 1e-10, *, eps_inside_root: bool = False, **options: Any
     ) -> None:
-        super().__init__(params, Adagrad(eps, eps_inside_root), lr, **options)
+        super().__init__(params, self._rule_class(eps, eps_inside_root), lr, **options)
 
 
-class RowAdagrad(SparseOptimizer):
+class RowAdagrad(SparseAdagrad):
     r"""Adagrad with one float of state a row, for :class:`dgl.distributed.DistEmbedding` tables.
 
     .. math:: G \leftarrow G + \frac{1}{D} \sum_j g_j^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{G} +
@@ -66,10 +68,7 @@ class RowAdagrad(SparseOptimizer):
     Formula: :func:`dglkge.kernels.rules.row_adagrad`. Parameters are those of :class:`SparseAdagrad`.
     """
 
-    def __init__(
-        self, params: Any, lr: float, eps: float = 1e-10, *, eps_inside_root: bool = False, **options: Any
-    ) -> None:
-        super().__init__(params, RowWiseAdagrad(eps, eps_inside_root), lr, **options)
+    _rule_class = RowWiseAdagrad
 
 
 class SparseAdam(SparseOptimizer):

@@ -108,17 +108,13 @@ class StepExchange:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to others since the start."""
-        return sum(way.sent_bytes for way in (self._between, self._neighbours) if way is not None)
+        return self.network_bytes + (0 if self._neighbours is None else self._neighbours.sent_bytes)
 
     @property
     def network_bytes(self) -> int:
         """Bytes that this trainer sent over the network since the start."""
-        return 0 if self._between is None else self._between.sent_bytes
-
-    @property
-    def _between(self) -> GradientExchange | None:
-        """The exchange between machines."""
-        return self._network or self.lagged
+        between = self._network or self.lagged
+        return 0 if between is None else between.sent_bytes
 
     def run(
         self, enter: Callable[[str], None] = ignore_phase, extra: int = 0

@@ -234,7 +234,10 @@ class QueryBatches(EpochBatches):
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
         number = {kind: i for i, kind in enumerate(kinds)}
         kind_of = np.array([[number[(side, *pair)] for pair in types] for side in (0, 1)], np.int64)
-        self._kinds = [_kind(*kind) for kind in kinds]
+        # The missing side and the types of the given entity and of the answers.
+        self._kinds = [
+            (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs) for side, lhs, rhs in kinds
+        ]
         self._kind = kind_of[index.sides, index.relations]
         self._anchors = np.empty(len(index), np.int64)
         # A query belongs to the machine of its given entity: that row is read from shared memory.
@@ -289,11 +292,6 @@ class QueryBatches(EpochBatches):
         ids = ids[np.argsort(kind_of[ids], kind="stable")]
         runs = tuple(PairRun(*run) for run in _runs(kinds, kind_of[ids]))
         return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], self.pairs.times[ids], runs
-
-
-def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
-    """Return the missing side and the types of the given entity and of the answers."""
-    return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
 
 
 def _is_on(layout: PartitionLayout, machine: int, entity_type: str, nodes: Ids) -> Mask:

@@ -72,11 +72,8 @@ class Rows(Protocol):
     def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
 
-    def addresses(self, runs: Sequence[Places]) -> Ids:
-        """Return the addresses of the rows of several runs, in the host's memory."""
-
-    def gradient_addresses(self, runs: Sequence[Places]) -> Ids:
-        """Return the addresses of their gradients, in the host's memory."""
+    def addresses(self, runs: Sequence[Places]) -> tuple[Ids, Ids]:
+        """Return the addresses of the rows of several runs and of their gradients, in the host's memory."""
 
     def collect(self) -> list[RowGradients]:
         """Return the gradients of all rows, table by table; waits for a device."""

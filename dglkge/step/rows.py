@@ -104,11 +104,10 @@ class CopiedRows(Rows):
     def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
 
-    def addresses(self, runs: Sequence[Places]) -> Ids:
-        return np.concatenate([self.tables[table].in_place.addresses[run] for table, run, _ in runs])
-
-    def gradient_addresses(self, runs: Sequence[Places]) -> Ids:
-        return np.concatenate([self.tables[table].gradient_addresses[run] for table, run, _ in runs])
+    def addresses(self, runs: Sequence[Places]) -> tuple[Ids, Ids]:
+        rows = [self.tables[table].in_place.addresses[run] for table, run, _ in runs]
+        gradients = [self.tables[table].gradient_addresses[run] for table, run, _ in runs]
+        return np.concatenate(rows), np.concatenate(gradients)
 
 
 class HostRows(CopiedRows):

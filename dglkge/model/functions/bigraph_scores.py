@@ -140,16 +140,13 @@ def _unbiased(pair: BigraphScore) -> type[Comparator]:
 class StaticScore(BigraphScore):
     """c(h, g_r(t)) for queries of both sides; candidates are rows of the table."""
 
+    FACTS = ("acts", "has_bias", "operators", "maps_widths", "complex_valued", "relation_init", "help")
+
     def __init__(self, pair: BigraphScore) -> None:
         self.pair = pair
-        self.acts = pair.acts
         # Instances, as the facts of a pair are those of its class.
-        self.has_bias = pair.has_bias  # type: ignore[misc]
-        self.operators = pair.operators  # type: ignore[misc]
-        self.maps_widths = pair.maps_widths  # type: ignore[misc]
-        self.complex_valued = pair.complex_valued  # type: ignore[misc]
-        self.relation_init = pair.relation_init  # type: ignore[misc]
-        self.help = pair.help  # type: ignore[misc]
+        for fact in self.FACTS:
+            setattr(self, fact, getattr(pair, fact))
 
     @property
     def options(self) -> dict[str, Any]:

@@ -82,10 +82,7 @@ class SimplE(Dot, ScoreFunction):
     """
 
     help = "two vectors of each entity, as head and as tail (Kazemi and Poole 2018)"
-
-    @property
-    def dim_multiple(self) -> tuple[int, str]:
-        return 2, "half as head, half as tail"
+    dim_multiple = (2, "half as head, half as tail")
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         as_head, as_tail = entity.chunk(2, dim=-1)
@@ -110,9 +107,7 @@ class QuatE(Dot, ScoreFunction):
 
     help = "rotation of quaternions by unit quaternions (Zhang et al. 2019)"
 
-    @property
-    def dim_multiple(self) -> tuple[int, str]:
-        return 4, "quaternions"
+    dim_multiple = (4, "quaternions")
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return unit quaternions, at random where the numbers are drawn from a normal distribution."""
@@ -326,17 +321,15 @@ class TNTComplEx(TemporalScore):
         """Return r u and r', of both of which the authors take the norm: real parts, then imaginary ones."""
         dim = relation.shape[-1] // 2
         constant = relation[..., dim : 2 * dim]
-        return self._joined(self.composed(relation) - constant, constant)
+        changing = self.composed(relation) - constant
+        (real, imaginary), (more_real, more_imaginary) = changing.chunk(2, dim=-1), constant.chunk(2, dim=-1)
+        return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
 
     def relation_query(self, anchor: Tensor, answer: Tensor, *time: Tensor) -> Tensor:
         """Return [conj(h u) t, conj(h) t, 0]."""
         moved = self.composed(torch.cat([anchor, torch.zeros_like(anchor), *time], dim=-1))
         products = [_adjoint_product(rows, answer) for rows in (moved, anchor)]
         return torch.cat([*products, *map(torch.zeros_like, time)], dim=-1)
-
-    def _joined(self, first: Tensor, second: Tensor) -> Tensor:
-        (real, imaginary), (more_real, more_imaginary) = first.chunk(2, dim=-1), second.chunk(2, dim=-1)
-        return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
 
 
 def _adjoint_product(left: Tensor, right: Tensor) -> Tensor:
@@ -365,10 +358,7 @@ class DESimplE(TimedScore):
     help = "SimplE with numbers of entities that swing with the time (Goel et al. 2020)"
     memory_passes = 8
     Settings = DiachronicSettings
-
-    @property
-    def dim_multiple(self) -> tuple[int, str]:
-        return 2, "half as head, half as tail"
+    dim_multiple = SimplE.dim_multiple
 
     def widths(self, dim: int) -> tuple[int, int]:
         """Return the numbers s, and a, of a half of an entity's row."""

@@ -59,10 +59,10 @@ class Comparator(ABC):
         members = cls.__dict__
         if "compare" in members or "compare_pairs" in members:
             cls.is_product = members.get("is_product", False)
-        if ("compare" in members or "compare_pairs" in members) and "compare_fused" not in members:
-            # A subclass with scores of its own must not inherit the written-out terms of its base.
-            cls.compare_fused = Comparator.compare_fused  # type: ignore[method-assign]
-            cls.fuses_pairs = False
+            if "compare_fused" not in members:
+                # A subclass with scores of its own must not inherit the written-out terms of its base.
+                cls.compare_fused = Comparator.compare_fused  # type: ignore[method-assign]
+                cls.fuses_pairs = False
 
     def query_dim(self, dim: int) -> int:
         """Return the width of queries for candidates of width dim."""

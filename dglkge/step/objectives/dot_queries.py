@@ -69,8 +69,7 @@ class EdgeRows:
         places = list(zip(*((group.heads, group.tails, group.relations) for group in groups)))
         # An address says nothing of the array that it is in, so the rows are kept alive.
         self._kept = rows
-        self.rows = tuple(map(rows.addresses, places))
-        self.gradients = tuple(map(rows.gradient_addresses, places))
+        self.rows, self.gradients = zip(*map(rows.addresses, places))
 
 
 @dataclass

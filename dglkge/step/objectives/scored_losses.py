@@ -246,7 +246,7 @@ class ScoredLosses:
         is_reference = computation.is_reference
         self._device, self._matmul_dtype = computation.device, computation.matmul_dtype
         self._compare = model.compare_plainly if is_reference else model.compare
-        self._loss = loss if is_reference else with_loops(loss)
+        self._loss: LossFunction = loss if is_reference else with_loops(loss)
         self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
         if computation.is_compiled:
             from torch._inductor import config
@@ -352,9 +352,8 @@ class ScoredLosses:
         if self._counts_above:
             above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
         # Only a loss that declares confidences gets labels, and has the parameter.
-        loss: Any = self._loss
         more = {} if labels is None else {"labels": labels}
-        return loss(positive, scores, ignored, **more), above
+        return self._loss(positive, scores, ignored, **more), above
 
 
 def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:

@@ -188,15 +188,11 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     if config.training.edge_sets or config.evaluation.held_out:
         sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
     files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
-
-    def make_files() -> None:
-        if world.is_machine_leader:
-            files.make(options.pair_of_relation)
-
+    make = partial(files.make, options.pair_of_relation) if world.is_machine_leader else lambda: None
     # The others wait for the disk: the files are read once and written once.
     edges = layout.edge_table(part)
     num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
-    job.cluster.agree(make_files, 2 * num_bytes)
+    job.cluster.agree(make, 2 * num_bytes)
     buckets = files.open()
     is_mixed = config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0

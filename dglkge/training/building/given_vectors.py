@@ -7,6 +7,7 @@ the file. Rows therefore do not depend on the partitions and on the number of tr
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -289,18 +290,16 @@ def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Double
     explained : float
         Share of the whole variance.
     """
-    count, origin, total, products = 0, None, None, None
-    for rows in blocks:
-        if origin is None or total is None or products is None:
-            # Sums around a vector of the set: around 0 a large mean would cost digits.
-            origin, width = rows[0].copy(), rows.shape[1]
-            total, products = np.zeros(width), np.zeros((width, width))
+    blocks = iter(blocks)
+    first = next(blocks)
+    # Sums around a vector of the set: around 0 a large mean would cost digits.
+    origin, width, count = first[0].copy(), first.shape[1], 0
+    total, products = np.zeros(width), np.zeros((width, width))
+    for rows in itertools.chain([first], blocks):
         shifted = rows - origin
         count += len(rows)
         total += shifted.sum(axis=0)
         products += shifted.T @ shifted
-    if origin is None or total is None or products is None:
-        raise ValueError("no vectors")
     centre = total / count
     values, vectors = np.linalg.eigh(products / count - np.outer(centre, centre))
     # eigh has rising values.
