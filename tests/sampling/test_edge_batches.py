@@ -283,7 +283,7 @@ def num_pulled(batch: EdgeBatch, num_parts: int, part: int) -> int:
     samplers = dict.fromkeys(Side, negatives(num_parts, part))
     groups = EdgePlanner([*NUM_NODES, RELATION], PAIRS, samplers).plan(batch).groups
     drawn = {
-        (drawn.rows.table, id_)
+        (drawn.table, id_)
         for group in groups
         for drawn in group.negatives.values()
         for id_ in drawn.ids.tolist()
