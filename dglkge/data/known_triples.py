@@ -70,22 +70,25 @@ class Direction:
         first, end = np.split(_lower_bound(self.keys, low, high, bounds), 2)
         return first, end - first
 
-    def queries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the place of the first answer of every query, and its given entity: two (Q,) int64."""
-        first, anchors = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    def first_answers(self) -> np.ndarray:
+        """Return the place of the first answer of every query, (Q,) int64."""
+        first = [np.empty(0, np.int64)]
         # The first key of each relation begins a query, also where the entity is that of the key before.
         begins = self.starts[:-1][np.diff(self.starts) > 0]
         for start in range(0, len(self.keys), _CHUNK_ROWS):
             # One key of the chunk before, to compare with.
             before = max(start - 1, 0)
-            entities = (self.keys[before : start + _CHUNK_ROWS] >> _LOW_BITS).astype(np.int64)
+            entities = self.keys[before : start + _CHUNK_ROWS] >> _LOW_BITS
             is_new = np.concatenate([[start == 0], entities[1:] != entities[:-1]])
             inside = slice(*np.searchsorted(begins, [start, start + _CHUNK_ROWS]))
             is_new[begins[inside] - before] = True
             is_new[: start - before] = False
             first.append(np.flatnonzero(is_new) + before)
-            anchors.append(entities[is_new])
-        return np.concatenate(first), np.concatenate(anchors)
+        return np.concatenate(first)
+
+    def given(self, places: np.ndarray) -> np.ndarray:
+        """Return the given entity of the query that each answer is of, int64; ``places`` are the answers'."""
+        return (self.keys[places] >> _LOW_BITS).astype(np.int64)
 
     def anchors(self, relation_id: int) -> np.ndarray:
         """Return the given entities of a relation's queries, ascending."""

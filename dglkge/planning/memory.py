@@ -78,8 +78,9 @@ ROWS_A_PANEL = 8192
 QUERY_COPIES = 8
 """Copies of all trainers' queries: messages out and in, operands of matmuls, and gradients likewise."""
 
-QUERY_INDEX_BYTES = 160
-"""Bytes per training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
+QUERY_INDEX_BYTES, PAIR_INDEX_BYTES = 64, 64
+"""Bytes per training triple under k_vs_all on each trainer: its two queries and their answers, and its pair
+of entities where relations are predicted, while they are sorted."""
 
 OWN_INDEX_BYTES = 40
 """Bytes per training triple of an index that is not mapped from the data set's folder: a copy of the triple
@@ -375,9 +376,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if config.training.objective.by_queries:
         # Held-out triples are none of its answers, so that each trainer makes an index of its own.
         index_copy = OWN_INDEX_BYTES if config.evaluation.held_out is not None else 0
-        index = (QUERY_INDEX_BYTES + index_copy) * size.splits[TRAIN]
-    # One query of each triple for its relation, beside two for its entities.
-    index += index // 2 if RELATION in owned else 0
+        pair_index = PAIR_INDEX_BYTES if RELATION in owned else 0
+        index = (QUERY_INDEX_BYTES + pair_index + index_copy) * size.splits[TRAIN]
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
 
 

@@ -9,7 +9,7 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class AnswerIndex:
         """Number of answers of each query, (Q,)."""
         return np.diff(self.starts)
 
-    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+    def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
         """Yield blocks of queries as first query, end, and their answers (A,), ascending for each query."""
         raise NotImplementedError
 
@@ -62,25 +62,29 @@ class PairIndex(AnswerIndex):
     def __init__(
         self, triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_times: int = 1
     ) -> None:
-        heads, relations, tails = (np.asarray(column, np.int64) for column in triples.T)
         self.kinds = sorted(set(types))
         number = {kind: i for i, kind in enumerate(self.kinds)}
-        kinds = np.array([number[pair] for pair in types], np.int64)[relations]
-        relations, times = np.divmod(relations, num_times)
-        order = np.lexsort((relations, times, tails, heads, kinds))
-        columns = [column[order] for column in (kinds, heads, tails, times, relations)]
+        kind_of = np.array([number[pair] for pair in types], np.int64)
+        heads, tails = triples[:, 0], triples[:, 2]
+        relations, times = np.divmod(triples[:, 1].astype(np.int64), num_times)
+        parts = (kind_of[triples[:, 1]], heads, tails, times, relations)
+        # Each of these numbers is below 2**31: half as wide as ids, as every trainer keeps them.
+        columns = [part.astype(np.int32) for part in parts]
+        del relations, times, parts
+        order = np.lexsort((columns[4], columns[3], columns[2], columns[1], columns[0]))
+        columns = [column[order] for column in columns]
         # The same triple may occur twice in the data; its relation counts once.
         is_pair = _changes(columns[:4])
         is_answer = is_pair | _changes(columns[4:])
         self.kind_of, self.heads, self.tails, self.times = (column[is_pair] for column in columns[:4])
-        self.answers: Ids = columns[4][is_answer]
+        self.answers = columns[4][is_answer]
         self.starts = np.append(np.flatnonzero(is_pair[is_answer]), len(self.answers)).astype(np.int64)
 
-    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+    def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
         yield 0, len(self), self.answers
 
 
-def _changes(columns: Sequence[Ids]) -> Mask:
+def _changes(columns: Sequence[npt.NDArray[np.integer]]) -> Mask:
     """Return a mask of the rows that differ from the row before in one of the columns."""
     differs = np.ones(len(columns[0]), bool)
     if len(differs):
@@ -107,43 +111,49 @@ def _no_ids() -> Ids:
 
 
 class QueryIndex(AnswerIndex):
-    """All queries of the training triples, one split, by original ids. Answers are read where they are.
+    """All queries of the training triples, one split, by original ids.
 
-    Attributes
-    ----------
-    sides : (Q,) int64
-        0: the tail is missing, 1: the head.
-    relations, anchors : (Q,) int64
-        Relation and given entity of each query.
+    They are numbered by side (first those whose tail is missing), relation and given entity. What they ask
+    and their answers are read where they lie, in the index of known triples: ``starts`` is all that a trainer
+    keeps of them.
 
     Examples
     --------
     >>> index = QueryIndex(KnownTriples([np.array([[0, 0, 1], [0, 0, 2], [0, 0, 2]])], num_relations=1))
-    >>> list(zip(index.sides.tolist(), index.anchors.tolist(), np.diff(index.starts).tolist()))
-    [(0, 0, 2), (1, 1, 1), (1, 2, 1)]
+    >>> index.groups(np.arange(3)).tolist(), index.anchors(np.arange(3)).tolist(), index.num_answers.tolist()
+    ([0, 1, 1], [0, 1, 2], [2, 1, 1])
     """
 
     def __init__(self, known: KnownTriples) -> None:
-        sides, relations, anchors, starts = [], [], [], []
-        self._answers: list[npt.NDArray[np.integer]] = []
-        offset = 0
-        for number, side in enumerate((Side.TAIL, Side.HEAD)):
-            (direction,) = known.directions(side)
-            first, entities = direction.queries()
-            anchors.append(entities)
-            relations.append(np.searchsorted(direction.starts, first, side="right") - 1)
-            sides.append(np.full(len(first), number, np.int64))
-            starts.append(first + offset)
-            self._answers.append(direction.answers)
-            offset += len(direction.answers)
-        self.sides: Ids = np.concatenate(sides)
-        self.relations: Ids = np.concatenate(relations)
-        self.anchors: Ids = np.concatenate(anchors)
-        self.starts = np.append(np.concatenate(starts), offset)
+        tails, heads = (known.directions(side)[0] for side in (Side.TAIL, Side.HEAD))
+        self._directions, self._half = (tails, heads), len(tails.keys)
+        self.num_relations = len(tails.starts) - 1
+        # Where the answers of each side and relation begin, and where the last ones end: (2R + 1,).
+        self._bounds = np.concatenate([tails.starts[:-1], self._half + heads.starts])
+        first = [tails.first_answers(), heads.first_answers() + self._half, self._bounds[-1:]]
+        self.starts = np.concatenate(first)
 
-    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+    def groups(self, query_ids: Ids) -> Ids:
+        """Return the relation of each query, (n,), plus R where the head is missing."""
+        return np.searchsorted(self._bounds, self.starts[query_ids], side="right") - 1
+
+    def group_sizes(self) -> Ids:
+        """Return the number of queries of each side and relation, (2R,)."""
+        return np.diff(np.searchsorted(self.starts[:-1], self._bounds))
+
+    def anchors(self, query_ids: Ids) -> Ids:
+        """Return the given entity of each query, (n,)."""
+        places = self.starts[query_ids]
+        anchors = np.empty(len(places), np.int64)
+        lacks_head = places >= self._half
+        for direction, offset, chosen in zip(self._directions, (0, self._half), (~lacks_head, lacks_head)):
+            anchors[chosen] = direction.given(places[chosen] - offset)
+        return anchors
+
+    def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
         offset = 0
-        for answers in self._answers:
+        for direction in self._directions:
+            answers = direction.answers
             first, stop = np.searchsorted(self.starts[:-1], [offset, offset + len(answers)]).tolist()
             while first < stop:
                 # At least one query; more while their answers are few enough.
@@ -226,44 +236,22 @@ class QueryBatches(EpochBatches):
     pairs: PairIndex | None = None
 
     def __post_init__(self) -> None:
-        index, pairs, layout, types = self.index, self.pairs, self.layout, self.types
-        self._num_queries = len(index) + (0 if pairs is None else len(pairs))
-        machine, *self._turn = self.place_of_trainer
-        self._relations = np.asarray(layout.edge_ids(RELATION))[index.relations]
+        types = self.types
+        self._num_queries = len(self.index) + (0 if self.pairs is None else len(self.pairs))
+        self._relation_nodes = np.asarray(self.layout.edge_ids(RELATION))
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
         number = {kind: i for i, kind in enumerate(kinds)}
-        kind_of = np.array([[number[(side, *pair)] for pair in types] for side in (0, 1)], np.int64)
+        self._kind_of = np.array([number[(side, *pair)] for side in (0, 1) for pair in types], np.int64)
         # The missing side and the types of the given entity and of the answers.
         self._kinds = [
             (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs) for side, lhs, rhs in kinds
         ]
-        self._kind = kind_of[index.sides, index.relations]
-        self._anchors = np.empty(len(index), np.int64)
-        # A query belongs to the machine of its given entity: that row is read from shared memory.
-        self._is_here = np.zeros(len(index), bool)
-        for i, (_, anchor_type, _) in enumerate(self._kinds):
-            ids = np.flatnonzero(self._kind == i)
-            self._anchors[ids] = nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[ids]]
-            self._is_here[ids] = _is_on(layout, machine, anchor_type, nodes)
-        if pairs is not None:
-            self._place_pairs(pairs, layout, machine)
-
-    def _place_pairs(self, pairs: PairIndex, layout: PartitionLayout, machine: int) -> None:
-        """Find the node ids of all pairs, and which of them have their head on this machine."""
-        self._pair_nodes = np.empty((2, len(pairs)), np.int64)
-        is_here = np.zeros(len(pairs), bool)
-        for i, types in enumerate(pairs.kinds):
-            pair_numbers = np.flatnonzero(pairs.kind_of == i)
-            for side, (name, ids) in enumerate(zip(types, (pairs.heads, pairs.tails))):
-                self._pair_nodes[side, pair_numbers] = np.asarray(layout.node_ids(name))[ids[pair_numbers]]
-            is_here[pair_numbers] = _is_on(layout, machine, types[0], self._pair_nodes[0, pair_numbers])
-        self._is_here = np.concatenate([self._is_here, is_here])
 
     def asks_for(self, entity_type: str) -> Mask:
         """Return a mask (Q,) of the queries with answers of an entity type."""
         asks = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
-        return asks[self._kind]
+        return np.repeat(asks[self._kind_of], self.index.group_sizes())
 
     def __len__(self) -> int:
         return triple_order.num_batches(self._num_queries, self.batch_size)
@@ -274,30 +262,55 @@ class QueryBatches(EpochBatches):
         ids = triple_order.inverse_permute(positions, self._num_queries, self.seed, epoch)
         enter("edges")
         # Selected by a lookup, as the whole index is on every trainer; no ids travel.
-        ids = ids[self._is_here[ids]]
-        ids = ids[trainer_share(len(ids), *self._turn)]
-        # Numbers above those of the queries for entities are pairs.
-        pairs = self._sorted_pairs(ids[ids >= len(self.index)] - len(self.index))
-        ids = ids[ids < len(self.index)]
-        ids = ids[np.argsort(self._kind[ids], kind="stable")]
-        runs = tuple(QueryRun(*run) for run in _runs(self._kinds, self._kind[ids]))
-        anchors, relations = self._anchors[ids], self._relations[ids]
-        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *pairs)
-
-    def _sorted_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, Ids, tuple[PairRun, ...]]:
-        """Sort pairs by kind; returns their numbers, heads, tails, times and runs."""
+        kinds, nodes = self._given(ids)
+        here = np.flatnonzero(nodes >= 0)
+        here = here[trainer_share(len(here), *self.place_of_trainer[1:])]
+        here = here[np.argsort(kinds[here], kind="stable")]
+        ids, kinds, nodes = ids[here], kinds[here], nodes[here]
+        num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
+        runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
+        relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
+        batch = QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, runs)
         if self.pairs is None:
-            return ids, ids, ids, ids, ()
-        kind_of, kinds = self.pairs.kind_of, self.pairs.kinds
-        ids = ids[np.argsort(kind_of[ids], kind="stable")]
-        runs = tuple(PairRun(*run) for run in _runs(kinds, kind_of[ids]))
-        return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], self.pairs.times[ids], runs
+            return batch
+        return self._with_pairs(batch, self.pairs, ids[num:], kinds[num:], nodes[num:])
 
+    def _given(self, ids: Ids) -> tuple[Ids, Ids]:
+        """Return kind and given entity of queries and, after the kinds of these, of pairs, (n,) each.
 
-def _is_on(layout: PartitionLayout, machine: int, entity_type: str, nodes: Ids) -> Mask:
-    """Return whether a machine has each of some nodes."""
-    first, end = layout.node_range(entity_type, machine)
-    return (nodes >= first) & (nodes < end)
+        The entities are node ids, -1 where they lie on another machine: a query belongs to that of its given
+        entity, whose row is read from shared memory.
+        """
+        is_pair = ids >= len(self.index)
+        kinds, entities, nodes = np.empty_like(ids), np.empty_like(ids), np.empty_like(ids)
+        kinds[~is_pair] = self._kind_of[self.index.groups(ids[~is_pair])]
+        entities[~is_pair] = self.index.anchors(ids[~is_pair])
+        given_types = [anchor_type for _, anchor_type, _ in self._kinds]
+        if self.pairs is not None:
+            pair_ids = ids[is_pair] - len(self.index)
+            kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
+            entities[is_pair] = self.pairs.heads[pair_ids]
+            given_types += [lhs for lhs, _ in self.pairs.kinds]
+        order = np.argsort(kinds, kind="stable")
+        for name, start, end in _runs([(name,) for name in given_types], kinds[order]):
+            run = order[start:end]
+            nodes[run] = self.layout.node_ids(name)[entities[run]]
+            first, stop = self.layout.node_range(name, self.place_of_trainer[0])
+            nodes[run[(nodes[run] < first) | (nodes[run] >= stop)]] = -1
+        return kinds, nodes
+
+    def _with_pairs(
+        self, batch: QueryBatch, pairs: PairIndex, ids: Ids, kinds: Ids, heads: Ids
+    ) -> QueryBatch:
+        """Add pairs to a batch, which are sorted by their kinds."""
+        pair_ids = ids - len(self.index)
+        tails, times = (column[pair_ids].astype(np.int64) for column in (pairs.tails, pairs.times))
+        runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
+        for run in runs:
+            tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
+        return replace(
+            batch, pair_ids=pair_ids, pair_heads=heads, pair_tails=tails, pair_times=times, pair_runs=runs
+        )
 
 
 def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:
@@ -316,17 +329,18 @@ class ShardAnswers:
     """
 
     def __init__(self, index: AnswerIndex, is_asked: Mask, node_ids: Ids, first: int, stop: int) -> None:
-        counts = np.zeros(len(index), np.int64)
-        places = [_no_ids()]
+        self.starts: Ids = np.zeros(len(index) + 1, np.int64)
+        # Half as wide as ids, as a trainer keeps the place of each answer.
+        places = [np.empty(0, np.int32)]
         for start, end, answers in index.blocks():
             query_of = np.repeat(np.arange(end - start), np.diff(index.starts[start : end + 1]))
             kept = np.flatnonzero(is_asked[start:end][query_of])
             nodes = node_ids[answers[kept]]
             is_here = (nodes >= first) & (nodes < stop)
-            counts[start:end] = np.bincount(query_of[kept[is_here]], minlength=end - start)
-            places.append(nodes[is_here] - first)
-        self.starts: Ids = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.places: Ids = np.concatenate(places)
+            self.starts[start + 1 : end + 1] = np.bincount(query_of[kept[is_here]], minlength=end - start)
+            places.append((nodes[is_here] - first).astype(np.int32))
+        np.cumsum(self.starts, out=self.starts)
+        self.places = np.concatenate(places)
 
     def of(self, query_ids: Ids) -> tuple[Ids, Ids]:
         """Return (starts, places) of some queries, in CSR form as above."""
@@ -334,7 +348,7 @@ class ShardAnswers:
         counts = self.starts[query_ids + 1] - self.starts[query_ids]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-        return starts, self.places[np.repeat(self.starts[query_ids], counts) + offsets]
+        return starts, self.places[np.repeat(self.starts[query_ids], counts) + offsets].astype(np.int64)
 
 
 TrainingBatch = EdgeBatch | QueryBatch

@@ -69,7 +69,8 @@ def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, mo
     known = mapped(tmp_path, triples, num_relations)
     check(known, triples, queries)
     (direction,) = known.directions(Side.TAIL)
-    first, entities = direction.queries()
+    first = direction.first_answers()
+    entities = direction.given(first)
     relations = np.searchsorted(direction.starts, first, side="right") - 1
     assert list(zip(relations, entities)) == sorted({(r, h) for h, r, _ in triples.tolist()})
     check(KnownTriples([triples[:100], triples[50:]], num_relations), triples, queries)

@@ -32,8 +32,11 @@ def test_the_index_has_every_query_once_with_its_answers(block: int, monkeypatch
     triples = np.random.default_rng(1).integers(0, 9, (300, 3))
     index = QueryIndex(KnownTriples([triples], 9))
     got, answers = {}, answers_of(index)
-    for i in range(len(index)):
-        key = (int(index.sides[i]), int(index.relations[i]), int(index.anchors[i]))
+    ids = np.arange(len(index))
+    groups = index.groups(ids)
+    assert index.group_sizes().tolist() == np.bincount(groups, minlength=18).tolist()
+    for i, group, anchor in zip(ids.tolist(), groups.tolist(), index.anchors(ids).tolist()):
+        key = (*divmod(group, 9), anchor)
         assert key not in got
         got[key] = answers[i]
     expected: dict[tuple[int, int, int], set[int]] = {}
@@ -55,7 +58,8 @@ def check_runs(batches: QueryBatches, batch: Any) -> None:
         assert run.start == end < run.end
         end = run.end
         ids = batch.query_ids[run.start : run.end]
-        assert set(batches.index.sides[ids].tolist()) == {0 if run.side is Side.TAIL else 1}
+        sides = batches.index.groups(ids) // batches.index.num_relations
+        assert set(sides.tolist()) == {0 if run.side is Side.TAIL else 1}
         assert batches.asks_for(run.answer_type)[ids].all()
     assert end == len(batch.query_ids)
 
@@ -64,7 +68,7 @@ def test_answers_of_a_shard() -> None:
     triples = np.random.default_rng(2).integers(0, 20, (200, 3)) % [20, 3, 20]
     index = QueryIndex(KnownTriples([triples], 3))
     node_ids = np.random.default_rng(3).permutation(20)
-    is_asked = index.sides == 0
+    is_asked = index.groups(np.arange(len(index))) < 3
     shard = ShardAnswers(index, is_asked, node_ids, first=5, stop=12)
     answers = answers_of(index)
     query_ids = np.random.default_rng(4).choice(np.flatnonzero(is_asked), 9, replace=False)

@@ -239,12 +239,13 @@ def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
         held = {tuple(row) for row in train[trainer._passes._held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
     index, trained = batches.index, set()
+    groups, anchors = (of(np.arange(len(index))) for of in (index.groups, index.anchors))
     answers = np.concatenate([block for *_, block in index.blocks()])
     for query, (first, end) in enumerate(zip(index.starts, index.starts[1:])):
         for answer in answers[first:end].tolist():
-            ends = (int(index.anchors[query]), answer)
-            head, tail = ends[:: -1 if index.sides[query] else 1]
-            trained.add((head, int(index.relations[query]), tail))
+            lacks_head, relation = divmod(int(groups[query]), index.num_relations)
+            head, tail = (int(anchors[query]), answer)[:: -1 if lacks_head else 1]
+            trained.add((head, relation, tail))
     expected = {tuple(row) for row in train.tolist()} - held
     assert trained == expected and len(held) == -(-len(train) // 5)
     if prediction:

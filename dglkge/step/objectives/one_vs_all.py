@@ -282,12 +282,12 @@ def all_answers(
     ``splits_labels``: each of a query's k answers has label 1 / k, else 1. ``penalizes``: they are
     regularized.
     """
-    # The count of all answers, not of the shard's: labels sum to 1 over all shards.
-    parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
 
     def answers_of(query_ids: Ids) -> Answers:
         starts, places = shard_answers.of(query_ids)
-        equal_parts = np.repeat(parts[query_ids], np.diff(starts))
+        # The count of all answers, not of the shard's: labels sum to 1 over all shards.
+        num_answers = index.starts[query_ids + 1] - index.starts[query_ids]
+        equal_parts = np.repeat((1 / num_answers).astype(np.float32), np.diff(starts))
         shares = equal_parts if splits_labels else np.ones(len(places), np.float32)
         return Answers(starts, places, shares, equal_parts if penalizes else None)
 
