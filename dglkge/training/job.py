@@ -188,18 +188,13 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
         # The first group is that of the entities.
         group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
         global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
-    averages = None
-    if config.training.averaging is not None:
+    averages, settings = None, config.training
+    if settings.averaging is not None:
         turn = (world.local_rank, world.trainers_per_machine)
         with request_timeout():
-            averages = Averages(tables, config.training.averaging, turn)
-    computation = Computation(
-        device,
-        getattr(torch, config.training.matmul_dtype),
-        config.training.kernels == REFERENCE,
-        config.training.compile,
-        PhaseClock(config.training.profile),
-    )
+            averages = Averages(tables, settings.averaging, turn)
+    dtype, is_reference = getattr(torch, settings.matmul_dtype), settings.kernels == REFERENCE
+    computation = Computation(device, dtype, is_reference, settings.compile, PhaseClock(settings.profile))
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     return Job(
@@ -219,23 +214,16 @@ def _build_dense(
 
     None where there are none. A collective.
     """
-    module = model.module
+    module, world = model.module, cluster.world
     names = [] if module is None else [name for name, _ in module.named_parameters()]
     if features is not None:
         module = features.projections if module is None else JoinedModules(module, features.projections)
     if module is None:
         return None
     # One trainer has all of them in any case.
-    is_sharded = config.dense.sharding == "fsdp" and cluster.world.world_size > 1
-    return DenseParameters(
-        module,
-        functools.partial(dense_optimizer, config.dense),
-        DeviceGroups(request_timeout_seconds()),
-        cluster.world.rank == 0,
-        config.optimizer.clip_value,
-        Path(config.output) if is_sharded else None,
-        loss_scale,
-        names,
-        model.score_function.module_penalty,
-        cluster.world.world_size,
-    )
+    is_sharded = config.dense.sharding == "fsdp" and world.world_size > 1
+    make, groups = functools.partial(dense_optimizer, config.dense), DeviceGroups(request_timeout_seconds())
+    shards_in = Path(config.output) if is_sharded else None
+    options = (world.rank == 0, config.optimizer.clip_value, shards_in, loss_scale, names)
+    penalty = model.score_function.module_penalty
+    return DenseParameters(module, make, groups, *options, penalty, world.world_size)

@@ -74,18 +74,11 @@ def edge_options(
     # The number of each relation's edge type; -1 where no training triple has it.
     relations = dataset.relations.relations
     pair_of_relation = [number.get((relation.lhs, relation.rhs), -1) for relation in relations]
-    weights = relation_weights(config, dataset)
-    return EdgeOptions(
-        np.array(pair_of_relation, np.int64)[by_node],
-        num_triples,
-        config.training.batch_size,
-        config.negatives.chunk_size,
-        *turn,
-        config.seed,
-        None if weights is None else weights[by_node],
-        config.loss.has_confidences,
-        order,
-    )
+    pair_of_node, weights = np.array(pair_of_relation, np.int64)[by_node], relation_weights(config, dataset)
+    weights = None if weights is None else weights[by_node]
+    sizes = (num_triples, config.training.batch_size, config.negatives.chunk_size)
+    has_confidences = config.loss.has_confidences
+    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, has_confidences, order)
 
 
 def _trained_queries(job: Job) -> QueryBatches:
@@ -108,15 +101,10 @@ def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBa
     """Make the batches of the queries of triples (n, 3), which ``known`` indexes."""
     config, world = job.config, job.world
     types = [(relation.lhs, relation.rhs) for relation in job.dataset.relations.relations]
-    return QueryBatches(
-        QueryIndex(known),
-        job.layout,
-        types,
-        config.training.batch_size,
-        (world.machine, world.local_rank, world.trainers_per_machine),
-        config.seed,
-        PairIndex(triples, types, job.layout.num_times) if config.training.relation_prediction else None,
-    )
+    turn, size = (world.machine, world.local_rank, world.trainers_per_machine), config.training.batch_size
+    predicts_relations = bool(config.training.relation_prediction)
+    pairs = PairIndex(triples, types, job.layout.num_times) if predicts_relations else None
+    return QueryBatches(QueryIndex(known), job.layout, types, size, turn, config.seed, pairs)
 
 
 def configured_order(job: Job) -> TripleOrder:

@@ -141,20 +141,14 @@ def build_device_batches(job: Job, options: EdgeOptions) -> DeviceBatches:
 
 def build_device_softmax(job: Job) -> DeviceSoftmax:
     """Make the objective of a job that draws on its device."""
-    config, (entity_type,) = job.config, job.dataset.entity_types
+    config, model, (entity_type,) = job.config, job.computing, job.dataset.entity_types
     device = job.computation.device.device
     uniform = _uniform(job)
     # Sides with one sampler share their negatives.
     distinct = {id(sampler): sampler for sampler in uniform.values() if sampler is not None}
     there = {key: ChunkNegatives(sampler, entity_type, device) for key, sampler in distinct.items()}
     samplers = {side: there[id(sampler)] for side, sampler in uniform.items()}
-    return DeviceSoftmax(
-        entity_type,
-        samplers,
-        config.negatives.chunk_size,
-        job.computing,
-        configured_regularizer(config, job.computing),
-        config.negatives.scores_own,
-        config.loss.batch_reduction == "sum",
-        job.computation,
-    )
+    regularizer, sums_batch = configured_regularizer(config, model), config.loss.batch_reduction == "sum"
+    options = (config.negatives.scores_own, sums_batch, job.computation)
+    size = config.negatives.chunk_size
+    return DeviceSoftmax(entity_type, samplers, size, model, regularizer, *options)
