@@ -169,18 +169,12 @@ class Table:
         return num_bad
 
     def _apply(
-        self,
-        gradients: GradientRows,
-        step: RuleStep,
-        arrays: Sequence[ndarray],
-        targets: ndarray,
-        selected: ndarray,
-        ids: ndarray,
+        self, gradients: GradientRows, step: RuleStep, arrays: Sequence[ndarray], *rows: ndarray
     ) -> int:
-        """Update rows in place; returns how many were skipped as not finite."""
+        """Update rows, as of :meth:`NarrowUpdate.apply`; returns how many were skipped as not finite."""
         if self._narrow is None:
-            return gradients.update(step, arrays, targets, selected)
-        return self._narrow.apply(gradients, step, arrays, (targets, selected, ids))
+            return gradients.update(step, arrays, *rows[:2])
+        return self._narrow.apply(gradients, step, arrays, rows)
 
 
 NUMBERS_A_BLOCK = 1 << 26

@@ -303,11 +303,7 @@ class ProductShard(ShardObjective):
         return (factors * np.exp(greatest - normalizer)).astype(np.float32)
 
     def _differentiate_answers(
-        self,
-        normalizer: Doubles,
-        factors: Floats,
-        query_gradients: Tensor,
-        row_gradients: Tensor,
+        self, normalizer: Doubles, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
