@@ -450,9 +450,7 @@ class AutogradShard(ShardObjective):
 
     def _there(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
-        if not self.device.is_staged:
-            return tensor
-        return tensor.to(self.device.device, copy=True)
+        return tensor.to(self.device.device, copy=True) if self.device.is_staged else tensor
 
     def _block(self, block: slice) -> Tensor:
         """Return some rows on the device."""
