@@ -207,7 +207,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 table.fence(weakref.WeakMethod(self.finish))
             self.tables.append(table)
             self._params.append(embedding)
-            unscale = weakref.WeakMethod(self._unscale) if len(self.tables) == 1 else None
+            unscale: Any = weakref.WeakMethod(self._unscale) if len(self.tables) == 1 else None
             group["params"].append(EmbeddingParameter.of(embedding, unscale))
         self._name_tables()
         self.param_groups.append(group)

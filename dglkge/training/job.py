@@ -28,17 +28,10 @@ from dglkge.optim.workspace import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
+from dglkge.training.building import tables as building
 from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
-from dglkge.training.building.tables import (
-    RunFeatures,
-    build_device_tables,
-    build_features,
-    choose_lookup,
-    fill_tables,
-    open_optimizer,
-    open_tables,
-)
+from dglkge.training.building.tables import RunFeatures
 from dglkge.training.script import opened_dataset
 from dglkge.typing import RELATION, TablePart
 
@@ -171,12 +164,12 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster, device)
     model = configured_model(config)
-    tables = open_tables(config, cluster, dataset, layout, model)
-    features = build_features(config, cluster, dataset)
-    fill_tables(tables, model, config, cluster, features, meta)
-    optimizer = open_optimizer(config, tables, world.num_machines)
-    choose_lookup(config, tables, world.num_machines)
-    device_tables = build_device_tables(config, tables, optimizer, world, device)
+    tables = building.open_tables(config, cluster, dataset, layout, model)
+    features = building.build_features(config, cluster, dataset)
+    building.fill_tables(tables, model, config, cluster, features, meta)
+    optimizer = building.open_optimizer(config, tables, world.num_machines)
+    building.choose_lookup(config, tables, world.num_machines)
+    device_tables = building.build_device_tables(config, tables, optimizer, world, device)
     model = computing = model.on_device(device.device)
     precision = build_precision(config, computing, device, cluster)
     loss_scale = None if precision is None else precision.loss_scale
