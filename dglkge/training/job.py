@@ -31,7 +31,6 @@ from dglkge.step.row_transforms import GlobalVectors
 from dglkge.training.building import tables as building
 from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
-from dglkge.training.building.tables import RunFeatures
 from dglkge.training.script import opened_dataset
 from dglkge.typing import RELATION, TablePart
 
@@ -66,7 +65,7 @@ class Job:
     tables: TableSet
     optimizer: Any
     device_tables: DeviceTables | None = None
-    features: RunFeatures | None = None
+    features: building.RunFeatures | None = None
     global_vectors: GlobalVectors | None = None
     dense: DenseParameters | None = None
     averages: Averages | None = None
@@ -199,7 +198,7 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
 def _build_dense(
     config: Config,
     model: KgeModel,
-    features: RunFeatures | None,
+    features: building.RunFeatures | None,
     cluster: Cluster,
     loss_scale: LossScale | None,
 ) -> DenseParameters | None:

@@ -20,7 +20,6 @@ import numpy as np
 from tqdm import tqdm
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.layout import Progress
 from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.jobs import PROC, find_servers, memory_of
@@ -328,7 +327,7 @@ class Statistics:
         The line has the epoch's number, which counts from 0 as in the other lines.
         """
         self._append({"time": timestamp(), "epoch": epochs_done - 1, VALID: dict(measures)})
-        self._records.write_json(layout.RUN_VALIDATION_FILE, {Progress.FINISHED_EPOCHS: epochs_done})
+        self._records.write_json(layout.RUN_VALIDATION_FILE, {layout.Progress.FINISHED_EPOCHS: epochs_done})
 
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
@@ -339,7 +338,7 @@ class Statistics:
                 noted = json.loads(
                     (self._job.output / layout.RUN_VALIDATION_FILE).read_text(encoding="utf-8")
                 )
-                is_noted = noted[Progress.FINISHED_EPOCHS] == epochs_done
+                is_noted = noted[layout.Progress.FINISHED_EPOCHS] == epochs_done
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
 
 
