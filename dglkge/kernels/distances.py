@@ -177,20 +177,15 @@ def fill_euclidean(
 
 @compiled
 def fill_euclidean_weights(
-    gradients: ndarray,
-    distances: ndarray,
-    query_squares: ndarray,
-    candidate_squares: ndarray,
-    noise: float,
-    weights: ndarray,
-    query_sums: ndarray,
-    candidate_sums: ndarray,
+    gradients: ndarray, distances: ndarray, squares: tuple, noise: float, weights: ndarray, sums: tuple
 ) -> None:
     """Write each gradient of a distance divided by the distance, "(B, N)", and the sums of these weights.
 
     A weight is 0 where the squared distance is at most the share ``noise`` of both squared lengths. The
     weights are of the type of the distances, or bfloat16 words.
     """
+    query_squares, candidate_squares = squares
+    query_sums, candidate_sums = sums
     kind = distances.dtype.type
     one = kind(1)
     row = np.empty(distances.shape[1], distances.dtype)
@@ -245,16 +240,10 @@ def _add_scaled(
 
 
 @compiled
-def add_scaled_gradients(
-    offset: ndarray,
-    scale: ndarray,
-    candidates: ndarray,
-    gradients: ndarray,
-    grad_offset: ndarray,
-    grad_scale: ndarray,
-    grad_candidates: ndarray,
-) -> None:
+def add_scaled_gradients(rows: tuple, gradients: ndarray, grad_rows: tuple) -> None:
     """Add the gradients of all rows, given those of the distances (B, N); 0 where a term is 0."""
+    offset, scale, candidates = rows
+    grad_offset, grad_scale, grad_candidates = grad_rows
     for first in range(0, len(candidates), SCALED_BLOCK):
         for i in range(len(offset)):
             for j in range(first, min(first + SCALED_BLOCK, len(candidates))):

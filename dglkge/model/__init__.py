@@ -1,3 +1,1 @@
 """The mathematics: score functions, losses, regularizers and initial values. Torch and numpy only."""
-
-from __future__ import annotations

@@ -18,15 +18,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dglkge.model.functions import Tensor, torch
-from dglkge.model.functions.comparators import (
-    Comparator,
-    Dot,
-    NegativeL1,
-    NegativeL2,
-    NegativeModulus,
-    complex_product,
-)
+from dglkge.model.functions import Tensor, comparators, torch
+from dglkge.model.functions.comparators import Comparator, Dot, complex_product
 from dglkge.registry import Registry, deferred
 from dglkge.settings import ComponentSettings
 from dglkge.typing import Side
@@ -346,14 +339,14 @@ class Translation(ScoreFunction):
 
 
 @SCORE_FUNCTIONS.register("transe_l1")
-class TransEL1(Translation, NegativeL1):
+class TransEL1(Translation, comparators.NegativeL1):
     """TransE with the Manhattan distance, -sum_k |h_k + r_k - t_k| (Bordes et al. 2013)."""
 
     help = "TransE with the Manhattan distance (Bordes et al. 2013)"
 
 
 @SCORE_FUNCTIONS.register("transe_l2")
-class TransEL2(Translation, NegativeL2):
+class TransEL2(Translation, comparators.NegativeL2):
     """TransE with the Euclidean distance, -|h + r - t| (Bordes et al. 2013).
 
     PyTorch-BigGraph: operator ``translation``, comparator ``l2``.
@@ -405,7 +398,7 @@ class ComplEx(Dot, ScoreFunction):
 
 
 @SCORE_FUNCTIONS.register("rotate")
-class RotatE(NegativeModulus, ScoreFunction):
+class RotatE(comparators.NegativeModulus, ScoreFunction):
     """RotatE, -sum_k |h_k exp(i r_k) - t_k| (Sun et al. 2019); a relation's row is D / 2 phases in radians.
 
     Entity rows are [real parts, imaginary parts]. PyTorch-BigGraph has no equal.

@@ -253,6 +253,7 @@ _IDLE_SECONDS = 0.005
 _BYTES, _STEPS, _DRAINS, _FLAGS = range(4)
 
 
+@dataclass
 class LaggedExchange(GradientExchange):
     """Sends gradient rows to the trainers of other machines while training goes on.
 
@@ -273,20 +274,14 @@ class LaggedExchange(GradientExchange):
         Updates rows from the :attr:`arrived` gradients; called in the thread.
     """
 
-    def __init__(
-        self,
-        group: Alltoall,
-        routes: Sequence[Route],
-        chains: Sequence[GradientRows],
-        wire: WireFormat,
-        part_id: int,
-        max_lag: int,
-        apply: Callable[[], None],
-    ) -> None:
-        super().__init__(group, routes, chains, wire)
-        self.arrived = [type(table_chains)(table_chains.dim, table_chains.dtype) for table_chains in chains]
-        self._receiver = GradientExchange(group, routes, self.arrived, self.wire)
-        self._part_id, self.max_lag, self._apply = part_id, max_lag, apply
+    part_id: int
+    max_lag: int
+    apply: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.arrived = [type(chains)(chains.dim, chains.dtype) for chains in self.chains]
+        self._receiver = GradientExchange(self.group, self.routes, self.arrived, self.wire)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -365,7 +360,7 @@ class LaggedExchange(GradientExchange):
         """Merge the rows of a step; returns the positions of this machine's, and a message to each rank."""
         size, num_tables = self.group.size, len(self.chains)
         by_rank = [self._by_rank(table) for table in range(num_tables)]
-        here = self.routes[0].machines[self._part_id]
+        here = self.routes[0].machines[self.part_id]
         own_keys = [np.sort(np.concatenate([parts[rank] for rank in here])) for parts in by_rank]
         counts = np.array(
             [[0 if rank in here else len(parts[rank]) for parts in by_rank] for rank in range(size)], np.int64
@@ -427,6 +422,6 @@ class LaggedExchange(GradientExchange):
             # Aligned anew: sections are read as numbers of eight bytes.
             self._receiver._unpack(arrived[start : start + num_bytes].copy(), [(sections, num_bytes)])
             start += num_bytes
-            self._apply()
+            self.apply()
             for table_chains in self.arrived:
                 table_chains.clear()

@@ -21,6 +21,7 @@ import platform
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,22 +158,18 @@ _SHORTEST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 2e-5, 1e-3
 _LIVENESS_SECONDS = 0.5
 
 
+@dataclass
 class Neighbours:
     """This trainer's outbox, those of the other trainers of its machine, and the waits for them.
 
     ``purpose`` and ``duty`` are parts of error messages, as of :class:`Alltoall`.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        others: Sequence[NeighbourOutbox],
-        timeout_seconds: float,
-        purpose: str = "optimizer step",
-        duty: str = "call step() equally often, also without gradients",
-    ) -> None:
-        self.outbox, self.others = outbox, others
-        self._timeout_seconds, self._purpose, self._duty = timeout_seconds, purpose, duty
+    outbox: Outbox
+    others: Sequence[NeighbourOutbox]
+    timeout_seconds: float
+    purpose: str = "optimizer step"
+    duty: str = "call step() equally often, also without gradients"
 
     def wait(self, field: int, step: int) -> None:
         """Wait until a counter of every other trainer has reached a step.
@@ -194,7 +191,7 @@ class Neighbours:
                     continue
                 time.sleep(pause)
                 pause = min(_LONGEST_SLEEP_SECONDS, 1.2 * pause)
-                is_late = now - started > self._timeout_seconds
+                is_late = now - started > self.timeout_seconds
                 if is_late or now > next_look:
                     if (failure := self._failure(field, step, is_late)) is not None:
                         raise failure
@@ -206,14 +203,12 @@ class Neighbours:
         for box in missing:
             if box.has_failed or not is_alive(box.pid):
                 end = "gave up" if box.has_failed else "ended"
-                return ConnectionError(
-                    f"{self._purpose} {step}: trainer {box.rank} (process {box.pid}) {end}"
-                )
+                return ConnectionError(f"{self.purpose} {step}: trainer {box.rank} (process {box.pid}) {end}")
         if not missing or not is_late:
             return None
         return TimeoutError(
-            f"{self._purpose} {step}: trainers {[box.rank for box in missing]} did not come within "
-            f"{self._timeout_seconds:g} s: every trainer must {self._duty}"
+            f"{self.purpose} {step}: trainers {[box.rank for box in missing]} did not come within "
+            f"{self.timeout_seconds:g} s: every trainer must {self.duty}"
         )
 
 

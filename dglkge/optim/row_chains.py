@@ -17,6 +17,9 @@ from dglkge.optim.workspace import Scratch, split
 
 _ALIGNMENT_BYTES = 8
 
+#: Of a neighbour's rows: place of each key's sum, and number of gradients in each sum.
+Delivered = tuple[ndarray, ndarray]
+
 
 def padded(num_bytes: int) -> int:
     """The next multiple of eight.
@@ -150,12 +153,7 @@ class GradientRows:
         return positions
 
     def add_delivered(
-        self,
-        positions: ndarray,
-        owners: ndarray,
-        place: int,
-        delivered: tuple[ndarray, ndarray],
-        rows: ndarray,
+        self, positions: ndarray, owners: ndarray, place: int, delivered: Delivered, rows: ndarray
     ) -> None:
         """Add the rows that another trainer delivered for the keys of the trainer at ``place``.
 
@@ -237,12 +235,7 @@ class PlainRows(GradientRows):
         return positions
 
     def add_delivered(
-        self,
-        positions: ndarray,
-        owners: ndarray,
-        place: int,
-        delivered: tuple[ndarray, ndarray],
-        rows: ndarray,
+        self, positions: ndarray, owners: ndarray, place: int, delivered: Delivered, rows: ndarray
     ) -> None:
         taken = np.flatnonzero(positions >= 0)
         taken = taken[owners[positions[taken]] == place]

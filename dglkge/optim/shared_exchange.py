@@ -14,6 +14,7 @@ While a trainer waits for the others' rows it updates those that no other traine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def _fields_of(table: int) -> slice:
     return slice(_FIRST_COUNT + _FIELDS_A_TABLE * table, _FIRST_COUNT + _FIELDS_A_TABLE * (table + 1))
 
 
+@dataclass
 class SharedExchange:
     """Exchange of gradients between the trainers of this machine.
 
@@ -62,21 +64,17 @@ class SharedExchange:
         Bytes written for the others since the start.
     """
 
-    def __init__(
-        self,
-        boxes: Neighbours,
-        place: int,
-        places: Sequence[int],
-        chains: Sequence[GradientRows],
-        wire: WireFormat,
-    ) -> None:
-        self._boxes, self._outbox, self._neighbours = boxes, boxes.outbox, boxes.others
-        self._place, self._places = place, places
-        self._chains, self._wire = chains, wire
-        self._step = 0
-        self.sent_bytes = 0
+    boxes: Neighbours
+    place: int
+    places: Sequence[int]
+    chains: Sequence[GradientRows]
+    wire: WireFormat
+
+    def __post_init__(self) -> None:
+        self._outbox, self._neighbours = self.boxes.outbox, self.boxes.others
+        self._step = self.sent_bytes = 0
         self._scratch = Scratch()
-        self._fields = [_fields_of(table) for table in range(len(chains))]
+        self._fields = [_fields_of(table) for table in range(len(self.chains))]
 
     def run(self, owned: Sequence[ndarray], enter: Callable[[str], None]) -> Iterator[list[ndarray]]:
         """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
@@ -94,15 +92,15 @@ class SharedExchange:
         self._step += 1
         self._publish(owned)
         enter("waiting")
-        self._boxes.wait(_PUBLISHED, self._step)
+        self.boxes.wait(_PUBLISHED, self._step)
         enter("exchange")
         owners, positions, is_shared = self._choose()
-        mine = [key_owners[keys] == self._place for key_owners, keys in zip(owners, owned)]
+        mine = [key_owners[keys] == self.place for key_owners, keys in zip(owners, owned)]
         shared = [table_shared[keys] for table_shared, keys in zip(is_shared, owned)]
         self._deliver(owned, mine)
         yield [keys[~also] for keys, also in zip(owned, shared)]
         enter("waiting")
-        self._boxes.wait(_DELIVERED, self._step)
+        self.boxes.wait(_DELIVERED, self._step)
         enter("exchange")
         self._collect(owners, positions)
         yield [keys[is_mine & also] for keys, is_mine, also in zip(owned, mine, shared)]
@@ -124,7 +122,7 @@ class SharedExchange:
         for fields, bad in zip(self._fields, num_bad):
             self._outbox.fields[fields][6] = bad
         self._outbox.fields[_FINISHED] = self._step
-        self._boxes.wait(_FINISHED, self._step)
+        self.boxes.wait(_FINISHED, self._step)
         extra_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
         neighbours_bad = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
         return num_bad + np.sum(neighbours_bad, axis=0, dtype=np.int64), extra_sum
@@ -136,8 +134,8 @@ class SharedExchange:
     def _publish(self, owned: Sequence[ndarray]) -> None:
         """Write the ids of this trainer's keys, and reserve room for all that may follow."""
         end, plan = 0, []
-        id_bytes = self._wire.id_dtype.itemsize
-        for chains, keys, dtype in zip(self._chains, owned, self._wire.row_dtypes):
+        id_bytes = self.wire.id_dtype.itemsize
+        for chains, keys, dtype in zip(self.chains, owned, self.wire.row_dtypes):
             ids = end
             slots = ids + padded(len(keys) * id_bytes)
             counts = slots + padded(len(keys) * 4)
@@ -146,10 +144,10 @@ class SharedExchange:
             plan.append((len(keys), chains.num_sources, ids, slots, counts, rows))
         self._outbox.reserve(end)
         body = self._outbox.body
-        for chains, keys, fields, numbers in zip(self._chains, owned, self._fields, plan):
+        for chains, keys, fields, numbers in zip(self.chains, owned, self._fields, plan):
             # Field 6, the number of bad rows, is left: a neighbour may still read that of the last step.
             self._outbox.fields[fields][:6] = numbers
-            _view(body, numbers[2], len(keys), self._wire.id_dtype)[:] = chains.keys[keys]
+            _view(body, numbers[2], len(keys), self.wire.id_dtype)[:] = chains.keys[keys]
             self.sent_bytes += len(keys) * id_bytes
         self._outbox.fields[_PUBLISHED] = self._step
 
@@ -158,21 +156,21 @@ class SharedExchange:
         them; by table. All trainers that have a gradient for a row read the same ids and choose the same.
         """
         num_places = len(self._neighbours) + 1
-        owners = [np.full(chains.num_keys, self._place, np.int64) for chains in self._chains]
-        shared = [np.zeros(chains.num_keys, bool) for chains in self._chains]
+        owners = [np.full(chains.num_keys, self.place, np.int64) for chains in self.chains]
+        shared = [np.zeros(chains.num_keys, bool) for chains in self.chains]
         positions = [
             [
                 chains.match(self._ids(box, table), place, num_places, owners[table], shared[table])
-                for place, box in zip(self._places, self._neighbours)
+                for place, box in zip(self.places, self._neighbours)
             ]
-            for table, chains in enumerate(self._chains)
+            for table, chains in enumerate(self.chains)
         ]
         return owners, positions, shared
 
     def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
         """Ids that a neighbour published for a table, "(n,) int64"."""
         num_keys, _, offset = box.fields[self._fields[table]][:3]
-        return _view(box.body, offset, num_keys, self._wire.id_dtype).astype(np.int64)
+        return _view(box.body, offset, num_keys, self.wire.id_dtype).astype(np.int64)
 
     def _deliver(self, owned: Sequence[ndarray], mine: Sequence[ndarray]) -> None:
         """Write the merged rows of the keys that others own; a key's slot is the number of its row among
@@ -180,7 +178,7 @@ class SharedExchange:
         """
         body = self._outbox.body
         for table, (keys, is_mine) in enumerate(zip(owned, mine)):
-            chains, dtype = self._chains[table], self._wire.row_dtypes[table]
+            chains, dtype = self.chains[table], self.wire.row_dtypes[table]
             selected = keys[~is_mine]
             num_keys, num_rows = len(keys), len(selected)
             _, _, _, slots, counts, rows, _, _ = self._outbox.fields[self._fields[table]]
@@ -198,8 +196,8 @@ class SharedExchange:
 
     def _collect(self, owners: Sequence[ndarray], positions: Sequence[Sequence[ndarray]]) -> None:
         """Chain the rows that neighbours delivered for this trainer's keys."""
-        for table, (chains, key_owners) in enumerate(zip(self._chains, owners)):
-            dtype = self._wire.row_dtypes[table]
+        for table, (chains, key_owners) in enumerate(zip(self.chains, owners)):
+            dtype = self.wire.row_dtypes[table]
             plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
             for number, (box, keys) in enumerate(zip(self._neighbours, positions[table])):
                 num_keys, _, _, slots, counts, rows, _, num_rows = box.fields[self._fields[table]]
@@ -215,7 +213,7 @@ class SharedExchange:
                     sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
                 else:
                     sums = sums.view(chains.dtype)
-                chains.add_delivered(keys, key_owners, self._place, (row_of, count_of), sums)
+                chains.add_delivered(keys, key_owners, self.place, (row_of, count_of), sums)
 
 
 def _view(body: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:

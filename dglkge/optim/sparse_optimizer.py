@@ -207,9 +207,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 table.fence(weakref.WeakMethod(self.finish))
             self.tables.append(table)
             self._params.append(embedding)
-            unscale: weakref.WeakMethod[Any] | None = None
-            if len(self.tables) == 1:
-                unscale = weakref.WeakMethod(self._unscale)
+            unscale: Any = weakref.WeakMethod(self._unscale) if len(self.tables) == 1 else None
             group["params"].append(EmbeddingParameter.of(embedding, unscale))
         self._name_tables()
         self.param_groups.append(group)
@@ -249,17 +247,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             self._mean,
         )
         self._num_late_bad = np.zeros(len(self.tables), np.int64)
-        self._exchange = StepExchange(
-            self._group,
-            self.tables[0].part_id,
-            [table.starts for table in self.tables],
-            [table.chains for table in self.tables],
-            wire,
-            self._options.synchronous,
-            self._options.max_lag,
-            # Weak: the exchange belongs to the optimizer.
-            functools.partial(_call_alive, weakref.WeakMethod(self._apply_arrived)),
-        )
+        starts, chains = zip(*((table.starts, table.chains) for table in self.tables))
+        # Weak: the exchange belongs to the optimizer.
+        apply = functools.partial(_call_alive, weakref.WeakMethod(self._apply_arrived))
+        ways = (self._options.synchronous, self._options.max_lag, apply)
+        self._exchange = StepExchange(self._group, self.tables[0].part_id, starts, chains, wire, *ways)
 
     def drain(self) -> None:
         """Wait until the gradients of all trainers have been applied; a collective, at equal steps.

@@ -8,14 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy import ndarray
 
+from dglkge.optim import network_exchange as network
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.network_exchange import (
-    GradientExchange,
-    LaggedExchange,
-    Route,
-    WireFormat,
-    ranks_by_machine,
-)
+from dglkge.optim.network_exchange import GradientExchange, LaggedExchange
 from dglkge.optim.outboxes import Neighbours, Outbox, open_neighbours, usable
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.shared_exchange import SharedExchange, num_fields
@@ -64,7 +59,7 @@ class StepExchange:
         part_id: int,
         starts: Sequence[ndarray],
         chains: Sequence[GradientRows],
-        wire: WireFormat,
+        wire: network.WireFormat,
         synchronous: bool = True,
         max_lag: int = 1,
         apply: Callable[[], None] = lambda: None,
@@ -79,12 +74,12 @@ class StepExchange:
             return
         outbox = Outbox(num_fields(len(chains))) if synchronous and usable() else None
         everyone = group.gather((part_id, outbox.address if outbox else None))
-        machines = ranks_by_machine([part for part, _ in everyone], num_machines)
+        machines = network.ranks_by_machine([part for part, _ in everyone], num_machines)
         here = machines[part_id]
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         if not synchronous:
             if num_machines > 1:
-                routes = [Route(table_starts, machines) for table_starts in starts]
+                routes = [network.Route(table_starts, machines) for table_starts in starts]
                 self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
             return
         neighbours = open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
@@ -102,7 +97,7 @@ class StepExchange:
             )
         if len(machines) > 1 or self._neighbours is None:
             self._network = GradientExchange(
-                group, [Route(table_starts, machines) for table_starts in starts], chains, wire
+                group, [network.Route(table_starts, machines) for table_starts in starts], chains, wire
             )
 
     @property

@@ -15,18 +15,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dglkge.optim.dgl_tables import (
-    FencedTensor,
-    Trace,
-    fence_rows,
-    fetch,
-    key_of,
-    local_array,
-    make_state,
-    policy_of,
-    range_starts,
-    write_back,
-)
+from dglkge.optim import dgl_tables
 from dglkge.optim.links import RuleStep
 from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
 from dglkge.optim.row_chains import GradientRows, PlainRows
@@ -61,20 +50,20 @@ class Table:
     def __init__(self, embedding: Any, rule: UpdateRule, kernels: str = "auto") -> None:
         self.embedding = embedding
         self.name = self.label = embedding.name
-        self.key = key_of(embedding)
+        self.key = dgl_tables.key_of(embedding)
         self.rule = rule
-        policy = policy_of(embedding)
-        self.starts = range_starts(policy)
+        policy = dgl_tables.policy_of(embedding)
+        self.starts = dgl_tables.range_starts(policy)
         self.part_id = policy.part_id
         self.num_rows, self.dim = embedding.weight.shape
         wide = embedding.weight.dtype == torch.float64
         self.compute_dtype = torch.float64 if wide else torch.float32
         self.state: dict[str, Any] = dict(
-            make_state(embedding, rule.state_shapes(embedding.embedding_dim), self.compute_dtype)
+            dgl_tables.make_state(embedding, rule.state_shapes(embedding.embedding_dim), self.compute_dtype)
         )
         self.tensors = [embedding.weight, *self.state.values()]
         self.chains: GradientRows = GRADIENTS[kernels](self.dim, np.dtype(np.float64 if wide else np.float32))
-        self.trace = Trace(embedding)
+        self.trace = dgl_tables.Trace(embedding)
         self.num_steps = 0
         self.max_norm = math.inf
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
@@ -87,8 +76,8 @@ class Table:
 
     def fence(self, finish: WeakMethod[Any]) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
-        fence_rows(self.embedding, finish)
-        self.state = {key: FencedTensor(tensor, finish) for key, tensor in self.state.items()}
+        dgl_tables.fence_rows(self.embedding, finish)
+        self.state = {key: dgl_tables.FencedTensor(tensor, finish) for key, tensor in self.state.items()}
 
     def wire_dtype(self, row_dtype: torch.dtype | None) -> torch.dtype:
         """Type in which gradient rows are sent; rows computed in float64 are never narrowed."""
@@ -149,7 +138,7 @@ class Table:
             return 0
         ids = gradients.keys[selected]
         tensors = self.tensors
-        views = [local_array(tensor) for tensor in tensors]
+        views = [dgl_tables.local_array(tensor) for tensor in tensors]
         arrays = [array for array in views if array is not None]
         is_mapped = len(arrays) == len(tensors)
         if is_mapped and len(self.starts) == 2:
@@ -162,25 +151,19 @@ class Table:
         if here.any():
             num_bad += self._apply(gradients, step, arrays, ids[here] - start, selected[here], ids[here])
         away = ~here
-        copies = fetch(tensors, ids[away])
+        copies = dgl_tables.fetch(tensors, ids[away])
         places = np.arange(len(copies[0]))
         num_bad += self._apply(gradients, step, copies, places, selected[away], ids[away])
-        write_back(tensors, ids[away], copies, timeout_seconds)
+        dgl_tables.write_back(tensors, ids[away], copies, timeout_seconds)
         return num_bad
 
     def _apply(
-        self,
-        gradients: GradientRows,
-        step: RuleStep,
-        arrays: Sequence[ndarray],
-        targets: ndarray,
-        selected: ndarray,
-        ids: ndarray,
+        self, gradients: GradientRows, step: RuleStep, arrays: Sequence[ndarray], *rows: ndarray
     ) -> int:
-        """Update rows in place; returns how many were skipped as not finite."""
+        """Update rows, as of :meth:`NarrowUpdate.apply`; returns how many were skipped as not finite."""
         if self._narrow is None:
-            return gradients.update(step, arrays, targets, selected)
-        return self._narrow.apply(gradients, step, arrays, (targets, selected, ids))
+            return gradients.update(step, arrays, *rows[:2])
+        return self._narrow.apply(gradients, step, arrays, rows)
 
 
 NUMBERS_A_BLOCK = 1 << 26
@@ -195,7 +178,7 @@ class DeviceRows:
     """
 
     def __init__(self, table: Table, run: slice, device: torch.device) -> None:
-        arrays = [local_array(tensor) for tensor in table.tensors]
+        arrays = [dgl_tables.local_array(tensor) for tensor in table.tensors]
         parts = [torch.from_numpy(array[run]) for array in arrays if array is not None]
         if len(parts) < len(arrays) or any(not part.is_floating_point() for part in parts):
             raise ValueError(f"{table.label}: rows and state must be float32 or float64 in shared memory")

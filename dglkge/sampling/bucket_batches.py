@@ -333,5 +333,5 @@ class BucketBatches(EdgeBatches):
                 chunks.append(len(ranges) + places // self._options.chunk_size)
             ranges += [piece.ranges] * -(-len(piece) // self._options.chunk_size)
         batch_rows, batch_chunks = np.concatenate(rows), np.concatenate(chunks)
-        size, ids = sum(self.walk.shares.sizes(index)), self._triple_ids[batch_rows]
-        return self._gather(epoch, index, size, batch_rows, ids, batch_chunks, enter, tuple(ranges))
+        size = sum(self.walk.shares.sizes(index))
+        return self._gather(epoch, index, size, batch_rows, batch_chunks, enter, tuple(ranges))

@@ -194,7 +194,7 @@ class EdgeBatches(EpochBatches):
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
         self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
-        self._has_all = len(self._triple_ids) == options.num_triples
+        self._has_all = self._searches_triples and len(self._triple_ids) == options.num_triples
         is_searched = self._searches_triples and not self._has_all
         self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
 
@@ -208,20 +208,17 @@ class EdgeBatches(EpochBatches):
         if self._has_all:
             share = self._share(len(positions))
             places = np.arange(share.start, share.stop)
-            triple_ids = self.order.triple_ids(positions[share], epoch)
-            rows = triple_ids
+            rows = self.order.triple_ids(positions[share], epoch)
         else:
             # Every trainer computes the whole window and keeps the triples that it owns: no trainer sends ids
             # to another.
-            triple_ids = self.order.triple_ids(positions, epoch)
-            places, rows = self._index.find(triple_ids)
+            places, rows = self._index.find(self.order.triple_ids(positions, epoch))
             share = self._share(len(places))
             places, rows = places[share], rows[share]
-            triple_ids = triple_ids[places]
         # Chunks belong to positions of the global batch, not to trainers: all machines draw the same
         # negatives.
         chunks = places // self._options.chunk_size
-        return self._gather(epoch, index, len(positions), rows, triple_ids, chunks, enter)
+        return self._gather(epoch, index, len(positions), rows, chunks, enter)
 
     def _gather(
         self,
@@ -229,7 +226,6 @@ class EdgeBatches(EpochBatches):
         index: int,
         global_size: int,
         rows: Ids,
-        triple_ids: Ids,
         chunks: Ids,
         enter: Callable[[str], None],
         ranges: tuple[tuple[int, int], ...] = (),
@@ -250,7 +246,7 @@ class EdgeBatches(EpochBatches):
             relation_weights = self._options.relation_weights[relations]
             weights = relation_weights if weights is None else weights * relation_weights
         groups = _groups(chunks[order], pairs[order])
-        ids = triple_ids[order]
+        ids = (rows if self._has_all else self._triple_ids[rows])[order]
         return EdgeBatch(
             epoch, index, global_size, ids, heads, relations, tails, weights, groups, labels, ranges
         )
@@ -450,7 +446,7 @@ class MachineBatches(EdgeBatches):
         before = sum(num_chunks(size, self._options.chunk_size) for size in sizes[: self._part])
         places = np.arange(share.start, share.stop)
         chunks = before + places * num_chunks(num_triples, self._options.chunk_size) // max(1, num_triples)
-        return self._gather(epoch, index, sum(sizes), batch_rows, self._triple_ids[batch_rows], chunks, enter)
+        return self._gather(epoch, index, sum(sizes), batch_rows, chunks, enter)
 
     def _rows_at(self, number: int, epoch: int, start: int, end: int) -> Ids:
         """Return the rows at the positions [start, end) of the machine's order of an edge set."""

@@ -254,10 +254,8 @@ class MixedNegatives:
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
         first, end = self.local_ranges[entity_type]
-        num_local = self._num_local
         # The type has no entity on this machine, or all of them: the local share is drawn globally.
-        if end - first in (0, len(self.node_ids[entity_type])):
-            num_local = 0
+        num_local = 0 if end - first in (0, len(self.node_ids[entity_type])) else self._num_local
         num_uniform = self._num_global + self._num_local - num_local
         kinds = [self._uniform.sample(entity_type, batch.epoch, batch.index, chunk, num_uniform)]
         key = (self.seed, batch.epoch, batch.index, chunk, self._uniform.number_of_type(entity_type))

@@ -123,16 +123,10 @@ class RangeNegatives:
         own_size = int((ends[own_runs] - firsts[own_runs]).sum())
         num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
         num_global = self._num_global + self._num_local - num_local
-        key = (
-            self.seed,
-            batch.epoch,
-            batch.index,
-            self.part,
-            chunk,
-            self._number_of_type[entity_type],
-            # The number of a single range, as it has always been.
-            numbers[0] + sum((number + 1) * self.ranges.num_ranges for number in numbers[1:]),
-        )
+        # The number of a single range, as it has always been.
+        of_ranges = numbers[0] + sum((number + 1) * self.ranges.num_ranges for number in numbers[1:])
+        of_type = self._number_of_type[entity_type]
+        key = (self.seed, batch.epoch, batch.index, self.part, chunk, of_type, of_ranges)
         kinds = []
         if num_global:
             kinds.append(self._draw(entity_type, combine(_GLOBAL_KEY, *key), num_global, firsts, ends))

@@ -270,20 +270,12 @@ class EdgePlanner:
                 for side, side_negatives in drawn_of.items():
                     answers = (types[side], side_negatives.ids)
                     known[side] = self.known.among(side, *anchors[side], relations, *answers)
-            group = Group(
-                lhs,
-                rhs,
-                heads,
-                tails,
-                None if batch.weights is None else batch.weights[run],
-                *places,
-                drawn_of,
-                known,
-                None if batch.labels is None else batch.labels[run],
-                relation_places,
-                ranges=self._ranges(types, heads, tails, drawn_of),
-                chunk=edges.chunk,
+            weights, labels = (
+                None if values is None else values[run] for values in (batch.weights, batch.labels)
             )
+            ranges = self._ranges(types, heads, tails, drawn_of)
+            facts = (weights, *places, drawn_of, known, labels, relation_places)
+            group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
             group.inputs = inputs_of(group)
             groups.append(group)
         divisor = 1 if self.sums_batch else batch.global_size

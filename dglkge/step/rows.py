@@ -276,21 +276,15 @@ class StagedRows(CopiedRows):
         raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
 
     def collect(self) -> list[RowGradients]:
-        collected = [
-            RowGradients(
-                name, rows.ids, self._returned(name, sum_by_place(rows.gradients, rows.places, len(rows.ids)))
-            )
-            for name, rows in self.tables.items()
-        ]
+        collected = []
+        for name, rows in self.tables.items():
+            merged = sum_by_place(rows.gradients, rows.places, len(rows.ids))
+            if self.host is not None:
+                room = self.host[name].take("gradients", *merged.shape)
+                merged = room.copy_(merged, non_blocking=True)
+            collected.append(RowGradients(name, rows.ids, merged))
         self.device.backend.synchronize()
         return collected
-
-    def _returned(self, name: str, merged: Tensor) -> Tensor:
-        """Begin the copy of merged gradients to the host; complete after a synchronization."""
-        if self.host is None:
-            return merged
-        room = self.host[name].take("gradients", *merged.shape)
-        return room.copy_(merged, non_blocking=True)
 
 
 class StagedStore(RowStore):

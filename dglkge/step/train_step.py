@@ -60,13 +60,9 @@ class RowUpdates:
         parameters: a clipped gradient's norm is that of all. ``flags`` are summed over the trainers with the
         gradients.
         """
-        return self.optimizer.step_rows(
-            # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
-            [self._trained(part) for part in gradients if part.table not in self.frozen],
-            extra=flags,
-            other_squares=other_squares,
-            number=number,
-        )
+        # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
+        trained = [self._trained(part) for part in gradients if part.table not in self.frozen]
+        return self.optimizer.step_rows(trained, extra=flags, other_squares=other_squares, number=number)
 
     def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Return embedding, ids and gradients of the rows that are trained."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def is_lagged(config: Config, num_machines: int) -> bool:
     return not config.training.synchronous and num_machines > 1
 
 
+@dataclass
 class CommitCadence:
     """Decides after each batch whether to commit or to stop.
 
@@ -45,32 +47,27 @@ class CommitCadence:
         Returns seconds.
     """
 
-    def __init__(
-        self,
-        settings: CheckpointConfig,
-        cluster: Cluster,
-        num_batches: int = sys.maxsize,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._settings, self._cluster, self._num_batches = settings, cluster, num_batches
-        self._clock = clock
-        self._last = clock()
-        self._is_due = False
+    settings: CheckpointConfig
+    cluster: Cluster
+    num_batches: int = sys.maxsize
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._last, self._is_due = self.clock(), False
 
     def committed(self) -> None:
         """Restart the count of minutes after a commit."""
-        self._last = self._clock()
-        self._is_due = False
+        self._last, self._is_due = self.clock(), False
 
     def flags(self, batches_done: int, is_writing: bool = False) -> int:
         """Return this trainer's flags for the place after a batch of the epoch."""
         asks = self.asks_after_batch(batches_done, is_writing)
-        return STOP * self._cluster.stop.is_noted + COMMIT * asks
+        return STOP * self.cluster.stop.is_noted + COMMIT * asks
 
     def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
         flags = np.array([self.flags(batches_done, is_writing)], np.int64)
-        return self.read(int(self._cluster.sum(flags)[0]))
+        return self.read(int(self.cluster.sum(flags)[0]))
 
     @staticmethod
     def read(flag_sum: int) -> tuple[bool, bool]:
@@ -79,7 +76,7 @@ class CommitCadence:
 
     def counts(self, batches_done: int) -> bool:
         """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        interval = self._settings.every_batches
+        interval = self.settings.every_batches
         return bool(interval) and batches_done % interval == 0
 
     def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
@@ -88,10 +85,10 @@ class CommitCadence:
         While a version is being written a due commit waits for the first batch after it: training does not
         wait for the disk.
         """
-        if self._cluster.world.rank or batches_done >= self._num_batches:
+        if self.cluster.world.rank or batches_done >= self.num_batches:
             return False
-        minutes = self._settings.every_minutes
-        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
+        minutes = self.settings.every_minutes
+        passed = bool(minutes) and self.clock() - self._last >= 60 * minutes
         self._is_due = self._is_due or passed or self.counts(batches_done)
         return self._is_due and not is_writing
 
@@ -125,7 +122,7 @@ class Cadence(CommitCadence):
         summed, self.flag_sum = self.flag_sum, None
         if summed is not None:
             return self.read(summed)
-        is_due = self.counts(batches_done) or batches_done % reports_apart(self._num_batches) == 0
+        is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
         if not (self._config.training.synchronous or is_due):
             return False, False
         return self.exchange(batches_done, is_writing)

@@ -327,13 +327,8 @@ class Elastic:
         self._tables.finish()
         self._cluster.barrier()  # all updates are in the tables
         finished, loops, batches = self._place
-        progress = {
-            **self._meta.progress,
-            Progress.FINISHED_EPOCHS: finished,
-            Progress.BATCHES_DONE: batches,
-            LOOPS_DONE: loops,
-            ORDER: self._order,
-        }
+        done = {Progress.FINISHED_EPOCHS: finished, Progress.BATCHES_DONE: batches, LOOPS_DONE: loops}
+        progress = {**self._meta.progress, **done, ORDER: self._order}
         meta = dataclasses.replace(self._meta, progress=progress)
         parts = self._tables.parts() if self._cluster.world.is_machine_leader else []
         self._checkpoints.save(parts, NO_RELATIONS, meta, state=self._state.to_bytes())

@@ -28,17 +28,9 @@ from dglkge.optim.workspace import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
+from dglkge.training.building import tables as building
 from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
-from dglkge.training.building.tables import (
-    RunFeatures,
-    build_device_tables,
-    build_features,
-    choose_lookup,
-    fill_tables,
-    open_optimizer,
-    open_tables,
-)
 from dglkge.training.script import opened_dataset
 from dglkge.typing import RELATION, TablePart
 
@@ -73,7 +65,7 @@ class Job:
     tables: TableSet
     optimizer: Any
     device_tables: DeviceTables | None = None
-    features: RunFeatures | None = None
+    features: building.RunFeatures | None = None
     global_vectors: GlobalVectors | None = None
     dense: DenseParameters | None = None
     averages: Averages | None = None
@@ -171,12 +163,12 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster, device)
     model = configured_model(config)
-    tables = open_tables(config, cluster, dataset, layout, model)
-    features = build_features(config, cluster, dataset)
-    fill_tables(tables, model, config, cluster, features, meta)
-    optimizer = open_optimizer(config, tables, world.num_machines)
-    choose_lookup(config, tables, world.num_machines)
-    device_tables = build_device_tables(config, tables, optimizer, world, device)
+    tables = building.open_tables(config, cluster, dataset, layout, model)
+    features = building.build_features(config, cluster, dataset)
+    building.fill_tables(tables, model, config, cluster, features, meta)
+    optimizer = building.open_optimizer(config, tables, world.num_machines)
+    building.choose_lookup(config, tables, world.num_machines)
+    device_tables = building.build_device_tables(config, tables, optimizer, world, device)
     model = computing = model.on_device(device.device)
     precision = build_precision(config, computing, device, cluster)
     loss_scale = None if precision is None else precision.loss_scale
@@ -188,18 +180,13 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
         # The first group is that of the entities.
         group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
         global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
-    averages = None
-    if config.training.averaging is not None:
+    averages, settings = None, config.training
+    if settings.averaging is not None:
         turn = (world.local_rank, world.trainers_per_machine)
         with request_timeout():
-            averages = Averages(tables, config.training.averaging, turn)
-    computation = Computation(
-        device,
-        getattr(torch, config.training.matmul_dtype),
-        config.training.kernels == REFERENCE,
-        config.training.compile,
-        PhaseClock(config.training.profile),
-    )
+            averages = Averages(tables, settings.averaging, turn)
+    dtype, is_reference = getattr(torch, settings.matmul_dtype), settings.kernels == REFERENCE
+    computation = Computation(device, dtype, is_reference, settings.compile, PhaseClock(settings.profile))
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     return Job(
@@ -211,7 +198,7 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
 def _build_dense(
     config: Config,
     model: KgeModel,
-    features: RunFeatures | None,
+    features: building.RunFeatures | None,
     cluster: Cluster,
     loss_scale: LossScale | None,
 ) -> DenseParameters | None:
@@ -219,23 +206,16 @@ def _build_dense(
 
     None where there are none. A collective.
     """
-    module = model.module
+    module, world = model.module, cluster.world
     names = [] if module is None else [name for name, _ in module.named_parameters()]
     if features is not None:
         module = features.projections if module is None else JoinedModules(module, features.projections)
     if module is None:
         return None
     # One trainer has all of them in any case.
-    is_sharded = config.dense.sharding == "fsdp" and cluster.world.world_size > 1
-    return DenseParameters(
-        module,
-        functools.partial(dense_optimizer, config.dense),
-        DeviceGroups(request_timeout_seconds()),
-        cluster.world.rank == 0,
-        config.optimizer.clip_value,
-        Path(config.output) if is_sharded else None,
-        loss_scale,
-        names,
-        model.score_function.module_penalty,
-        cluster.world.world_size,
-    )
+    is_sharded = config.dense.sharding == "fsdp" and world.world_size > 1
+    make, groups = functools.partial(dense_optimizer, config.dense), DeviceGroups(request_timeout_seconds())
+    shards_in = Path(config.output) if is_sharded else None
+    options = (world.rank == 0, config.optimizer.clip_value, shards_in, loss_scale, names)
+    penalty = model.score_function.module_penalty
+    return DenseParameters(module, make, groups, *options, penalty, world.world_size)

@@ -41,6 +41,8 @@ from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
+Fits = Callable[[CheckpointMeta, str], object]
+
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
 
@@ -77,7 +79,7 @@ def open_checkpoints(
     output: Path,
     settings: CheckpointConfig,
     cluster: Cluster,
-    fits: Callable[[CheckpointMeta, str], object],
+    fits: Fits,
     names: Mapping[str, Vocabulary],
     num_parts: int,
 ) -> CheckpointManager:
@@ -105,11 +107,7 @@ def open_checkpoints(
 
 
 def _open_mirror(
-    output: Path,
-    settings: CheckpointConfig,
-    cluster: Cluster,
-    lease: Lease,
-    fits: Callable[[CheckpointMeta, str], object],
+    output: Path, settings: CheckpointConfig, cluster: Cluster, lease: Lease, fits: Fits
 ) -> Mirror | None:
     """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
     world = cluster.world

@@ -20,6 +20,7 @@ from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
+from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.warm_start import warm_start
@@ -71,15 +72,11 @@ class Trainer:
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
         self._buckets = passes.buckets
-        bucket_state = {} if self._buckets is None else {"buckets": self._buckets}
-        self._state = TrainingState(
-            {
-                "learning_rates": self._rates,
-                "early_stopping": self._patience,
-                "statistics": self._statistics,
-                **bucket_state,
-            }
-        )
+        items: dict[str, Stateful] = {"learning_rates": self._rates, "early_stopping": self._patience}
+        items["statistics"] = self._statistics
+        if self._buckets is not None:
+            items["buckets"] = self._buckets
+        self._state = TrainingState(items)
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
         self._versions = Versions(job.averaged, checkpoints, self._state)

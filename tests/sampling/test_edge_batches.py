@@ -97,13 +97,6 @@ def test_windows_of_an_epoch_hold_every_triple_once(num: int, batch_size: int, k
     assert sorted(seen.tolist()) == list(range(num))
 
 
-def test_a_part_of_the_order_equals_the_same_part_of_the_whole() -> None:
-    num = 1234
-    whole = triple_order.inverse_permute(np.arange(num), num, seed=5, epoch=2)
-    part = triple_order.inverse_permute(np.arange(700, 900), num, seed=5, epoch=2)
-    assert part.tolist() == whole[700:900].tolist()
-
-
 @pytest.mark.parametrize("num", [1000, 4096, 99_991])
 def test_the_order_looks_random(num: int) -> None:
     """Neighbours in the file are not neighbours in the order, and epochs do not repeat one another."""

@@ -165,7 +165,7 @@ def test_auto_is_a_gpu_only_where_every_trainer_has_one(gpus, expected, monkeypa
     monkeypatch.setattr(computing, "problem_of", lambda name: None if gpus[1] else "no GPU")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
-        computing, "open_device", lambda *arguments: opened.append(arguments) or ComputeDevice()
+        computing.devices, "open_device", lambda *arguments: opened.append(arguments) or ComputeDevice()
     )
     cluster: Any = SimpleNamespace(
         world=SimpleNamespace(world_size=2, local_rank=1), sum=lambda array: array + gpus[0]

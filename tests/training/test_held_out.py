@@ -174,8 +174,8 @@ def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss)
     batches = EdgeBatches(edges, options)
     job = job_of(triples, settings=settings)
     passes = build_passes(job, batches, lambda name, ids: tables[name][ids])
-    got = passes._held_out.evaluate(0, 0)["metrics"]["loss"]
-    assert got == pytest.approx(by_loops(passes._held_out, tables, triples, loss)["loss"], rel=1e-4)
+    got = passes.held_out.evaluate(0, 0)["metrics"]["loss"]
+    assert got == pytest.approx(by_loops(passes.held_out, tables, triples, loss)["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("limit", [1, 3 * DIM * (BATCH + UNIFORM)])
@@ -236,7 +236,7 @@ def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
     train = Dataset.open(data).split("train")
     with opened(load_config(None, words)) as trainer:
         batches = trainer._edge_batches.batches
-        held = {tuple(row) for row in train[trainer._passes._held_out.order.held_out(0)].tolist()}
+        held = {tuple(row) for row in train[trainer._passes.held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
     index, trained = batches.index, set()
     groups, anchors = (of(np.arange(len(index))) for of in (index.groups, index.anchors))

@@ -47,8 +47,6 @@ sampling.order=machine training.objective=k_vs_all
 sampling.order=global sampling.num_ranges=4
     sampling.order is global and sampling.num_ranges is 4, where every machine walks over ranges of its own;
     allowed: auto, machine,
-sampling.order=local
-    sampling.order is 'local'; allowed: one of auto, machine, global
 negatives.num_for_heads=0 negatives.num_for_tails=0
     negatives.num_for_heads is 0 and negatives.num_for_tails is 0, so no side is trained; allowed: 0 for one
     of them,
@@ -141,10 +139,6 @@ model.init_from= model.init_from.frozen=true
     model.init_from.path is not given
 model.init_from.path=v.npy checkpoint.init_path=runs/a
     checkpoint.init_path is runs/a and model.init_from.path is v.npy, and rows
-tables.dtype=int8
-    tables.dtype is 'int8'; allowed: one of float32, bfloat16, float16
-tables.rounding=up
-    tables.rounding is 'up'; allowed: one of stochastic, nearest
 imports=no_such_module
     cannot import 'no_such_module' (ModuleNotFoundError: No module named
 """,
@@ -168,8 +162,6 @@ regularizer.name=n2
     unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'
 regularizer.name=n2 regularizer.weight=0.1
     unknown regularizer 'n2'; known
-regularizer.name=lp regularizer.weight=0.1 regularizer.p=0.5
-    regularizer.p is 0.5; allowed: at least 1
 regularizer.name=none regularizer.weight=0.1
     regularizer.weight has no effect here; it is an option of auto, dura, f2, ivr, lp, n3
 model.score_function=rotate regularizer.weight=0.1
@@ -196,8 +188,6 @@ regularizer.name=ivr training.objective=k_vs_all
 regularizer.name=n3 regularizer.relation_ratio=0.5 model.score_function=rotate
     regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations are phases, and have
     no penalty; allowed: 1,
-regularizer.name=n3 regularizer.entity_ratio=-1
-    regularizer.entity_ratio is -1.0; allowed: at least 0
 """,
     "loss": """
 loss.name=softmx
@@ -224,8 +214,6 @@ loss.confidences=true loss.name=bce training.relation_prediction=0.5
     answer; allowed: 0,
 'loss.relation_weights={a: 1, b: x}'
     loss.relation_weights is {'a': 1, 'b': 'x'}; allowed: a mapping, {NAME: VALUE}
-loss.relation_weights.a=-1
-    loss.relation_weights.a is -1.0; allowed: at least 0
 loss.relation_weights=[a]
     loss.relation_weights is ['a']; allowed: a mapping, {NAME: VALUE}
 loss.relation_weights.a=1 training.objective=k_vs_all
@@ -248,8 +236,6 @@ optimizer.name=adam
     unknown optimizer 'adam';
 optimizer.relations.name=adagrad
     sparse_adagrad
-optimizer.relations.lr=-1
-    optimizer.relations.lr is -1.0; allowed: at least 0
 'optimizer.betas=[0.8, 0.9]'
     optimizer.betas has no effect here; it is an option of sparse_adam
 'optimizer={name: sparse_adam, betas: [0.9, 1]}'
@@ -258,8 +244,6 @@ optimizer.name=sparse_adam optimizer.decoupled_weight_decay=true
     optimizer.decoupled_weight_decay is true and optimizer.weight_decay is 0, so nothing decays
 optimizer.clip_norm=1 training.synchronous=false
     training.synchronous is false and optimizer.clip_norm is 1
-optimizer.warmup_batches=-1
-    optimizer.warmup_batches is -1; allowed: at least 0
 optimizer.schedule=CosineAnealingLR
     CosineAnnealingLR
 optimizer.schedule=LambdaLR
@@ -282,8 +266,6 @@ optimizer.schedule=ReduceLROnPlateau optimizer.schedule.every=batch
     cycle_momentum is true: only learning rates are scheduled
 'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}'
     OneCycleLR
-'optimizer.schedule={name: StepLR, every: step}'
-    schedule.every is 'step'; allowed: one of epoch, batch
 """,
     "dense parameters": """
 dense.lr=0.1
@@ -313,8 +295,6 @@ dense.options=[eps=1]
     dense.options is now called dense.optimizer, a map
 model.score_function=tucker dense.schedule=Cosine
     unknown dense.schedule 'Cosine'; ...CosineAnnealingLR
-dense.autocast=half
-    dense.autocast is 'half'; allowed: one of none, bfloat16, float16
 dense.autocast=bfloat16
     dense.autocast is bfloat16 and model.score_function is complex, which has no dense parameters
 dense.autocast=bfloat16 features.files=[x.npy]
@@ -325,8 +305,6 @@ dense.compile=true model.score_function=tucker
     dense.compile is true and the module of model.score_function tucker has no forward to compile
 dense.sharding=fsdp
     dense.sharding is fsdp and model.score_function is complex, which has no dense parameters
-dense.sharding=ddp
-    dense.sharding is 'ddp'; allowed: one of replicated, fsdp
 """,
     "training": """
 training.objective.label_smoothing=0.1
@@ -357,18 +335,10 @@ training.kernels=reference training.matmul_dtype=bfloat16
     float32, auto,
 training.lookup=kvstore training.staleness=1
     training.staleness is 1 and training.lookup is kvstore, and only lookup exchange reads ahead; allowed: 0,
-training.lookup=rpc
-    training.lookup
-training.staleness=2
-    training.staleness
-training.wire=float16
-    training.wire
 training.early_stopping.patience=2
     training.early_stopping.patience is 2 and evaluation.valid_every_epochs is 0, and it counts rankings
 training.early_stopping.min_gain=0.1
     training.early_stopping.patience is not given
-training.early_stopping.patience=-1
-    training.early_stopping.patience is -1; allowed: at least
 checkpoint.keep_best=true
     keep_best is true and evaluation.valid_every_epochs is 0
 training.callbacks=[recordr]

@@ -63,7 +63,7 @@ def test_commits_by_the_clock_take_no_message_of_their_own(synchronous, tmp_path
         run = settings(toy_dataset(), tmp_path / str(minutes), *more, f"checkpoint.every_minutes={minutes}")
         config = load_config(None, run)
         with opened(config) as trainer:
-            monkeypatch.setattr(trainer._cadence, "_clock", clock.__next__)
+            monkeypatch.setattr(trainer._cadence, "clock", clock.__next__)
             trainer._cadence.committed()
             sums.clear()
             places.clear()

@@ -79,13 +79,10 @@ class EuclideanDistance(torch.autograd.Function):
         if _compiled(query):
             weights = torch.empty(distances.shape, dtype=ctx.dtype)
             query_sums, candidate_sums = torch.empty_like(query_squares), torch.empty_like(candidate_squares)
-            loops.fill_euclidean_weights(
-                *map(_array, (grad, distances, query_squares, candidate_squares)),
-                _array(distances).dtype.type(noise),
-                words(weights),
-                query_sums.numpy(),
-                candidate_sums.numpy(),
-            )
+            grads, lengths = _array(grad), _array(distances)
+            squares = tuple(map(_array, (query_squares, candidate_squares)))
+            sums, least = (query_sums.numpy(), candidate_sums.numpy()), lengths.dtype.type(noise)
+            loops.fill_euclidean_weights(grads, lengths, squares, least, words(weights), sums)
         else:
             floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
             # Division first: 0 / 0 and x / 0 happen only at distances <= floor, which the mask overwrites.
@@ -412,7 +409,8 @@ class ScaledManhattan(torch.autograd.Function):
         grad = _without_denormals(grad)
         gradients = [torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device) for rows in operands]
         if _compiled(offset):
-            loops.add_scaled_gradients(*map(_array, (*operands, grad)), *(rows.numpy() for rows in gradients))
+            rows, grad_rows = map(_array, operands), (part.numpy() for part in gradients)
+            loops.add_scaled_gradients(tuple(rows), _array(grad), tuple(grad_rows))
             return gradients[0], gradients[1], gradients[2]
         for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
             terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]

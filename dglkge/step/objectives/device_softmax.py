@@ -117,15 +117,9 @@ class DeviceSoftmax(Objective):
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
         if batch.weights is not None:
             factors *= batch.weights
-        group = ChunkedGroup(
-            heads,
-            Places(RELATION, slice(0, len(batch)), NO_IDS),
-            tails,
-            batch.heads == batch.tails,
-            negatives,
-            self._runs(batch, side_negatives),
-            factors,
-        )
+        relations, runs = Places(RELATION, slice(0, len(batch)), NO_IDS), self._runs(batch, side_negatives)
+        is_loop = batch.heads == batch.tails
+        group = ChunkedGroup(heads, relations, tails, is_loop, negatives, runs, factors)
         ids = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
         return Plan(number_of(batch), divisor, ids, [group])
 

@@ -25,7 +25,6 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim import workspace
-from dglkge.optim.workspace import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
 from dglkge.step.objectives.dot_queries import CompiledQueries, DifferentiatedQueries, EdgePenalty, QueryRuns
@@ -66,7 +65,7 @@ class DotSoftmax(SampledLoss):
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self._dtype))[0]
         self._clock = self.computation.clock
-        self._scratch = Scratch()
+        self._scratch = workspace.Scratch()
 
     def plan(self, batch: EdgeBatch) -> Plan:
         return self.planner.plan(batch)

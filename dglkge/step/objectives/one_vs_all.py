@@ -48,12 +48,7 @@ RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 
 
 def relation_pieces(
-    model: KgeModel,
-    keys: Ids,
-    times: Ids,
-    heads: Tensor,
-    tails: Tensor,
-    factors: Floats,
+    model: KgeModel, keys: Ids, times: Ids, heads: Tensor, tails: Tensor, factors: Floats
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
 

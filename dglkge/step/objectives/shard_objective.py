@@ -21,20 +21,9 @@ import torch
 from torch import Tensor
 
 from dglkge.kernels import full_scores as kernels
+from dglkge.model import full_losses
 from dglkge.model.device import HOST, ComputeDevice
-from dglkge.model.full_losses import (
-    CROSS_ENTROPY,
-    GREATEST,
-    NO_ANSWERS,
-    TARGET,
-    TOTAL,
-    AnswerScores,
-    FullLoss,
-    Pairs,
-    ScoreBlock,
-    Totals,
-    quietly,
-)
+from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, FullLoss, Pairs, ScoreBlock, Totals
 from dglkge.model.functions.autograd import words
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.workspace import Scratch
@@ -149,7 +138,7 @@ class ProductShard(ShardObjective):
 
     def __post_init__(self) -> None:
         self._dtype = self.matmul_dtype
-        self._is_binary = self.objective.loss.kernel == CROSS_ENTROPY
+        self._is_binary = self.objective.loss.kernel == full_losses.CROSS_ENTROPY
         self._replace = kernels.sigmoids if self._is_binary else kernels.exponentials
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self.matmul_dtype))[0]
         self._scratch = Scratch()
@@ -159,7 +148,7 @@ class ProductShard(ShardObjective):
         kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
         return scores
 
-    @quietly
+    @full_losses.quietly
     def score(
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
@@ -244,24 +233,26 @@ class ProductShard(ShardObjective):
         scores = self._answer_scores = self.score_answers(queries, rows, answers)
         numbers = np.empty((3, len(top)), np.float32)
         if self._is_binary:
-            numbers[GREATEST] = 0
-            numbers[TOTAL] = totals + answers.sum_by_query(np.logaddexp(0, scores.astype(np.float64)))
+            numbers[full_losses.GREATEST] = 0
+            numbers[full_losses.TOTAL] = totals + answers.sum_by_query(
+                np.logaddexp(0, scores.astype(np.float64))
+            )
         else:
             greatest = top.copy()
             # Unbuffered: a query may have several answers, and fancy indexing would keep only the last one.
             np.maximum.at(greatest, answers.query_of, scores)
             powers = np.exp(scores - greatest[answers.query_of])
-            numbers[GREATEST] = greatest
-            numbers[TOTAL] = totals * np.exp(top - greatest) + answers.sum_by_query(powers)
+            numbers[full_losses.GREATEST] = greatest
+            numbers[full_losses.TOTAL] = totals * np.exp(top - greatest) + answers.sum_by_query(powers)
         keep = 1 - objective.label_smoothing
-        numbers[TARGET] = answers.sum_by_query(scores.astype(np.float64) * answers.shares) * keep
+        numbers[full_losses.TARGET] = answers.sum_by_query(scores.astype(np.float64) * answers.shares) * keep
         if objective.background:
             # Smoothing adds one label everywhere, so its part of the loss needs only the sum of all rows.
             self._sum_of_rows = rows.sum(0)
-            numbers[TARGET] += objective.background * (queries @ self._sum_of_rows).numpy()
+            numbers[full_losses.TARGET] += objective.background * (queries @ self._sum_of_rows).numpy()
         return numbers
 
-    @quietly
+    @full_losses.quietly
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
@@ -303,11 +294,7 @@ class ProductShard(ShardObjective):
         return (factors * np.exp(greatest - normalizer)).astype(np.float32)
 
     def _differentiate_answers(
-        self,
-        normalizer: Doubles,
-        factors: Floats,
-        query_gradients: Tensor,
-        row_gradients: Tensor,
+        self, normalizer: Doubles, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
@@ -454,9 +441,7 @@ class AutogradShard(ShardObjective):
 
     def _there(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
-        if not self.device.is_staged:
-            return tensor
-        return tensor.to(self.device.device, copy=True)
+        return tensor.to(self.device.device, copy=True) if self.device.is_staged else tensor
 
     def _block(self, block: slice) -> Tensor:
         """Return some rows on the device."""

@@ -17,15 +17,9 @@ from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
+from dglkge.sampling import edge_batches
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
-from dglkge.sampling.edge_batches import (
-    EdgeBatches,
-    EdgeOptions,
-    MachineBatches,
-    MachineShares,
-    partition_mark,
-    rows_of_sets,
-)
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
@@ -74,18 +68,11 @@ def edge_options(
     # The number of each relation's edge type; -1 where no training triple has it.
     relations = dataset.relations.relations
     pair_of_relation = [number.get((relation.lhs, relation.rhs), -1) for relation in relations]
-    weights = relation_weights(config, dataset)
-    return EdgeOptions(
-        np.array(pair_of_relation, np.int64)[by_node],
-        num_triples,
-        config.training.batch_size,
-        config.negatives.chunk_size,
-        *turn,
-        config.seed,
-        None if weights is None else weights[by_node],
-        config.loss.has_confidences,
-        order,
-    )
+    pair_of_node, weights = np.array(pair_of_relation, np.int64)[by_node], relation_weights(config, dataset)
+    weights = None if weights is None else weights[by_node]
+    sizes = (num_triples, config.training.batch_size, config.negatives.chunk_size)
+    has_confidences = config.loss.has_confidences
+    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, has_confidences, order)
 
 
 def _trained_queries(job: Job) -> QueryBatches:
@@ -108,15 +95,10 @@ def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBa
     """Make the batches of the queries of triples (n, 3), which ``known`` indexes."""
     config, world = job.config, job.world
     types = [(relation.lhs, relation.rhs) for relation in job.dataset.relations.relations]
-    return QueryBatches(
-        QueryIndex(known),
-        job.layout,
-        types,
-        config.training.batch_size,
-        (world.machine, world.local_rank, world.trainers_per_machine),
-        config.seed,
-        PairIndex(triples, types, job.layout.num_times) if config.training.relation_prediction else None,
-    )
+    turn, size = (world.machine, world.local_rank, world.trainers_per_machine), config.training.batch_size
+    predicts_relations = bool(config.training.relation_prediction)
+    pairs = PairIndex(triples, types, job.layout.num_times) if predicts_relations else None
+    return QueryBatches(QueryIndex(known), job.layout, types, size, turn, config.seed, pairs)
 
 
 def configured_order(job: Job) -> TripleOrder:
@@ -154,10 +136,10 @@ def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> Ed
     if not job.config.is_ordered_by_machine(world.num_machines):
         return EdgeBatches(edges, options)
     triple_ids = np.asarray(edges.triple_ids)
-    rows = rows_of_sets(order, triple_ids)
-    checksum = partition_mark(triple_ids, rows) if world.is_machine_leader else 0
+    rows = edge_batches.rows_of_sets(order, triple_ids)
+    checksum = edge_batches.partition_mark(triple_ids, rows) if world.is_machine_leader else 0
     counts, mark = _gather_counts(job, list(map(len, rows)), checksum)
-    return MachineBatches(edges, rows, counts, world.machine, mark, options)
+    return edge_batches.MachineBatches(edges, rows, counts, world.machine, mark, options)
 
 
 def _gather_counts(job: Job, counts: Sequence[int], checksum: int, *more: int) -> tuple[np.ndarray, int]:
@@ -186,7 +168,7 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     spare = job.output / dataset_files.PARTITIONS / dataset_files.part_folder(part)
     sets = ALL_TRIPLES
     if config.training.edge_sets or config.evaluation.held_out:
-        sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
+        sets = TrainedSets(order.made_of(), partial(edge_batches.rows_of_sets, order), len(order.sets))
     files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
     make = partial(files.make, options.pair_of_relation) if world.is_machine_leader else lambda: None
     # The others wait for the disk: the files are read once and written once.
@@ -197,7 +179,7 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     is_mixed = config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _gather_counts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
-    shares, order_name = MachineShares(counts, options.batch_size), config.sampling.bucket_order
+    shares, order_name = edge_batches.MachineShares(counts, options.batch_size), config.sampling.bucket_order
     walk = BucketOrder(buckets.counts, part, shares, order_name, options.seed, pairs, is_mixed)
     return BucketBatches(buckets, walk, mark, options)
 

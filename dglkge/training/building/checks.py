@@ -26,15 +26,7 @@ from dglkge.model.device import NARROW_TYPES, autocast_problem, compiler_problem
 from dglkge.planning.host import host_memory
 from dglkge.planning.memory import describe_hosts, misfits, plan_memory
 from dglkge.sampling.negatives import split_count
-from dglkge.training.building.components import (
-    configured_model,
-    configured_regularizer,
-    dense_problems,
-    entity_dimensions,
-    relation_operators,
-    relation_weights,
-    with_num_times,
-)
+from dglkge.training.building import components
 from dglkge.training.callbacks import CALLBACKS, LOGGERS
 from dglkge.training.learning_rates import try_schedule
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
@@ -53,16 +45,16 @@ def check_config(config: Config, world: World | None = None) -> None:
     world : World, optional
         Of the job in which this process trains; without it the devices of this process do not matter.
     """
-    model, num_machines = configured_model(config), 1 if world is None else world.num_machines
+    model, num_machines = components.configured_model(config), 1 if world is None else world.num_machines
     rows, dense, num_epochs = config.optimizer, config.dense, config.training.num_epochs
     lrs = [rows.lr, rows.relations.lr or rows.lr]
     _raise(
         problems_of(config, num_machines),
-        _raised(lambda: configured_regularizer(config, model)),
+        _raised(lambda: components.configured_regularizer(config, model)),
         _raised(lambda: split_count(max(config.negatives.per_side.values()), config.negatives.shares)),
         _raised(lambda: try_schedule("optimizer.schedule", rows.schedule, lrs, num_epochs)),
         _raised(lambda: try_schedule("dense.schedule", dense.schedule, [dense.lr], num_epochs)),
-        dense_problems(config, model),
+        components.dense_problems(config, model),
         _loggers(config),
         _storage(config),
         () if world is None else _this_process(config),
@@ -79,10 +71,10 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
     """
     _raise(
         _empty_splits(config, dataset),
-        _raised(lambda: relation_weights(config, dataset)),
-        _raised(lambda: relation_operators(config, dataset)),
-        _raised(lambda: entity_dimensions(config, dataset)),
-        _raised(lambda: with_num_times(config, dataset)),
+        _raised(lambda: components.relation_weights(config, dataset)),
+        _raised(lambda: components.relation_operators(config, dataset)),
+        _raised(lambda: components.entity_dimensions(config, dataset)),
+        _raised(lambda: components.with_num_times(config, dataset)),
         _confidences(config, dataset) if config.loss.has_confidences else (),
         () if world is None else _memory(config, dataset, world),
     )

@@ -19,20 +19,8 @@ from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
-from dglkge.model.device import (
-    BFLOAT16,
-    DEVICE_MAX_ROWS,
-    FLOAT32,
-    HOST,
-    LEAST_COMPILED,
-    NARROW_TYPES,
-    ComputeDevice,
-    LossScale,
-    ModulePrecision,
-    faster_type,
-    open_device,
-    problem_of,
-)
+from dglkge.model import device as devices
+from dglkge.model.device import HOST, ComputeDevice, LossScale, ModulePrecision, faster_type, problem_of
 from dglkge.model.kge_model import KgeModel
 from dglkge.training.building.checks import autocast_problems
 from dglkge.training.building.components import REFERENCE
@@ -55,7 +43,7 @@ def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
         name = CUDA_DEVICE if num_gpus == cluster.world.world_size else CPU_DEVICE
     # Our launcher shows each trainer one GPU; without it trainers of a machine see all, and share them out.
     count = torch.cuda.device_count() if name == CUDA_DEVICE else 0
-    device = open_device(name, "training.device", cluster.world.local_rank % max(1, count))
+    device = devices.open_device(name, "training.device", cluster.world.local_rank % max(1, count))
     if device.is_staged:
         logger.info("losses and rankings are computed on %s (%s)", device.name, device.device)
     return device
@@ -71,9 +59,11 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
     if config.training.matmul_dtype != AUTO:
         return config
     may_be_narrow = cluster.world.rank == 0 and config.training.kernels != REFERENCE
-    is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == BFLOAT16
+    is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == devices.BFLOAT16
     # Machines may differ: all trainers take rank 0's choice.
-    matmul_dtype = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
+    matmul_dtype = (
+        devices.BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else devices.FLOAT32
+    )
     return config.changed(training=config.training.changed(matmul_dtype=matmul_dtype))
 
 
@@ -88,7 +78,7 @@ def _recorded(config: Config) -> str | None:
         if not recorded:
             recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
         dtype = recorded["training"]["matmul_dtype"]
-        return dtype if dtype in (FLOAT32, BFLOAT16) else None
+        return dtype if dtype in (devices.FLOAT32, devices.BFLOAT16) else None
     return None
 
 
@@ -100,12 +90,12 @@ def _measured(config: Config, device: ComputeDevice) -> str:
         num_queries = 2 * config.training.batch_size
     if config.training.objective.over_all or config.negatives.takes_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
-        candidates = DEVICE_MAX_ROWS
+        candidates = devices.DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
     return faster_type(shape, device)
 
 
-TRIED_ROWS = 2 * LEAST_COMPILED
+TRIED_ROWS = 2 * devices.LEAST_COMPILED
 """Queries of the first call of a module."""
 
 TRIED_SCALE = 4.0
@@ -132,7 +122,7 @@ def build_precision(
     device_type = device.device.type
     for problem in autocast_problems(settings.autocast, device_type):
         raise InputError(problem)
-    dtype = NARROW_TYPES.get(settings.autocast, torch.float32)
+    dtype = devices.NARROW_TYPES.get(settings.autocast, torch.float32)
     made = ModulePrecision(device_type, dtype, settings.compile)
     # Tried now, so that what fails does so with one message and before anything is trained: a compiler, or an
     # operation that torch does not have in 16 bits.

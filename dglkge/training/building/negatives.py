@@ -13,16 +13,9 @@ from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS, NO_TRANSFORM, MixedSettings
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss, Softmax
+from dglkge.sampling import negatives as sampling
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatches
 from dglkge.sampling.edge_batches import EdgeOptions
-from dglkge.sampling.negatives import (
-    KnownAnswers,
-    MixedNegatives,
-    NegativeSampler,
-    UniformNegatives,
-    count_degrees,
-    degree_weights,
-)
 from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives, range_offset
 from dglkge.step.objectives.device_softmax import DeviceSoftmax
 from dglkge.training.building.components import configured_loss, configured_regularizer
@@ -32,7 +25,7 @@ from dglkge.typing import RELATION, Side
 _HEADS_KEY = 0x4EAD
 
 
-def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
+def build_negatives(job: Job) -> dict[Side, sampling.NegativeSampler]:
     """Make the sampler of each side that is trained.
 
     Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
@@ -49,8 +42,10 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     if settings.power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
-        degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
-        weights = {name: degree_weights(numbers, settings.power) for name, numbers in degrees.items()}
+        degrees = sampling.count_degrees(dataset.split(TRAIN), types, num_entities)
+        weights = {
+            name: sampling.degree_weights(numbers, settings.power) for name, numbers in degrees.items()
+        }
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
@@ -58,7 +53,7 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
         if weights is not None:
             weights = {name: values[layout.original_ids(name)] for name, values in weights.items()}
         more = (shares, ranges, tables[RELATION].part, pairs, config.seed, weights)
-        samplers: dict[Side, NegativeSampler]
+        samplers: dict[Side, sampling.NegativeSampler]
         samplers = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
         if is_mixed and len(set(counts.values())) == 1:
             return dict.fromkeys(counts, next(iter(samplers.values())))
@@ -66,7 +61,7 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     make = partial(NEGATIVE_SAMPLERS.get(settings.name).load(), **settings.options(MixedSettings))
     if weights is not None:
         make = partial(make, weights=weights)
-    by_count: dict[int, NegativeSampler] = {}
+    by_count: dict[int, sampling.NegativeSampler] = {}
     # Tails first: they keep the run's seed.
     for side in sorted(counts, key=lambda side: side is Side.HEAD):
         if counts[side] not in by_count:
@@ -93,13 +88,13 @@ def _node_ranges(job: Job, is_mixed: bool) -> NodeRanges:
     return NodeRanges(bounds, num, is_mixed)
 
 
-def build_known(job: Job) -> KnownAnswers | None:
+def build_known(job: Job) -> sampling.KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
     if not job.config.negatives.mask_known:
         return None
     names = [*job.dataset.entity_types, RELATION]
     original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
-    return KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
+    return sampling.KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
 
 
 def draws_on_device(job: Job) -> bool:
@@ -125,10 +120,10 @@ def draws_on_device(job: Job) -> bool:
     )
 
 
-def _uniform(job: Job) -> dict[Side, UniformNegatives | None]:
+def _uniform(job: Job) -> dict[Side, sampling.UniformNegatives | None]:
     """Return the sampler of each side, None where its negatives are not all uniform."""
     return {
-        side: sampler.all_uniform if type(sampler) is MixedNegatives else None
+        side: sampler.all_uniform if type(sampler) is sampling.MixedNegatives else None
         for side, sampler in build_negatives(job).items()
     }
 
@@ -141,20 +136,14 @@ def build_device_batches(job: Job, options: EdgeOptions) -> DeviceBatches:
 
 def build_device_softmax(job: Job) -> DeviceSoftmax:
     """Make the objective of a job that draws on its device."""
-    config, (entity_type,) = job.config, job.dataset.entity_types
+    config, model, (entity_type,) = job.config, job.computing, job.dataset.entity_types
     device = job.computation.device.device
     uniform = _uniform(job)
     # Sides with one sampler share their negatives.
     distinct = {id(sampler): sampler for sampler in uniform.values() if sampler is not None}
     there = {key: ChunkNegatives(sampler, entity_type, device) for key, sampler in distinct.items()}
     samplers = {side: there[id(sampler)] for side, sampler in uniform.items()}
-    return DeviceSoftmax(
-        entity_type,
-        samplers,
-        config.negatives.chunk_size,
-        job.computing,
-        configured_regularizer(config, job.computing),
-        config.negatives.scores_own,
-        config.loss.batch_reduction == "sum",
-        job.computation,
-    )
+    regularizer, sums_batch = configured_regularizer(config, model), config.loss.batch_reduction == "sum"
+    options = (config.negatives.scores_own, sums_batch, job.computation)
+    size = config.negatives.chunk_size
+    return DeviceSoftmax(entity_type, samplers, size, model, regularizer, *options)

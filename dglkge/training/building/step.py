@@ -25,14 +25,8 @@ from dglkge.optim.workspace import sharing
 from dglkge.sampling.device_batches import DeviceBatches
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.contracts import Objective, RowTransform
-from dglkge.step.objectives import dot_softmax
-from dglkge.step.objectives.all_candidates import (
-    CandidateLoss,
-    Candidates,
-    QueryMaker,
-    QueryOptions,
-    only_answers,
-)
+from dglkge.step.objectives import all_candidates, dot_softmax
+from dglkge.step.objectives.all_candidates import CandidateLoss, Candidates, QueryMaker
 from dglkge.step.objectives.device_softmax import DeviceSoftmaxShard
 from dglkge.step.objectives.one_vs_all import RELATION_BLOCKS, RelationQueries, WithRelations, all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
@@ -42,14 +36,9 @@ from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
 from dglkge.step.rows import DeviceStore, HostStore, RowStore, StagedStore, Transforms
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
+from dglkge.training.building import negatives
 from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.components import configured_loss, configured_regularizer
-from dglkge.training.building.negatives import (
-    build_device_softmax,
-    build_known,
-    build_negatives,
-    build_range_offset,
-)
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
@@ -76,7 +65,7 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
     with sharing(job.step_memory):
         objective: Objective
         if isinstance(batches, DeviceBatches):
-            objective = build_device_softmax(job)
+            objective = negatives.build_device_softmax(job)
             if job.computation.is_compiled:
                 # Something small: what the first batch compiles takes long, and its error would come late.
                 numbers = torch.ones(2, device=job.computation.device.device)
@@ -100,11 +89,11 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     """Make the objective against sampled negatives."""
     config, computation, pairs, model = job.config, job.computation, job.pairs, job.computing
     loss, regularizer = configured_loss(config), configured_regularizer(config, model)
-    negatives = build_negatives(job)
-    offset, range_of = build_range_offset(job, loss)
-    known = build_known(job)
+    samplers = negatives.build_negatives(job)
+    offset, range_of = negatives.build_range_offset(job, loss)
+    known = negatives.build_known(job)
     sums_batch = config.loss.batch_reduction == "sum"
-    planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
+    planner = EdgePlanner(list(job.tables), pairs, samplers, sums_batch, known, range_of)
     own_entity = config.negatives.scores_own
     # The loops read all rows at one width.
     has_one_width = not config.model.entity_dimensions
@@ -239,7 +228,7 @@ def _candidates(
         scores = (comparison.compare, comparison.numbers_a_score)
         shard = kind(objective, *scores, device, matmul_dtype, is_resident=is_resident)
     num_times = job.layout.num_times if table.name == RELATION else 1
-    answers_of = only_answers(first, stop, num_times)
+    answers_of = all_candidates.only_answers(first, stop, num_times)
     if isinstance(batches, QueryBatches):
         index: AnswerIndex
         node_ids = np.asarray(table.node_ids)
@@ -264,7 +253,9 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     if relation_weight:
         comparisons.update(_relation_comparisons(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
-    options = QueryOptions(model, regularizer, relation_weight, shares_relations, job.has_loops)
+    options = all_candidates.QueryOptions(
+        model, regularizer, relation_weight, shares_relations, job.has_loops
+    )
     maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
     planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)

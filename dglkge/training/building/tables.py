@@ -164,7 +164,8 @@ def _write(
             if not len(numbers):
                 continue
             num_rows = dataset.num_entities(name)
-            crc32 = _write_type(file, numbers, places, num_rows, settings.dtype, folder.path, name)
+            target = folder.path / layout.features_array(name)
+            crc32 = _write_type(target, file, numbers, places, num_rows, settings.dtype)
             types[name] = {
                 "path": str(source.path),
                 "shape": [num_rows, file.width],
@@ -183,16 +184,9 @@ def _write(
 
 
 def _write_type(
-    file: VectorFile,
-    numbers: np.ndarray,
-    places: np.ndarray,
-    num_rows: int,
-    dtype: str,
-    folder: Path,
-    name: str,
+    target: Path, file: VectorFile, numbers: np.ndarray, places: np.ndarray, num_rows: int, dtype: str
 ) -> int:
     """Write the vectors of one entity type, 0 where there is none; returns the file's CRC-32."""
-    target = folder / layout.features_array(name)
     temporary = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
     written = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=(num_rows, file.width))
     # Entities whose names a format makes equal share a vector: numbers may repeat.

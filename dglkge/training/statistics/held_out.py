@@ -230,12 +230,8 @@ class HeldOutBuckets:
             side_ranges = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
             return self._uniform(side_ranges, entity_type, side, key)
 
-        return self._evaluator.sums(
-            self.triples(epoch, turn),
-            (edge_set, *ranges),
-            (self._world.local_rank, self._world.trainers_per_machine),
-            uniform,
-        )
+        share = (self._world.local_rank, self._world.trainers_per_machine)
+        return self._evaluator.sums(self.triples(epoch, turn), (edge_set, *ranges), share, uniform)
 
     def _uniform(self, ranges: Sequence[int], entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
         """Draw original ids from ranges of this machine; of the whole type where these are empty."""

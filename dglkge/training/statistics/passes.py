@@ -10,6 +10,7 @@ import logging
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,7 @@ def _record(sums: Doubles, ranges: tuple[int, int], index: int) -> dict[str, Any
     }
 
 
+@dataclass
 class Passes:
     """The passes of a run's epochs.
 
@@ -253,30 +255,27 @@ class Passes:
         Records of the passes that were committed before this start of the job; on rank 0.
     """
 
-    def __init__(
-        self,
-        passes: Sequence[Pass],
-        held_out: HeldOutEvaluator | None = None,
-        buckets: BucketStatistics | None = None,
-    ) -> None:
-        self._passes = list(passes)
-        self._held_out, self.buckets = held_out, buckets
-        self._num_sets = 1 + max(part.edge_set for part in passes)
-        self._num_chunks = 1 + max(part.chunk for part in passes)
+    passes: Sequence[Pass]
+    held_out: HeldOutEvaluator | None = None
+    buckets: BucketStatistics | None = None
+
+    def __post_init__(self) -> None:
+        self._num_sets = 1 + max(part.edge_set for part in self.passes)
+        self._num_chunks = 1 + max(part.chunk for part in self.passes)
         self.earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
         self._before: dict[str, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return len(self.passes)
 
     def resume(self, folder: Path, epoch: int, batches_done: int) -> None:
         """Read the records of earlier starts of the job from a version's folder; on rank 0.
 
         The epoch is the open or the next one, with so many batches done.
         """
-        done = [part for part in self._passes if part.end_batch <= batches_done] if batches_done else []
+        done = [part for part in self.passes if part.end_batch <= batches_done] if batches_done else []
         open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
         # A save that was killed may have left records of passes that are trained again.
         self.earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
@@ -292,20 +291,20 @@ class Passes:
         """
         if batches_done == 0:
             self._recorded = np.zeros(NUM_SUMS)  # the epoch before may have been left by `break`
-        if self._held_out is not None:
-            for part in self._passes:
+        if self.held_out is not None:
+            for part in self.passes:
                 if part.first_batch == batches_done < part.end_batch:
-                    self._before = self._held_out.evaluate(part.edge_set, part.chunk)
+                    self._before = self.held_out.evaluate(part.edge_set, part.chunk)
 
     def num_ended(self, batches_done: int) -> int:
         """Return the number of passes that have ended after so many batches of an epoch."""
-        return sum(part.end_batch <= batches_done for part in self._passes) if batches_done else 0
+        return sum(part.end_batch <= batches_done for part in self.passes) if batches_done else 0
 
     def ending(self, batches_done: int) -> list[Pass]:
         """Return the passes that end with a batch; several where chunks are shorter than batches."""
         # An empty set at the beginning has a record too.
         first = 0 if batches_done == 1 else batches_done
-        return [part for part in self._passes if first <= part.end_batch <= batches_done]
+        return [part for part in self.passes if first <= part.end_batch <= batches_done]
 
     def end(self, epoch: int, ended: Sequence[Pass], sums: Doubles) -> list[dict[str, Any]]:
         """Return the records of passes that ended; a collective where triples are held out.
@@ -323,10 +322,10 @@ class Passes:
             place = (part.edge_set, part.chunk, self._num_sets, self._num_chunks)
             count, loss = int(pass_sums[1]), float(pass_sums[0] / max(pass_sums[1], 1))
             record = epoch_record(epoch, count, loss, *place, means_of(pass_sums))
-            if self._held_out is not None:
+            if self.held_out is not None:
                 if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before
-                record["eval_stats_after"] = self._held_out.evaluate(part.edge_set, part.chunk)
+                record["eval_stats_after"] = self.held_out.evaluate(part.edge_set, part.chunk)
             records.append(record)
         self._before = None
         self._recorded = sums

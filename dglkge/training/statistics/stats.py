@@ -19,13 +19,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dglkge.checkpoint.layout import (
-    BUCKET_RECORD,
-    RUN_METRICS_FILE,
-    RUN_STATS_FILE,
-    RUN_VALIDATION_FILE,
-    Progress,
-)
+from dglkge.checkpoint import layout
 from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.jobs import PROC, find_servers, memory_of
@@ -141,7 +135,7 @@ class Statistics:
     ) -> None:
         self._job, self._batches, self._position = job, batches, position
         self._records, self.trackers = records, trackers
-        self._path = job.output / RUN_STATS_FILE
+        self._path = job.output / layout.RUN_STATS_FILE
         self._is_leader = job.world.rank == 0
         self._is_lagged = is_lagged(job.config, job.world.num_machines)
         self.has_bar = job.world.wants_bar(job.config.training.progress)
@@ -311,7 +305,7 @@ class Statistics:
     def add_buckets(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append the records of buckets that ended; on rank 0."""
         for record in records if self._is_leader else ():
-            self._append({"time": timestamp(), "epoch": epoch, BUCKET_RECORD: record})
+            self._append({"time": timestamp(), "epoch": epoch, layout.BUCKET_RECORD: record})
 
     def add_ranking(self, split: str, record: Mapping[str, Any]) -> None:
         """Write a ranking to ``metrics.json``, and give its measures to the trackers; on rank 0."""
@@ -323,9 +317,9 @@ class Statistics:
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
-        path = self._job.output / RUN_METRICS_FILE
+        path = self._job.output / layout.RUN_METRICS_FILE
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self._records.write_json(RUN_METRICS_FILE, {**known, split: metrics})
+        self._records.write_json(layout.RUN_METRICS_FILE, {**known, split: metrics})
 
     def add_validation(self, epochs_done: int, measures: Mapping[str, float]) -> None:
         """Append the measures of the valid split after an epoch, and note that it was ranked; on rank 0.
@@ -333,7 +327,7 @@ class Statistics:
         The line has the epoch's number, which counts from 0 as in the other lines.
         """
         self._append({"time": timestamp(), "epoch": epochs_done - 1, VALID: dict(measures)})
-        self._records.write_json(RUN_VALIDATION_FILE, {Progress.FINISHED_EPOCHS: epochs_done})
+        self._records.write_json(layout.RUN_VALIDATION_FILE, {layout.Progress.FINISHED_EPOCHS: epochs_done})
 
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
@@ -341,8 +335,10 @@ class Statistics:
         # Unreadable or absent: the split is ranked once more, which only takes time.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self._is_leader:
-                noted = json.loads((self._job.output / RUN_VALIDATION_FILE).read_text(encoding="utf-8"))
-                is_noted = noted[Progress.FINISHED_EPOCHS] == epochs_done
+                noted = json.loads(
+                    (self._job.output / layout.RUN_VALIDATION_FILE).read_text(encoding="utf-8")
+                )
+                is_noted = noted[layout.Progress.FINISHED_EPOCHS] == epochs_done
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
 
 
