@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Route
-from dglkge.embeddings.row_lookup import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.workspace import Scratch
@@ -124,8 +124,11 @@ class RowStore(ABC):
     """Where rows live: the lookup of the tables finds them in this machine's memory, or on other machines."""
 
     def __init__(self, tables: TableSet, transforms: Transforms) -> None:
-        self._tables, self._lookup = tables, tables.lookup
-        self._transforms = transforms
+        self._tables, self._transforms = tables, transforms
+
+    @property
+    def _lookup(self) -> RowLookup:
+        return self._tables.lookup
 
     @property
     def num_ahead(self) -> int:
