@@ -379,8 +379,10 @@ class Checkpoint(TablesByName):
         return build_model(meta.score_function, meta.dim, meta.reciprocal, meta.score_options)
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type; where none were saved, the ids."""
+        """Return the names of an entity type, where none were saved the ids; or of the relations."""
         require_known("table", entity_type, [*self.entity_types, RELATION])
+        if entity_type == RELATION:
+            return self.relations.labels
         if entity_type not in self._vocabularies:
             path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]

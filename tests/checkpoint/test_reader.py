@@ -62,6 +62,7 @@ def test_rows_by_name(run):
     checkpoint = open_checkpoint(folder)
     assert checkpoint.vocabulary("film").id("film-3") == 3
     assert checkpoint.vocabulary("film") is checkpoint.vocabulary("film")
+    assert checkpoint.vocabulary("relation").id("likes (person → film)") == 2
     assert checkpoint.relations.labels[1] == "made"
     assert torch.equal(checkpoint["person"]["person-7"], tables["person"].rows[7])
     assert torch.equal(checkpoint["film"][["film-4", "film-0"]], tables["film"].rows[[4, 0]])
