@@ -177,7 +177,7 @@ def main() -> None:
     def opened(name: str, *_: Any) -> ComputeDevice:
         return ComputeDevice(name) if name == "cpu" else separate
 
-    with mock.patch.object(computing, "open_device", opened):
+    with mock.patch.object(computing.devices, "open_device", opened):
         for number, case in enumerate(sys.argv[2:]):
             folder, sets = Path(sys.argv[1]) / str(number), case.split()
             on_host = [setting for setting in sets if not setting.startswith("tables.storage")]

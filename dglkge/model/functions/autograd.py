@@ -409,8 +409,8 @@ class ScaledManhattan(torch.autograd.Function):
         grad = _without_denormals(grad)
         gradients = [torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device) for rows in operands]
         if _compiled(offset):
-            rows, grad_rows = map(_array, operands), (part.numpy() for part in gradients)
-            loops.add_scaled_gradients(tuple(rows), _array(grad), tuple(grad_rows))
+            arrays, sums = tuple(map(_array, operands)), tuple(part.numpy() for part in gradients)
+            loops.add_scaled_gradients(arrays, _array(grad), sums)
             return gradients[0], gradients[1], gradients[2]
         for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
             terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]
