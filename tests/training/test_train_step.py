@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections import UserDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,14 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.distributed.runtime import Cluster
+from dglkge.errors import InputError
 from dglkge.step.row_transforms import RowDropout
+from dglkge.training.building import step as building
 from dglkge.training.building import tables
 from dglkge.training.building.tables import build_optimizer, choose_lookup
 from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
+from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training.dense_loops import dropout_mask
 from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train
@@ -201,3 +206,24 @@ def test_the_mean_stays_and_the_share_is_dropped(rate: float) -> None:
         assert share == pytest.approx(rate, abs=5 * (rate * (1 - rate) / 5e5) ** 0.5)
     assert float(rows.double().mean()) == pytest.approx(1, abs=0.02)
     assert float(rows.max()) == pytest.approx(1 / (1 - rate), rel=1e-3)
+
+
+def test_a_transform_of_a_table_that_does_not_exist_is_refused(monkeypatch):
+    kind = SimpleNamespace(load=lambda: lambda *_: SimpleNamespace(tables=["person", "persn"]))
+    monkeypatch.setattr(building, "NO_TRANSFORM", "another")
+    monkeypatch.setattr(building, "ROW_TRANSFORMS", {"none": kind})
+    job_tables = UserDict(dict.fromkeys(["person", RELATION]))
+    job_tables.entity_types = ["person"]
+    layout = SimpleNamespace(original_edge_ids=lambda name: np.arange(3))
+    job = SimpleNamespace(
+        config=load_config(None, ["dataset=d"]),
+        tables=job_tables,
+        layout=layout,
+        global_vectors=None,
+        features=None,
+    )
+    with pytest.raises(InputError) as error:
+        building.build_transforms(job)
+    assert str(error.value) == (
+        "unknown table of model.row_transform none 'persn'; did you mean 'person'? known: 'person', 'relation'"
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.embeddings.embedding_table import EmbeddingTable
-from dglkge.errors import InputError, one_line
+from dglkge.errors import InputError, one_line, require_known
 from dglkge.model.choices import NO_TRANSFORM, OBJECTIVES, ROW_TRANSFORMS
 from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
@@ -127,7 +127,10 @@ def build_transforms(job: Job) -> Transforms:
     transforms.append(RowDropout(rates, original_ids, config.seed, config.training.kernels))
     if settings.row_transform.name != NO_TRANSFORM:
         kind = ROW_TRANSFORMS.get(settings.row_transform.name).load()
-        transforms.append(kind(settings.row_transform, original_ids, config.seed))
+        chosen = kind(settings.row_transform, original_ids, config.seed)
+        for name in chosen.tables:
+            require_known(f"table of model.row_transform {settings.row_transform.name}", name, tables)
+        transforms.append(chosen)
     if job.model.score_function.has_times:
         # Last: no other transform may change the number of a time.
         transforms.append(Times(job.model, job.layout.num_times))
