@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 from dglkge.typing import RELATION
 
 FORMAT_VERSION = 1
@@ -304,11 +304,9 @@ def _checksums(paths: list[Path]) -> list[int]:
 
 def _checksum(path: Path) -> int:
     checksum = 0
-    try:
+    with os_errors(InputError, f"cannot read {path}"):
         for block in blocks_of(path):
             checksum = zlib.crc32(block, checksum)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     return checksum
 
 
@@ -390,11 +388,9 @@ def parents_of(path: Path) -> Iterator[None]:
     Raises InputError if they cannot be made, or the innermost one is not writable.
     """
     parent = path.absolute().parent
-    try:
+    with os_errors(InputError, f"the parent folder of {path} cannot be made"):
         made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the parent folder of {path} cannot be made: {error.strerror}") from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"the parent folder of {path} is not writable")
     try:

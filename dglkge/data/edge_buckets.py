@@ -78,8 +78,7 @@ class EdgeBuckets:
     @property
     def triples_of_sets(self) -> Ids:
         """Number of triples of each edge set: (S,)."""
-        totals: Ids = self.counts.sum(axis=(1, 2, 3))
-        return totals
+        return self.counts.sum(axis=(1, 2, 3))
 
     @property
     def starts(self) -> Ids:
@@ -192,8 +191,7 @@ class BucketFiles:
             (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
         ]
         if edges.weights is not None:
-            path = folder / dataset_files.WEIGHTS
-            targets.append((edges.weights, _new_array(path, (num,), np.float32)))
+            targets.append((edges.weights, _new_array(folder / dataset_files.WEIGHTS, (num,), np.float32)))
         by_bucket = counts.sum(axis=1).ravel()
         free = np.cumsum(by_bucket) - by_bucket
         for edge_set, block, numbers in numbered():

@@ -21,7 +21,7 @@ from typing import overload
 
 import numpy as np
 
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, os_errors, unknown_name
 from dglkge.typing import Relation
 
 GRANULARITIES = {"day": 10, "month": 7, "year": 4}
@@ -172,8 +172,7 @@ def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
     """
     if num_times == 1:
         return ids
-    made: np.ndarray = (np.asarray(ids)[:, np.newaxis] * num_times + np.arange(num_times)).reshape(-1)
-    return made
+    return (np.asarray(ids)[:, np.newaxis] * num_times + np.arange(num_times)).reshape(-1)
 
 
 MAX_NAMES_TO_COMPARE = 5000
@@ -258,13 +257,10 @@ class MappedNames(Sequence[str]):
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            with open(path, "rb") as file:
-                # An empty file cannot be mapped.
-                size = file.seek(0, 2)
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        with os_errors(InputError, f"cannot read {path}"), open(path, "rb") as file:
+            # An empty file cannot be mapped.
+            size = file.seek(0, 2)
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         ends = [np.zeros(1, np.int64)]
         while (start := int(ends[-1][-1])) < size:
             # Whole lines, so that no character is cut; a line of more bytes than a block is read as a whole.
@@ -412,10 +408,9 @@ class RelationVocabulary:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file in which every line, the last too, ends in a line feed."""
     try:
-        # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        with os_errors(InputError, f"cannot read {path}"):
+            # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
+            text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     if not text:
