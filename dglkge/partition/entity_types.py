@@ -290,8 +290,7 @@ class TypedIds:
         """Return the original relation id of each triple, (n,) int64."""
         if len(self.types) == 1:
             # Each relation id has its one key, those that no triple has too: ids are places.
-            ids: np.ndarray = triples[:, 1].astype(np.int64)
-            return ids
+            return triples[:, 1].astype(np.int64)
         keys = _keys(triples, self.type_of, len(self.types), self.num_times)
         return np.searchsorted(self.relation_keys, keys) * self.num_times + triples[:, 1] % self.num_times
 

@@ -208,8 +208,7 @@ def _decoded(table: pa.Table) -> pa.Table:
     for place, column in enumerate(table.columns):
         if pa.types.is_dictionary(column.type):
             chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
-            plain = pa.chunked_array(chunks, pa.string())
-            table = table.set_column(place, table.column_names[place], plain)
+            table = table.set_column(place, table.column_names[place], pa.chunked_array(chunks, pa.string()))
     return table
 
 

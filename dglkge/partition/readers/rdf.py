@@ -111,8 +111,7 @@ def read_rdf(
         If pyoxigraph is missing, or a file cannot be read or has an error, or a split has no triples.
     """
     reader = _RdfReader(options, temporary)
-    triples = ingest({split: reader.split(split, paths, watch) for split, paths in files.items()})
-    return reader.finish(triples)
+    return reader.finish(ingest({split: reader.split(split, paths, watch) for split, paths in files.items()}))
 
 
 class _BlankNames:
