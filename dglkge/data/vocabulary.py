@@ -11,7 +11,6 @@ of the relations.
 from __future__ import annotations
 
 import datetime
-import difflib
 import mmap
 import re
 from collections import ChainMap, Counter
@@ -175,7 +174,6 @@ def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
     return (np.asarray(ids)[:, np.newaxis] * num_times + np.arange(num_times)).reshape(-1)
 
 
-MAX_NAMES_TO_COMPARE = 5000
 NAMES_BLOCK_BYTES = 1 << 24
 
 
@@ -200,7 +198,7 @@ class Vocabulary:
         """Return the id of a name; the InputError of an unknown one shows the nearest known ones."""
         id_ = self._id_of_name().get(name)
         if id_ is None:
-            raise self._unknown(name)
+            raise unknown_name(self.noun, name, self.names)
         return id_
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
@@ -236,18 +234,6 @@ class Vocabulary:
         if self._ids is None:
             self._ids = {name: id_ for id_, name in enumerate(self.names)}
         return self._ids
-
-    def _unknown(self, name: str) -> InputError:
-        if len(self.names) <= MAX_NAMES_TO_COMPARE:
-            return unknown_name(self.noun, name, self.names)
-        # Comparing with millions of names would take minutes, so only names that begin alike are compared.
-        start = name[:3].casefold()
-        alike = [known for known in self.names if known[:3].casefold() == start][:MAX_NAMES_TO_COMPARE]
-        near = difflib.get_close_matches(name, alike, n=5, cutoff=0.6)
-        if near:
-            return InputError(f"unknown {self.noun} {name!r}; did you mean {' or '.join(map(repr, near))}?")
-        some = ", ".join(repr(known) for known in self.names[:5])
-        return InputError(f"unknown {self.noun} {name!r}; {len(self.names)} are known, among them {some}")
 
 
 class MappedNames(Sequence[str]):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dglkge.data import vocabulary as vocabulary_module
 from dglkge.data.vocabulary import (
-    MAX_NAMES_TO_COMPARE,
     MappedNames,
     RelationVocabulary,
     Vocabulary,
@@ -19,7 +18,7 @@ from dglkge.data.vocabulary import (
     label_at,
     read_lines,
 )
-from dglkge.errors import InputError
+from dglkge.errors import MAX_NAMES_TO_COMPARE, InputError
 from dglkge.typing import Relation
 
 AWKWARD = ["NA", "null", "1e5", ' "quoted" ', "#comment", "tab\tin", "line\u2028end", "a\rb", "Ōsaka", ""]
@@ -77,7 +76,7 @@ def test_unknown_name_shows_near_ones():
     vocabulary = Vocabulary(names, "entity")
     with pytest.raises(InputError, match="did you mean 'Strasbourg'"):
         vocabulary.id("strasburg")
-    with pytest.raises(InputError, match="5002 are known, among them 'x0', 'x1'"):
+    with pytest.raises(InputError, match="5002 are known, among them 'Strasbourg', 'Stuttgart', 'x0'"):
         vocabulary.ids(["x0", "Quito"])
 
 
