@@ -180,7 +180,7 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     return InputError(message)
 
 
-def require_known(noun: str, got: str, known: Collection[str], limit: int = 5) -> None:
+def require_known(noun: str, got: str, known: Collection[str]) -> None:
     """Raise :func:`unknown_name` for a name that is not known."""
     if got not in known:
-        raise unknown_name(noun, got, known, limit)
+        raise unknown_name(noun, got, known)
