@@ -337,7 +337,6 @@ class DatasetSize:
     """The size of a data set: of its parts (part k lies on machine k), and the triples of each split."""
 
     parts: tuple[PartSize, ...]
-    num_relations: int
     splits: Mapping[str, int]
 
     @property
@@ -375,8 +374,7 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
             )
             for part, figures in enumerate(report[Field.PARTS])
         )
-        splits = {name: int(count) for name, count in description[Field.SPLITS].items()}
-        return DatasetSize(parts, int(description[Field.NUM_RELATIONS]), splits)
+        return DatasetSize(parts, {name: int(count) for name, count in description[Field.SPLITS].items()})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _foreign(folder, error) from error
 

@@ -163,8 +163,7 @@ class TripleIndex:
         other = self.num_in_train[ranks] > in_train
         # The reverse of a triple from an entity to itself is the triple, which does not count.
         opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
-        masks = in_train, opposite, other, self._implied(codes, ranks, reverse, pairs)
-        return dict(zip(LEAKS, masks))
+        return dict(zip(LEAKS, (in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))))
 
     def _implied(
         self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: np.ndarray

@@ -211,10 +211,9 @@ def random_parts(
     order = order[np.argsort(-in_degrees[order], kind="stable")]
     room = []
     for count in np.bincount(type_of).tolist():
-        smallest, larger = divmod(count, num_parts)
         # Drawn at random: else the same partitions would take the extra node of every type.
-        extra = rng.permutation(num_parts) < larger
-        room.append(smallest + extra.astype(np.int64))
+        has_extra = rng.permutation(num_parts) < count % num_parts
+        room.append(count // num_parts + has_extra.astype(np.int64))
     parts = np.empty(len(in_degrees), dtype=np.int64)
     # Largest first (longest processing time rule): small nodes later even out the loads.
     spread(order, type_of, in_degrees, np.array(room), parts)

@@ -310,11 +310,9 @@ def _collect(
         ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
         for place, role in enumerate(ROLES):
             ids[:, place] = ids_of(role, columns[role])
-        extra = {}
+        extra = {TIME: ids_of(TIME, columns[TIME])} if TIME in columns else {}
         if WEIGHT in columns:
             extra[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
-        if TIME in columns:
-            extra[TIME] = ids_of(TIME, columns[TIME])
         return split, ids, extra
 
     chunks = ((split, chunk) for split, split_chunks in source.items() for chunk in split_chunks)
