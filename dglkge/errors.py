@@ -158,9 +158,10 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     >>> print(unknown_name("data set", "ulms", ["UMLS"]))
     unknown data set 'ulms'; did you mean 'UMLS'? known: 'UMLS'
     """
-    names = sorted(known)
-    alike = names
-    if len(names) > MAX_NAMES_TO_COMPARE:
+    names = list(known)
+    if len(names) <= MAX_NAMES_TO_COMPARE:
+        names = alike = sorted(names)
+    else:
         # Comparing with millions of names would take minutes, so only names that begin alike are compared.
         start = got[:3].casefold()
         alike = [name for name in names if name[:3].casefold() == start][:MAX_NAMES_TO_COMPARE]

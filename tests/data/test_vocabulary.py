@@ -76,7 +76,7 @@ def test_unknown_name_shows_near_ones():
     vocabulary = Vocabulary(names, "entity")
     with pytest.raises(InputError, match="did you mean 'Strasbourg'"):
         vocabulary.id("strasburg")
-    with pytest.raises(InputError, match="5002 are known, among them 'Strasbourg', 'Stuttgart', 'x0'"):
+    with pytest.raises(InputError, match="5002 are known, among them 'x0', 'x1'"):
         vocabulary.ids(["x0", "Quito"])
 
 
