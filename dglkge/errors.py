@@ -26,6 +26,9 @@ USERS_TO_MEND = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EI
 """errno of a wrong path or missing rights: permanent, so a restart of the job would fail the same way."""
 
 
+MAX_NAMES_TO_COMPARE = 5000
+"""Names that an unknown one is compared with."""
+
 MESSAGE_CHARACTERS = 400
 """Of a message of another library: torch's may have pages."""
 
@@ -155,10 +158,16 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     >>> print(unknown_name("data set", "ulms", ["UMLS"]))
     unknown data set 'ulms'; did you mean 'UMLS'? known: 'UMLS'
     """
-    names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=limit)
+    names = list(known)
+    if len(names) <= MAX_NAMES_TO_COMPARE:
+        names = alike = sorted(names)
+    else:
+        # Comparing with millions of names would take minutes, so only names that begin alike are compared.
+        start = got[:3].casefold()
+        alike = [name for name in names if name[:3].casefold() == start][:MAX_NAMES_TO_COMPARE]
+    near = difflib.get_close_matches(got, alike, n=limit)
     if not near:
-        in_lower = {name.lower(): name for name in names}
+        in_lower = {name.lower(): name for name in alike}
         near = [in_lower[name] for name in difflib.get_close_matches(got.lower(), in_lower, n=limit)]
     message = f"unknown {noun} {got!r}"
     if near:
@@ -172,7 +181,7 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     return InputError(message)
 
 
-def require_known(noun: str, got: str, known: Collection[str], limit: int = 5) -> None:
+def require_known(noun: str, got: str, known: Collection[str]) -> None:
     """Raise :func:`unknown_name` for a name that is not known."""
     if got not in known:
-        raise unknown_name(noun, got, known, limit)
+        raise unknown_name(noun, got, known)

@@ -155,8 +155,7 @@ def _entry_points(path: tuple[str, ...]) -> Any:
 def registry_of(noun: str) -> Registry[Any]:
     """Return the registry of a kind of components, a key of :data:`HOMES`."""
     module, _, name = HOMES[noun].partition(":")
-    registry: Registry[Any] = getattr(importlib.import_module(module), name)
-    return registry
+    return getattr(importlib.import_module(module), name)
 
 
 def recorded_imports(config: Mapping[str, Any]) -> list[str]:

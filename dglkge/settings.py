@@ -14,6 +14,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
@@ -279,7 +280,7 @@ def read_as(value: Any, kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return read_as(value, arguments[0])
-    if origin in (Union, types.UnionType if hasattr(types, "UnionType") else Union):
+    if origin in (Union, types.UnionType):
         if isinstance(value, Scalar) and value.value is None:
             return None
         return read_as(value, next(argument for argument in arguments if argument is not type(None)))
@@ -365,6 +366,7 @@ UNKNOWN_COMPONENT = "unknown_component"
 """Type of pydantic's error about an unknown name."""
 
 
+@dataclass(eq=False)
 class Component:
     """Annotation of a field: the settings of a member of a registry (:data:`dglkge.registry.HOMES`).
 
@@ -379,20 +381,15 @@ class Component:
         Returns the class of a member's settings; by default ``member.Settings``.
     """
 
-    def __init__(
-        self,
-        noun: str,
-        default: str,
-        is_section: bool = True,
-        values: Mapping[str, type[ComponentSettings]] | None = None,
-        settings_of: Callable[[Any], type[ComponentSettings]] = lambda member: member.Settings,
-    ) -> None:
-        self.noun, self.default, self.is_section = noun, default, is_section
-        self.values, self._settings_of = dict(values or {}), settings_of
+    noun: str
+    default: str
+    is_section: bool = True
+    values: Mapping[str, type[ComponentSettings]] = field(default_factory=dict)
+    settings_of: Callable[[Any], type[ComponentSettings]] = lambda member: member.Settings
 
     def settings(self, name: str) -> type[ComponentSettings]:
         """Return the class of a member's settings; InputError if the name is not registered."""
-        return self.values.get(name) or self._settings_of(registry_of(self.noun).get(name))
+        return self.values.get(name) or self.settings_of(registry_of(self.noun).get(name))
 
     def default_settings(self) -> ComponentSettings:
         """Return the settings of the default member."""
@@ -407,9 +404,9 @@ class Component:
         """Return the options of all members: by option, then by the names of those that have it."""
         options: dict[str, dict[str, FieldInfo]] = {}
         for name, settings in self.members():
-            for option, field in settings.model_fields.items():
+            for option, described in settings.model_fields.items():
                 if option != TAG:
-                    options.setdefault(option, {})[name] = field
+                    options.setdefault(option, {})[name] = described
         return options
 
     def read(self, value: Any) -> Any:

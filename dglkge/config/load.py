@@ -27,8 +27,6 @@ SCHEMA = Path(__file__).resolve().with_name("schema.json")
 NAMED_SCHEMA = "../../schema.json"
 """Its path in the first line of a recipe."""
 
-_QUOTES = ("'", '"')
-
 FORMER = {
     "training.label_smoothing": "training.objective.label_smoothing",
     "negatives.sampler": "negatives.name",
@@ -150,7 +148,8 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
             tag = value.get(TAG, value) if isinstance(value, Tree) else value
             lines.append(f"{getattr(tag, 'where', where)}: {problem['msg']}")
         else:
-            lines.append(f"{where}: {key} is {_shown(value)!r}; {expected(problem, value)}")
+            shown = value.shown() if isinstance(value, (Scalar, Items, Tree)) else value
+            lines.append(f"{where}: {key} is {shown!r}; {expected(problem, value)}")
     return lines
 
 
@@ -180,11 +179,6 @@ def _place(tree: Any, keys: Sequence[str | int]) -> str:
             break
         where = tree.where
     return where
-
-
-def _shown(value: Any) -> Any:
-    """Return a value as messages have it."""
-    return value.shown() if isinstance(value, (Scalar, Items, Tree)) else value
 
 
 def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Tree:
@@ -255,7 +249,7 @@ def _read_override(text: str, where: str) -> Any:
     except yaml.YAMLError:
         # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
         return Scalar(text, text, where)
-    return Scalar(value, node.value if text[:1] in _QUOTES else "" if value is None else text, where)
+    return Scalar(value, node.value if text.startswith(("'", '"')) else "" if value is None else text, where)
 
 
 def _merge(tree: Tree, keys: Sequence[str], value: Any, prefix: str) -> None:

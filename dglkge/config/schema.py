@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, Field, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from pydantic.fields import FieldInfo
 
 from dglkge.model import regularizers
@@ -34,6 +34,7 @@ from dglkge.settings import (
     Settings,
     Text,
     at_least_or,
+    check,
     component_of,
     free,
     not_empty,
@@ -258,14 +259,9 @@ class SamplingConfig(Settings):
         return self.num_ranges > 1 and self.buckets == DIRECTED
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse a name that occurs twice."""
-    if len(set(names)) < len(names):
-        raise ValueError("each name once")
-    return names
-
-
-DistinctNames = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+DistinctNames = Annotated[
+    tuple[str, ...], check(lambda names: len(set(names)) == len(names), "each name once")
+]
 
 
 class EarlyStoppingConfig(Settings):

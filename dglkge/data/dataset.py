@@ -155,8 +155,7 @@ class Dataset:
 
     def names_of(self, entity_type: str, ids: np.ndarray) -> list[str]:
         """Return the names of entities of original ids (n,); the others of the file are not kept."""
-        known = self._vocabularies.get(entity_type)
-        names = self.mapped_vocabulary(entity_type) if known is None else known
+        names = self._vocabularies.get(entity_type) or self.mapped_vocabulary(entity_type)
         return [names[id_] for id_ in ids.tolist()]
 
     def split(self, name: str) -> np.ndarray:
@@ -249,8 +248,7 @@ class Dataset:
         {'triples': 4698, 'share': 0.9396}
         """
         report = dataset_files.load_json(self.path / dataset_files.PARTITIONS / dataset_files.REPORT)
-        figures: dict[str, Any] = report[Field.QUALITY]
-        return figures
+        return report[Field.QUALITY]
 
     def numbered(self) -> NumberedTriples:
         """Return the triples with entities counted over all types, type after type."""

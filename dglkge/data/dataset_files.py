@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 from dglkge.typing import RELATION
 
 FORMAT_VERSION = 1
@@ -304,11 +304,9 @@ def _checksums(paths: list[Path]) -> list[int]:
 
 def _checksum(path: Path) -> int:
     checksum = 0
-    try:
+    with os_errors(InputError, f"cannot read {path}"):
         for block in blocks_of(path):
             checksum = zlib.crc32(block, checksum)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     return checksum
 
 
@@ -339,7 +337,6 @@ class DatasetSize:
     """The size of a data set: of its parts (part k lies on machine k), and the triples of each split."""
 
     parts: tuple[PartSize, ...]
-    num_relations: int
     splits: Mapping[str, int]
 
     @property
@@ -377,8 +374,7 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
             )
             for part, figures in enumerate(report[Field.PARTS])
         )
-        splits = {name: int(count) for name, count in description[Field.SPLITS].items()}
-        return DatasetSize(parts, int(description[Field.NUM_RELATIONS]), splits)
+        return DatasetSize(parts, {name: int(count) for name, count in description[Field.SPLITS].items()})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _foreign(folder, error) from error
 
@@ -390,11 +386,9 @@ def parents_of(path: Path) -> Iterator[None]:
     Raises InputError if they cannot be made, or the innermost one is not writable.
     """
     parent = path.absolute().parent
-    try:
+    with os_errors(InputError, f"the parent folder of {path} cannot be made"):
         made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the parent folder of {path} cannot be made: {error.strerror}") from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"the parent folder of {path} is not writable")
     try:

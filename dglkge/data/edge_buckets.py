@@ -50,11 +50,6 @@ class TrainedSets:
     rows_of: Callable[[Ids], Sequence[Rows]] = lambda triple_ids: [range(len(triple_ids))]
     num_sets: int = 1
 
-    @property
-    def folder_mark(self) -> str:
-        """Part of the folder's name, so that runs with other sets do not replace the files."""
-        return f"{zlib.crc32(json.dumps(self.made_of).encode()):08x}" if self.made_of else ""
-
 
 ALL_TRIPLES = TrainedSets()
 
@@ -78,8 +73,7 @@ class EdgeBuckets:
     @property
     def triples_of_sets(self) -> Ids:
         """Number of triples of each edge set: (S,)."""
-        totals: Ids = self.counts.sum(axis=(1, 2, 3))
-        return totals
+        return self.counts.sum(axis=(1, 2, 3))
 
     @property
     def starts(self) -> Ids:
@@ -192,8 +186,7 @@ class BucketFiles:
             (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
         ]
         if edges.weights is not None:
-            path = folder / dataset_files.WEIGHTS
-            targets.append((edges.weights, _new_array(path, (num,), np.float32)))
+            targets.append((edges.weights, _new_array(folder / dataset_files.WEIGHTS, (num,), np.float32)))
         by_bucket = counts.sum(axis=1).ravel()
         free = np.cumsum(by_bucket) - by_bucket
         for edge_set, block, numbers in numbered():
@@ -211,7 +204,10 @@ class BucketFiles:
                 target.flush()
 
     def _folder(self, parent: Path) -> Path:
-        return parent / dataset_files.buckets_folder(self.num_ranges, self.sets.folder_mark)
+        # A mark of the sets, so that runs with other sets do not replace the files.
+        made_of = self.sets.made_of
+        mark = f"{zlib.crc32(json.dumps(made_of).encode()):08x}" if made_of else ""
+        return parent / dataset_files.buckets_folder(self.num_ranges, mark)
 
     def _made_of(self) -> dict[str, Any]:
         """Describe what buckets are made of, as JSON gives it back."""

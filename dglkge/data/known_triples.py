@@ -378,11 +378,8 @@ class KnownTriples:
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray
     ) -> np.ndarray:
         """Return whether each answer (Q,) is a known one of its query (Q,): bool."""
-        marks = [
-            direction.contain(entity_ids, relation_ids, answer_ids) for direction in self.directions(side)
-        ]
-        is_known: np.ndarray = np.any(marks, axis=0)
-        return is_known
+        directions = self.directions(side)
+        return np.any([some.contain(entity_ids, relation_ids, answer_ids) for some in directions], axis=0)
 
     def seen(self, side: Side, relation_id: int) -> np.ndarray:
         """Return the entities (n,) int64 that triples of a relation have on a side, ascending."""

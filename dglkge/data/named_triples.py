@@ -41,7 +41,7 @@ def read_named_triples(
         if len(bad):
             row = num_rows + int(bad[0])
             raise InputError(
-                f"{file.places([row])[row]}: {_fault(_names(chunk, bad[0]), relations, vocabulary)}"
+                f"{file.places([row])[row]}: {_fault(chunk.iloc[bad[:1]], relations, vocabulary)}"
             )
         parts.append(triples)
         num_rows += len(chunk)
@@ -71,11 +71,7 @@ def find_triples(
     triples, num_fitting = _resolve(frame, relations, vocabulary)
     bad = np.flatnonzero(num_fitting != 1)
     triples[bad] = -1
-    return triples, {int(row): _fault(_names(frame, row), relations, vocabulary) for row in bad}
-
-
-def _names(frame: pd.DataFrame, row: int | np.integer) -> list[str]:
-    return [str(_with_times(frame.iloc[[int(row)]])[role].iloc[0]) for role in ROLES]
+    return triples, {row: _fault(frame.iloc[[row]], relations, vocabulary) for row in bad.tolist()}
 
 
 def _with_times(frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,9 +110,9 @@ def _entity_ids(column: pd.Series, rows: np.ndarray, vocabulary: Vocabulary) -> 
     return vocabulary.find(column.cat.categories[codes])[place]
 
 
-def _fault(names: list[str], relations: RelationVocabulary, vocabulary: VocabularyOf) -> str:
-    """Describe why a triple of names is not one triple of ids."""
-    head, relation_name, tail = names
+def _fault(triple: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf) -> str:
+    """Describe why a triple of names, a frame of one row, is not one triple of ids."""
+    head, relation_name, tail = (str(name) for name in _with_times(triple)[list(ROLES)].iloc[0])
     try:
         relation_ids = relations.ids_of(relation_name)
         if len(relation_ids) == 1:

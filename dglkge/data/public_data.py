@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.data.dataset_files import SPLITS, blocks_of, parents_of
-from dglkge.errors import InputError, StorageError, unknown_name
+from dglkge.errors import InputError, StorageError, os_errors, unknown_name
 
 REGISTRY = Path(__file__).with_name("datasets.yaml")
 SOURCE_VARIABLE = "DGLKGE_DATA"
@@ -111,25 +111,18 @@ def local_folder(entry: PublicData, progress: bool | None = None) -> Path:
     import pooch
 
     source = os.environ.get(SOURCE_VARIABLE, "")
-    if source and not _is_url(source):
+    if source and "://" not in source:
         folder = _offline_folder(entry, Path(source))
         if not all((folder / name).is_file() for name in entry.files):
             return folder
         source = str(folder)
     elif source:
         source = f"{source.rstrip('/')}/{entry.name}/"
-    cache = Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("dglkge")) / "datasets"
-    target = cache / entry.name
+    target = Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("dglkge")) / "datasets" / entry.name
     if not target.is_dir():
-        try:
+        with os_errors(StorageError, f"cannot write {target}"):
             _fill(target, entry, source or entry.url, sys.stderr.isatty() if progress is None else progress)
-        except OSError as error:
-            raise StorageError(f"cannot write {target}: {error.strerror or error}") from error
     return _innermost(target)
-
-
-def _is_url(text: str) -> bool:
-    return "://" in text
 
 
 def _offline_folder(entry: PublicData, parent: Path) -> Path:
@@ -157,7 +150,7 @@ def _fill(target: Path, entry: PublicData, source: str, progress: bool) -> None:
         files.mkdir()
         unpacked.mkdir()
         for name, checksum in entry.files.items():
-            if _is_url(source):
+            if "://" in source:
                 _download(entry, source + name, files / name, progress)
             else:
                 shutil.copyfile(Path(source) / name, files / name)

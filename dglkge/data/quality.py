@@ -163,8 +163,7 @@ class TripleIndex:
         other = self.num_in_train[ranks] > in_train
         # The reverse of a triple from an entity to itself is the triple, which does not count.
         opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
-        masks = in_train, opposite, other, self._implied(codes, ranks, reverse, pairs)
-        return dict(zip(LEAKS, masks))
+        return dict(zip(LEAKS, (in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))))
 
     def _implied(
         self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: np.ndarray
@@ -192,14 +191,12 @@ def _near_pairs(overlaps: list[Counted], sizes: np.ndarray) -> np.ndarray:
     """Return the near-inverses and near-duplicates (n,) of _PAIR, largest overlap first."""
     blocks = []
     for is_duplicate, (keys, overlap) in enumerate(overlaps):
-        pairs, size = np.empty(len(keys), _PAIR), sizes[is_duplicate]
+        size = sizes[is_duplicate]
         first, second = np.divmod(keys, len(size))
         # A symmetric relation was counted once for a triple and its reverse: both are its triples.
         overlap = np.where(first == second, 2 * overlap, overlap)
-        columns = is_duplicate, first, second, overlap, size[first], size[second]
-        for name, column in zip(_PAIR.names or (), columns):
-            pairs[name] = column
-        blocks.append(pairs)
+        columns = np.full(len(keys), is_duplicate), first, second, overlap, size[first], size[second]
+        blocks.append(np.rec.fromarrays(columns, _PAIR))
     pairs = np.concatenate(blocks)
     share = pairs["overlap"] / np.maximum(pairs["num_first"], pairs["num_second"])
     near = pairs[(share >= NEAR_SHARE) & (pairs["overlap"] >= MIN_OVERLAP)]
@@ -400,8 +397,7 @@ def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[s
 
     def look(piece: tuple[int, Triples]) -> np.ndarray:
         heads, _, tails = piece[1]
-        again: np.ndarray = occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
-        return again
+        return occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
 
     again = {}
     with ThreadPoolExecutor(num_workers) as threads:

@@ -109,10 +109,6 @@ def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
     return walk
 
 
-def _outside_in(num_ranges: int, key: int) -> list[tuple[int, int]]:
-    return _inside_out(num_ranges, key)[::-1]
-
-
 def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Follow the most shared ranges; ties by one keyed word for each step."""
     is_left = np.ones((num_ranges, num_ranges), bool)
@@ -168,7 +164,7 @@ def _on_hilbert_curve(size: int, place: int) -> tuple[int, int]:
 
 WALKS: Mapping[str, Callable[[int, int], list[tuple[int, int]]]] = {
     "inside_out": _inside_out,
-    "outside_in": _outside_in,
+    "outside_in": lambda num_ranges, key: _inside_out(num_ranges, key)[::-1],
     "affinity": _affinity,
     "random": _random,
     "hilbert": _hilbert,

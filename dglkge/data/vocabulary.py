@@ -11,7 +11,6 @@ of the relations.
 from __future__ import annotations
 
 import datetime
-import difflib
 import mmap
 import re
 from collections import ChainMap, Counter
@@ -21,7 +20,7 @@ from typing import overload
 
 import numpy as np
 
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, os_errors, unknown_name
 from dglkge.typing import Relation
 
 GRANULARITIES = {"day": 10, "month": 7, "year": 4}
@@ -172,11 +171,9 @@ def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
     """
     if num_times == 1:
         return ids
-    made: np.ndarray = (np.asarray(ids)[:, np.newaxis] * num_times + np.arange(num_times)).reshape(-1)
-    return made
+    return (np.asarray(ids)[:, np.newaxis] * num_times + np.arange(num_times)).reshape(-1)
 
 
-MAX_NAMES_TO_COMPARE = 5000
 NAMES_BLOCK_BYTES = 1 << 24
 
 
@@ -201,7 +198,7 @@ class Vocabulary:
         """Return the id of a name; the InputError of an unknown one shows the nearest known ones."""
         id_ = self._id_of_name().get(name)
         if id_ is None:
-            raise self._unknown(name)
+            raise unknown_name(self.noun, name, self.names)
         return id_
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
@@ -238,18 +235,6 @@ class Vocabulary:
             self._ids = {name: id_ for id_, name in enumerate(self.names)}
         return self._ids
 
-    def _unknown(self, name: str) -> InputError:
-        if len(self.names) <= MAX_NAMES_TO_COMPARE:
-            return unknown_name(self.noun, name, self.names)
-        # Comparing with millions of names would take minutes, so only names that begin alike are compared.
-        start = name[:3].casefold()
-        alike = [known for known in self.names if known[:3].casefold() == start][:MAX_NAMES_TO_COMPARE]
-        near = difflib.get_close_matches(name, alike, n=5, cutoff=0.6)
-        if near:
-            return InputError(f"unknown {self.noun} {name!r}; did you mean {' or '.join(map(repr, near))}?")
-        some = ", ".join(repr(known) for known in self.names[:5])
-        return InputError(f"unknown {self.noun} {name!r}; {len(self.names)} are known, among them {some}")
-
 
 class MappedNames(Sequence[str]):
     """The lines of a file of :meth:`Vocabulary.save`, read when they are asked for.
@@ -258,13 +243,10 @@ class MappedNames(Sequence[str]):
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            with open(path, "rb") as file:
-                # An empty file cannot be mapped.
-                size = file.seek(0, 2)
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        with os_errors(InputError, f"cannot read {path}"), open(path, "rb") as file:
+            # An empty file cannot be mapped.
+            size = file.seek(0, 2)
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         ends = [np.zeros(1, np.int64)]
         while (start := int(ends[-1][-1])) < size:
             # Whole lines, so that no character is cut; a line of more bytes than a block is read as a whole.
@@ -412,10 +394,9 @@ class RelationVocabulary:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file in which every line, the last too, ends in a line feed."""
     try:
-        # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        with os_errors(InputError, f"cannot read {path}"):
+            # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
+            text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     if not text:

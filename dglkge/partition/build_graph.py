@@ -74,7 +74,11 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     config = {**dataset_files.load_json(config_path), Field.PART_METHOD: job.part_method}
     config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")
     for ntype, ids in original_ids.items():
-        _write_id_maps(partitions, ntype, ids.numpy())
+        # Inverse permutation by scattering.
+        node_ids = np.empty(len(ids), np.int64)
+        node_ids[ids.numpy()] = np.arange(len(ids))
+        np.save(partitions / dataset_files.original_ids_file(ntype), ids.numpy().astype(np.int64))
+        np.save(partitions / dataset_files.node_ids_file(ntype), node_ids)
     write_edge_tables(partitions, job, train, weights)
     verify_partitions(partitions, job, train)
 
@@ -207,10 +211,9 @@ def random_parts(
     order = order[np.argsort(-in_degrees[order], kind="stable")]
     room = []
     for count in np.bincount(type_of).tolist():
-        smallest, larger = divmod(count, num_parts)
         # Drawn at random: else the same partitions would take the extra node of every type.
-        extra = rng.permutation(num_parts) < larger
-        room.append(smallest + extra.astype(np.int64))
+        has_extra = rng.permutation(num_parts) < count % num_parts
+        room.append(count // num_parts + has_extra.astype(np.int64))
     parts = np.empty(len(in_degrees), dtype=np.int64)
     # Largest first (longest processing time rule): small nodes later even out the loads.
     spread(order, type_of, in_degrees, np.array(room), parts)
@@ -264,15 +267,13 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
     # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
     node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 
-    def owners(rhs: str, rows: np.ndarray) -> np.ndarray:
-        return layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
-
     counts = np.zeros(job.num_parts, np.int64)
     if job.num_parts == 1:
         counts[0] = len(train)
     else:
         for _, rhs, _, rows in _pieces(job, train):
-            counts += np.bincount(owners(rhs, rows), minlength=job.num_parts)
+            owners = layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
+            counts += np.bincount(owners, minlength=job.num_parts)
     # All partitions are written in one pass over the triples, each file from its start to its end: no more
     # than a piece is in memory, and a full disk is an error and no SIGBUS, which a store to a map would be.
     with ExitStack() as stack:
@@ -312,14 +313,6 @@ def _pieces(job: GraphJob, train: np.ndarray) -> Iterator[tuple[str, str, int, n
     for lhs, rhs, first, end in job.edge_types:
         for start in range(first, end, PIECE_ROWS):
             yield lhs, rhs, start, np.asarray(train[start : min(start + PIECE_ROWS, end)])
-
-
-def _write_id_maps(partitions: Path, ntype: str, original_ids: np.ndarray) -> None:
-    # Inverse permutation by scattering.
-    node_ids = np.empty(len(original_ids), dtype=np.int64)
-    node_ids[original_ids] = np.arange(len(original_ids))
-    np.save(partitions / dataset_files.original_ids_file(ntype), original_ids.astype(np.int64))
-    np.save(partitions / dataset_files.node_ids_file(ntype), node_ids)
 
 
 class VerificationError(Exception):

@@ -15,17 +15,9 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import (
-    DESCRIPTION,
-    PENDING_DESCRIPTION,
-    TRAIN,
-    Field,
-    file_checksums,
-    parents_of,
-    read_description,
-)
+from dglkge.data.dataset_files import TRAIN, Field, parents_of, replacing
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import InputError, StorageError
+from dglkge.errors import InputError, StorageError, os_errors
 from dglkge.file_lock import try_lock
 from dglkge.partition.name_index import NameList
 from dglkge.partition.report import partition_figures
@@ -40,21 +32,18 @@ OriginalIds = Callable[[np.ndarray], np.ndarray]
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Raise InputError if the output exists and must stay."""
-    try:
+    with os_errors(InputError, f"the output {output} cannot be used"):
         exists = os.path.lexists(output)
         if exists and not stat.S_ISDIR(output.lstat().st_mode):
             raise InputError(f"the output {output} exists and is no folder")
-        if exists and any(output.iterdir()):
-            if not overwrite:
-                raise InputError(f"the output {output} exists; choose another, or give --overwrite")
-            try:
-                read_description(output)
-            except InputError as error:
-                raise InputError(
-                    f"--overwrite replaces only a dataset, and {output} is none: {error}"
-                ) from error
-    except OSError as error:
-        raise InputError(f"the output {output} cannot be used: {error.strerror}") from error
+        is_taken = exists and any(output.iterdir())
+    if is_taken and not overwrite:
+        raise InputError(f"the output {output} exists; choose another, or give --overwrite")
+    if is_taken:
+        try:
+            dataset_files.read_description(output)
+        except InputError as error:
+            raise InputError(f"--overwrite replaces only a dataset, and {output} is none: {error}") from error
 
 
 @contextmanager
@@ -131,7 +120,7 @@ def _replace(output: Path, folder: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     # The lock stays held through the open file; only its name must not appear in the data set.
     (folder / _LOCK).unlink()
-    (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)
+    (folder / dataset_files.PENDING_DESCRIPTION).rename(folder / dataset_files.DESCRIPTION)
     # No call of the operating system swaps two folders everywhere, so there are two renames. A crash between
     # them leaves the old data set under its temporary name, and the next run renames it back.
     replaces = output.exists()
@@ -178,11 +167,9 @@ def write_triples(
         num_entities[type_] = len(vocabulary)
     relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
-    times: dict[str, int] = {}
     if relations.times:
         Vocabulary(relations.times, "time").save(folder / dataset_files.TIMES)
         paths.append(folder / dataset_files.TIMES)
-        times[Field.NUM_TIMES] = len(relations.times)
     splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
     # Pairs of entity types follow the relations, so their order does not depend on that of the triples.
     pairs: dict[tuple[str, str], int] = {}
@@ -205,7 +192,7 @@ def write_triples(
     return {
         Field.ENTITY_TYPES: num_entities,
         Field.NUM_RELATIONS: len(relations.timeless),
-        **times,
+        **({Field.NUM_TIMES: len(relations.times)} if relations.times else {}),
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
         Field.EDGE_TYPES: [
             [*pair, end - count, end] for pair, count, end in zip(pairs, counts.tolist(), ends) if count
@@ -227,8 +214,7 @@ def _write_split(
     with ExitStack() as stack:
         targets: list[tuple[BinaryIO, int]] = []
         for path, array in arrays.items():
-            dtype = array.dtype.str if targets else "<i8"
-            file = stack.enter_context(open_npy(path, dtype, array.shape))
+            file = stack.enter_context(open_npy(path, array.dtype.str if targets else "<i8", array.shape))
             file.flush()
             targets.append((file, file.tell()))
         # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,
@@ -275,11 +261,8 @@ def finish_dataset(
     content = {
         Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION,
         **description,
-        Field.CHECKSUMS: file_checksums(folder),
+        Field.CHECKSUMS: dataset_files.file_checksums(folder),
     }
-    with open(folder / PENDING_DESCRIPTION, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(folder / dataset_files.PENDING_DESCRIPTION) as file:
+        file.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return figures

@@ -161,11 +161,11 @@ def types_from_triples(
         rows[:, 1] -= rows[:, 1] > relation
     classes = np.unique(class_of[class_of >= 0]).tolist()
     names = type_names([triples.entities[class_] for class_ in classes])
-    has_untyped = bool((class_of < 0).any())
-    present = sorted([*names, *([UNTYPED] if has_untyped else [])])
-    # By class, the last place for none: -1 is its index.
+    # The last place of the lookup is that of no class: -1 is its index.
+    untyped = [(-1, UNTYPED)] if (class_of < 0).any() else []
+    present = sorted([*names, *(name for _, name in untyped)])
     lookup = np.zeros(num_entities + 1, dtype=np.int32)
-    for class_, name in [*zip(classes, names), *([(-1, UNTYPED)] if has_untyped else [])]:
+    for class_, name in [*zip(classes, names), *untyped]:
         lookup[class_] = present.index(name)
     entities = [name for name, is_used in zip(triples.entities, used.tolist()) if is_used]
     relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
@@ -262,7 +262,6 @@ class TypedIds:
         The relations, sorted by name, lhs and rhs (with integer ids: by integer, lhs and rhs), at all times.
     relation_keys : (R,) int64
         Name and types of each relation as one ascending number.
-    num_times : int
     """
 
     types: list[str]
@@ -270,7 +269,6 @@ class TypedIds:
     id_in_type: np.ndarray
     relations: RelationVocabulary
     relation_keys: np.ndarray
-    num_times: int = 1
 
     def num_entities(self) -> dict[str, int]:
         """Return the number of entities of each type."""
@@ -290,10 +288,10 @@ class TypedIds:
         """Return the original relation id of each triple, (n,) int64."""
         if len(self.types) == 1:
             # Each relation id has its one key, those that no triple has too: ids are places.
-            ids: np.ndarray = triples[:, 1].astype(np.int64)
-            return ids
-        keys = _keys(triples, self.type_of, len(self.types), self.num_times)
-        return np.searchsorted(self.relation_keys, keys) * self.num_times + triples[:, 1] % self.num_times
+            return triples[:, 1].astype(np.int64)
+        num_times = self.relations.num_times
+        keys = _keys(triples, self.type_of, len(self.types), num_times)
+        return np.searchsorted(self.relation_keys, keys) * num_times + triples[:, 1] % num_times
 
     def original_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return head, relation and tail as original ids, (n, 3) int64."""
@@ -332,8 +330,7 @@ def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> Typ
         rest, rhs = divmod(key, len(types))
         name, lhs = divmod(rest, len(types))
         relations.append(Relation(relation_names[name], types[lhs], types[rhs]))
-    vocabulary = RelationVocabulary(relations, triples.times)
-    return TypedIds(types, type_of, id_in_type, vocabulary, keys, triples.num_times)
+    return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations, triples.times), keys)
 
 
 def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int, num_times: int) -> np.ndarray:

@@ -104,8 +104,8 @@ def extend_dataset(
     with staged(output, overwrite) as folder:
         description = _write(folder, dataset, new, name)
         parts = _assign(dataset, new)
-        flat = np.concatenate([parts[ntype] for ntype in (*dataset.entity_types, RELATION)])
-        np.save(folder / dataset_files.GIVEN_PARTS, flat)
+        by_type = [parts[ntype] for ntype in (*dataset.entity_types, RELATION)]
+        np.save(folder / dataset_files.GIVEN_PARTS, np.concatenate(by_type))
         quality = measure_quality(Dataset(folder, description).numbered()).report
         added = {
             "edge_set": name,
@@ -114,8 +114,7 @@ def extend_dataset(
             "relations": len(new.relations.timeless) - len(dataset.relations.timeless),
             "times": len(new.relations.times) - len(known_times),
         }
-        origin = {"extends": str(source), "added": added}
-        facts = {Field.INPUT: origin, "warnings": [], "dropped_leaks": {}}
+        facts = {Field.INPUT: {"extends": str(source), "added": added}, "warnings": [], "dropped_leaks": {}}
         figures = finish_dataset(folder, description, quality, facts, has_parts=True)
     return {**figures, "added": added}
 

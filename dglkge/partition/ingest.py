@@ -36,9 +36,6 @@ Chunk = Mapping[str, Any]
 Chunks = Mapping[str, Iterable[Chunk | Callable[[], Chunk]]]
 """Pieces of the triples of each split, or functions that parse them, which several threads call."""
 
-IdsOf = Callable[[str, Any], np.ndarray]
-"""Returns the ids (n,) of the column of a role; several threads call it."""
-
 Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
@@ -212,27 +209,28 @@ def ingest(
         stamps.add(pa.array(known_times))
 
     def ids_of(role: str, column: Any) -> np.ndarray:
-        ids: np.ndarray = index[role].add(column) if maps is None or role == TIME else column.to_numpy()
-        return ids
+        return index[role].add(column) if maps is None or role == TIME else column.to_numpy()
 
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
     splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
+    names: tuple[Sequence[str], Sequence[str]]
     if maps is not None:
         names = _names_of_ids(splits, maps, columns or Columns())
-        return _at_times(IdTriples(*names, splits, weights), times_of, stamps, granularity, known_times)
-    entity_names, entity_places = entities.in_order()
-    relation_names, relation_places = relations.in_order()
+    else:
+        (entity_names, of_entity), (relation_names, of_relation) = entities.in_order(), relations.in_order()
+        names = entity_names, relation_names
 
-    def renumbered(piece: np.ndarray) -> None:
-        rows = np.asarray(piece)
-        mapped(rows, entity_places, relation_places, entity_places, rows)
+        def renumber(piece: np.ndarray) -> None:
+            rows = np.asarray(piece)
+            mapped(rows, of_entity, of_relation, of_entity, rows)
 
-    for triples in splits.values():
-        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
+        all_pieces = (piece for triples in splits.values() for _, (piece,) in pieces(triples))
+        for _ in map_in_order(renumber, all_pieces, num_workers):
             pass
-    triples_of_ids = IdTriples(entity_names, relation_names, splits, weights)
-    return _at_times(triples_of_ids, times_of, stamps, granularity, known_times)
+    return _at_times(
+        IdTriples(names[0], names[1], splits, weights), times_of, stamps, granularity, known_times
+    )
 
 
 def _at_times(
@@ -295,9 +293,12 @@ def _names_of_ids(
 
 
 def _collect(
-    source: Chunks, ids_of: IdsOf, folder: Path | None, num_workers: int
+    source: Chunks, ids_of: Callable[[str, Any], np.ndarray], folder: Path | None, num_workers: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return ids (n, 3) int32, weights (n,) float32 and times (n,) int32 of each split; no entry without."""
+    """Return ids (n, 3) int32, weights (n,) float32 and times (n,) int32 of each split; no entry without.
+
+    Several threads call ``ids_of``, which returns the ids (n,) of the column of a role.
+    """
     triples = {split: CollectedRows(folder, (3,), np.int32) for split in source}
     more: dict[str, dict[str, CollectedRows]] = {WEIGHT: {}, TIME: {}}
 
@@ -309,11 +310,9 @@ def _collect(
         ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
         for place, role in enumerate(ROLES):
             ids[:, place] = ids_of(role, columns[role])
-        extra = {}
+        extra = {TIME: ids_of(TIME, columns[TIME])} if TIME in columns else {}
         if WEIGHT in columns:
             extra[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
-        if TIME in columns:
-            extra[TIME] = ids_of(TIME, columns[TIME])
         return split, ids, extra
 
     chunks = ((split, chunk) for split, split_chunks in source.items() for chunk in split_chunks)
@@ -450,6 +449,6 @@ def _as_entities(entities: Sequence[str], relations: Sequence[str]) -> np.ndarra
     for number, name in enumerate(relations):
         # Both are sorted; a dict of the entities would take more memory than the triples.
         place = bisect_left(entities, name)
-        known = place < len(entities) and entities[place] == name
-        ids.append(place if known else len(entities) + number)
+        is_known = place < len(entities) and entities[place] == name
+        ids.append(place if is_known else len(entities) + number)
     return np.sort(ids)

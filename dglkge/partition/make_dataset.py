@@ -19,18 +19,9 @@ import psutil
 
 from dglkge import __version__
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import (
-    GIVEN_PARTS,
-    SPLITS,
-    TEST,
-    TRAIN,
-    TRAIN_WEIGHTS,
-    VALID,
-    Field,
-    candidates_path,
-    parents_of,
-)
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID, Field, parents_of
 from dglkge.data.quality import BUCKET_BYTES, Leaks, NumberedTriples, Quality, measure_quality
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
@@ -145,16 +136,17 @@ def partition_triples(
             in_order = triples.in_order and not (fractions or options.drop_leaks)
             check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
         # Beside the measurement, which leaves cores idle in parts.
-        weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
+        weights = {dataset_files.TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
         named = ids.vocabularies(triples.entities)
         description = write_triples(folder, named, ids.relations, triples.splits, weights, ids.original_ids)
         write_side_files(folder, triples.entities)
         for split, array in candidates.items():
-            np.save(candidates_path(folder, split), np.asarray(array, np.int32))
+            np.save(dataset_files.candidates_path(folder, split), np.asarray(array, np.int32))
         if parts is not None:
             # Type after type; relations have none yet.
             by_type = [parts[type_of == number] for number in range(len(types))]
-            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relation_keys), -1)]))
+            by_type.append(np.full(len(ids.relation_keys), -1))
+            np.save(folder / dataset_files.GIVEN_PARTS, np.concatenate(by_type))
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
         del triples, ids, type_of, typing, measure, quality, weights
@@ -170,8 +162,7 @@ def partition_triples(
             Field.CREATED_BY: f"dglkge {__version__}",
             Field.INPUT: input_figures,
         }
-        warnings = [advice] if advice else []
-        facts = {Field.INPUT: input_figures, "warnings": warnings, "dropped_leaks": dropped}
+        facts = {Field.INPUT: input_figures, "warnings": [advice] if advice else [], "dropped_leaks": dropped}
         job = {"num_workers": num_workers, "has_parts": parts is not None}
         return finish_dataset(folder, description, measured, facts, **job)
 

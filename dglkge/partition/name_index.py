@@ -54,8 +54,7 @@ class NameList(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | NameList:
         if isinstance(place, slice):
             return NameList(self.array[place])
-        name: str = self.array[place].as_py()
-        return name
+        return self.array[place].as_py()
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self.array), _NAMES_AT_A_TIME):
@@ -79,16 +78,12 @@ class NameList(Sequence[str]):
 
     def save(self, path: Path) -> None:
         """Write one name per line, as :meth:`dglkge.data.vocabulary.Vocabulary.save` does."""
+        end, nothing = (pa.scalar(text, self.array.type) for text in ("\n", ""))
         with open(path, "wb") as file:
-            file.writelines(self._lines())
-
-    def _lines(self) -> Iterator[bytes]:
-        for start in range(0, len(self.array), _NAMES_AT_A_TIME):
-            names = self.array[start : start + _NAMES_AT_A_TIME]
-            ends = pa.scalar("\n", names.type)
-            joined = pc.binary_join_element_wise(names, ends, pa.scalar("", names.type))
-            offsets, data = string_buffers(joined)
-            yield data[offsets[0] : offsets[-1]].tobytes()
+            for start in range(0, len(self.array), _NAMES_AT_A_TIME):
+                names = self.array[start : start + _NAMES_AT_A_TIME]
+                offsets, data = string_buffers(pc.binary_join_element_wise(names, end, nothing))
+                file.write(data[offsets[0] : offsets[-1]].data)
 
 
 class NameIndex:
@@ -164,10 +159,10 @@ class _Table:
         used = int(self._offsets[self.num])
         self._offsets = _grown(self._offsets, self.num + num_names + 1, self.num + 1)
         self._data = _grown(self._data, used + num_bytes, used)
-        if 3 * (self.num + num_names) > 2 * len(self._slots):
-            num_slots = len(self._slots)
-            while 3 * (self.num + num_names) > 2 * num_slots:
-                num_slots *= 2
+        num_slots = len(self._slots)
+        while 3 * (self.num + num_names) > 2 * num_slots:
+            num_slots *= 2
+        if num_slots > len(self._slots):
             self._slots = np.zeros((num_slots, 2), np.uint64)
             hashes = hash_names(self._offsets[: self.num + 1], self._data, self._keys)
             fill_slots(hashes, self._bits, self._slots)

@@ -118,11 +118,6 @@ class ReadingOptions:
         graphs = values.get("graphs", ())
         return cls(**{**values, "graphs": (graphs,) if isinstance(graphs, str) else tuple(graphs)})
 
-    def non_defaults(self) -> set[str]:
-        """Return the names of the options that differ from their default."""
-        default = ReadingOptions()
-        return {o.name for o in fields(self) if getattr(self, o.name) != getattr(default, o.name)}
-
 
 @dataclass(frozen=True)
 class Options:

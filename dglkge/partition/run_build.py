@@ -129,7 +129,9 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     if status == NO_ROOM_STATUS or (status and shutil.disk_usage(dataset).free < _FULL_BELOW):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:
-        raise JobError(f"partitioning failed: {_reason(status)}\n{_tail(log_path)}")
+        lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+        raise JobError(f"partitioning failed: {_reason(status)}\n{tail}")
 
 
 @contextlib.contextmanager
@@ -157,8 +159,3 @@ def _reason(status: int) -> str:
         return f"exit status {status}"
     name = signal.Signals(-status).name
     return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-def _tail(log_path: Path) -> str:
-    lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])

@@ -26,7 +26,7 @@ from dglkge.partition.readers.dgl_graph import numbered_graph
 from dglkge.partition.readers.files import WORDS, read_files
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
 from dglkge.partition.readers.id_folders import read_id_maps
-from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges
+from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
 
 EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
@@ -208,8 +208,7 @@ def _decoded(table: pa.Table) -> pa.Table:
     for place, column in enumerate(table.columns):
         if pa.types.is_dictionary(column.type):
             chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
-            plain = pa.chunked_array(chunks, pa.string())
-            table = table.set_column(place, table.column_names[place], plain)
+            table = table.set_column(place, table.column_names[place], pa.chunked_array(chunks, pa.string()))
     return table
 
 
@@ -250,7 +249,7 @@ def _read_factory(factory: Any) -> Numbered:
     names = []
     for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
         ids = getattr(factory, f"{noun}_to_id", None)
-        labels = [str(number) for number in range(num)]
+        labels = numbers(num)
         for label, number in ({} if ids is None else ids).items():
             labels[number] = str(label)
         names.append(labels)

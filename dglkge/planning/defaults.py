@@ -15,12 +15,12 @@ from typing import Any
 from dglkge.config import Config
 from dglkge.config.load import load_config, read_tree
 from dglkge.config.refusals import refuse
+from dglkge.config.schema import value_at
 from dglkge.data.dataset_files import DESCRIPTION, TRAIN, DatasetSize, Field, read_description
 from dglkge.errors import InputError
 from dglkge.model.regularizers import AUTO, chosen_regularizer
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.planning.memory import is_compiled, is_sampled
-from dglkge.settings import Tree
 from dglkge.typing import RELATION, STAGED_CPU_DEVICE
 
 POSITIVES_A_TRAINER = 500
@@ -55,6 +55,8 @@ MOST_TRIPLES = 10_000_000
 
 BATCH_SIZE, LEARNING_RATE, AVERAGING, WEIGHT = 500, 0.2, 4.0, 0.02
 
+_ABSENT = object()
+
 
 def adapted(file: str | Path | None, overrides: Sequence[str], dataset: Path) -> list[str]:
     """Return overrides (``key=value``) for the fields that are not given.
@@ -66,7 +68,9 @@ def adapted(file: str | Path | None, overrides: Sequence[str], dataset: Path) ->
     config = load_config(None, [*overrides, f"dataset={dataset}"])
     tree = read_tree(None, overrides)
     defaults = _values_of_rule(config, read_description(dataset)[Field.SPLITS][TRAIN])
-    settings = [f"{key}={value}" for key, value in defaults.items() if not _is_given(tree, key)]
+    # Neither the field is given, nor a component in its place.
+    is_free = {key: value_at(tree, tuple(key.split(".")), _ABSENT) is _ABSENT for key in defaults}
+    settings = [f"{key}={value}" for key, value in defaults.items() if is_free[key]]
     try:
         refuse(load_config(None, [*overrides, f"dataset={dataset}", *settings]))
     except InputError:
@@ -112,15 +116,3 @@ def _values_of_rule(config: Config, num_triples: int) -> dict[str, Any]:
         "optimizer.lr": LEARNING_RATE,
         "regularizer.weight": WEIGHT,
     }
-
-
-def _is_given(tree: Tree, key: str) -> bool:
-    """Return whether a field, or a component in its place, is given."""
-    value: Any = tree
-    for name in key.split("."):
-        if not isinstance(value, Tree):
-            return True
-        if name not in value:
-            return False
-        value = value[name]
-    return True

@@ -94,8 +94,7 @@ class RangePlan:
 
 def range_budget(host: PlannedHost, memory_bytes: int) -> int:
     """Return what is left for rows and state of a machine's memory; 0 if nothing."""
-    rest = sum(num_bytes for item, num_bytes in host.memory if item not in TABLE_ITEMS)
-    return max(0, memory_bytes - rest)
+    return max(0, memory_bytes - sum(count for item, count in host.memory if item not in TABLE_ITEMS))
 
 
 def propose_ranges(

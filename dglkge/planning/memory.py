@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dglkge.config import Config
-from dglkge.data.dataset_files import (
-    EDGE_ROW_BYTES,
-    ID_BYTES,
-    NODE_MAP_BYTES,
-    TRAIN,
-    TRIPLE_BYTES,
-    VALID,
-    WEIGHT_BYTES,
-    DatasetSize,
-    PartSize,
-)
+from dglkge.data import dataset_files
+from dglkge.data.dataset_files import TRAIN, VALID, DatasetSize, PartSize
 from dglkge.distributed.jobs import human_bytes as readable
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
@@ -249,11 +240,11 @@ def _plan_host(
     structure = shared.structure_bytes(part) if num_servers else 0
     # A process alone has the graph in memory of its own.
     in_files = in_shared_memory - structure if num_servers else table_bytes + state_bytes
-    # The new version is written beside the old one, which is dropped after it is published.
-    versions = 2 + _kept_versions(config)
+    # The new version is written beside the old one, which is dropped after it is published; others are kept.
+    period = config.checkpoint.keep_every_epochs
+    versions = 2 + (config.training.num_epochs // period if period else 0) + config.checkpoint.keep_best
     # Files have float32 whatever the type of the tables.
-    wide_rows = config.changed(tables=config.tables.changed(dtype="float32"))
-    file_bytes = shared.table_bytes(part, wide_rows)
+    file_bytes = shared.table_bytes(part, config.changed(tables=config.tables.changed(dtype="float32")))
     disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
     # The slices are joined in a file of their own before they are written.
     disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
@@ -583,10 +574,10 @@ def ranked_copy_bytes(config: Config, part: PartSize) -> int:
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
     """Return the bytes of the data set's files that trainers map: one copy, in the page cache, for all."""
     # On one machine row i of the edges is triple i: the file of triple ids is mapped but never read.
-    edge = EDGE_ROW_BYTES + (ID_BYTES if len(size.parts) > 1 else 0)
-    edge += WEIGHT_BYTES if part.has_weights else 0
-    nodes = NODE_MAP_BYTES * sum(size.num_rows.values())
-    return edge * part.num_edges + nodes + TRIPLE_BYTES * sum(size.splits.values())
+    edge = dataset_files.EDGE_ROW_BYTES + dataset_files.ID_BYTES * (len(size.parts) > 1)
+    edge += dataset_files.WEIGHT_BYTES * part.has_weights
+    nodes = dataset_files.NODE_MAP_BYTES * sum(size.num_rows.values())
+    return edge * part.num_edges + nodes + dataset_files.TRIPLE_BYTES * sum(size.splits.values())
 
 
 def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
@@ -622,13 +613,6 @@ def order_bytes(config: Config, part: PartSize, num_machines: int) -> int:
     listed = ORDER_ROW_BYTES * part.num_edges * (is_listed and config.is_ordered_by_machine(num_machines))
     in_buckets = config.sampling.num_ranges > 1
     return listed + int(TRIPLE_IN_MEMORY_BYTES * fraction * part.num_edges * in_buckets)
-
-
-def _kept_versions(config: Config) -> int:
-    """Return the number of old versions that stay on the disk."""
-    period = config.checkpoint.keep_every_epochs
-    kept = config.training.num_epochs // period if period else 0
-    return kept + int(config.checkpoint.keep_best)
 
 
 def misfits(

@@ -33,11 +33,6 @@ GRAPH_SEGMENTS = 14
 STRUCTURE_SEGMENTS = 4
 
 
-def shared_memory_bytes(part: PartSize, config: Config) -> int:
-    """Return the bytes of ``/dev/shm`` that one partition takes: its tables, their state, its graph."""
-    return table_bytes(part, config) + state_bytes(part, config) + graph_bytes(part)
-
-
 def table_bytes(part: PartSize, config: Config) -> int:
     """Return the bytes of the rows of all tables."""
     return sum(in_pages(count * row_bytes(table, config)) for table, count in part.num_rows.items())
@@ -73,7 +68,7 @@ def row_width(table: str, config: Config) -> int:
     model = config.model
     if table != RELATION:
         return model.entity_dimensions.get(table, model.dimension)
-    one_side: int = configured_score_function(config).relation_dim(model.dimension)
+    one_side = configured_score_function(config).relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
 
 
@@ -89,20 +84,17 @@ def number_bytes(config: Config) -> int:
 
 def query_dim(config: Config) -> int:
     """Return the width of queries, which depends on the score function."""
-    width: int = configured_score_function(config).query_dim(config.model.dimension)
-    return width
+    return configured_score_function(config).query_dim(config.model.dimension)
 
 
 def dense_numbers(config: Config) -> int:
     """Return the count of dense parameters of the score function."""
-    count: int = configured_score_function(config).module_numbers(config.model.dimension)
-    return count
+    return configured_score_function(config).module_numbers(config.model.dimension)
 
 
 def query_numbers(config: Config) -> int:
     """Return the numbers that the score function's module keeps of a query."""
-    count: int = configured_score_function(config).query_numbers(config.model.dimension)
-    return count
+    return configured_score_function(config).query_numbers(config.model.dimension)
 
 
 def configured_score_function(config: Config) -> Any:

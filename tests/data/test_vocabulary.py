@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dglkge.data import vocabulary as vocabulary_module
 from dglkge.data.vocabulary import (
-    MAX_NAMES_TO_COMPARE,
     MappedNames,
     RelationVocabulary,
     Vocabulary,
@@ -19,7 +18,7 @@ from dglkge.data.vocabulary import (
     label_at,
     read_lines,
 )
-from dglkge.errors import InputError
+from dglkge.errors import MAX_NAMES_TO_COMPARE, InputError
 from dglkge.typing import Relation
 
 AWKWARD = ["NA", "null", "1e5", ' "quoted" ', "#comment", "tab\tin", "line\u2028end", "a\rb", "Ōsaka", ""]

@@ -95,7 +95,6 @@ def test_bytes_by_hand() -> None:
     assert shared_memory_need.state_bytes(part, settings) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
     graph = 11 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
     assert shared_memory_need.graph_bytes(part) == graph
-    assert shared_memory_need.shared_memory_bytes(part, settings) == 11 * PAGE + graph
     # Source and number of an edge and the start of a node's edges stay where tables are files.
     assert shared_memory_need.structure_bytes(part) == 11 * 16 + 1010 * 8 + 4 * PAGE
 

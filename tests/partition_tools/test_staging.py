@@ -8,8 +8,9 @@ import json
 
 import pytest
 
+from dglkge.data.dataset_files import PENDING_DESCRIPTION
 from dglkge.errors import InputError
-from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, staged
+from dglkge.partition.dataset_writer import staged
 from tests.data.toy_folder import write_toy_folder
 
 

@@ -86,11 +86,11 @@ def test_epochs_fall_with_the_fourth_root_of_the_triples() -> None:
 def test_trainers_of_a_batch(settings: list[str], expected: int) -> None:
     config = load_config(None, ["dataset=x", "negatives.chunk_size=1000", *settings])
     part = PartSize({"entity": 50, "relation": 2}, 500)
-    assert most_trainers(config, DatasetSize((part,), 2, {"train": 1000})) == expected
+    assert most_trainers(config, DatasetSize((part,), {"train": 1000})) == expected
 
 
 def test_a_batch_is_shared_by_the_machines_and_typed_graphs_have_a_trainer_a_core() -> None:
     config = load_config(None, ["dataset=x", "training.batch_size=6000", "negatives.chunk_size=1000"])
     untyped, typed = PartSize({"a": 50, "relation": 2}, 500), PartSize({"a": 5, "b": 5, "relation": 2}, 500)
-    numbers = [most_trainers(config, DatasetSize((part,) * 2, 2, {"train": 1})) for part in (untyped, typed)]
+    numbers = [most_trainers(config, DatasetSize((part,) * 2, {"train": 1})) for part in (untyped, typed)]
     assert numbers == [6, 8]

@@ -17,7 +17,7 @@ def config(*settings: str) -> Config:
 
 
 def size(num_parts: int = 1) -> DatasetSize:
-    return DatasetSize((PART,) * num_parts, 2, {"train": 1000})
+    return DatasetSize((PART,) * num_parts, {"train": 1000})
 
 
 def test_products_alone() -> None:

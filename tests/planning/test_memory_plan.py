@@ -27,7 +27,7 @@ def config(*settings: str) -> Config:
 
 def one_part(num_entities: int = 100_000, num_edges: int = 1_000_000) -> DatasetSize:
     part = PartSize({"entity": num_entities, RELATION: 10}, num_edges)
-    return DatasetSize((part,), 10, {"train": num_edges, "valid": 5000, "test": 5000})
+    return DatasetSize((part,), {"train": num_edges, "valid": 5000, "test": 5000})
 
 
 def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, num_servers: int = 1) -> int:

@@ -24,6 +24,7 @@ from dglkge.partition.options import (
     TABLE,
     Format,
     Options,
+    ReadingOptions,
     find_format,
     format_by_name,
 )
@@ -149,9 +150,9 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
         raise InputError(f"these files do not go together: {some}; give files of one kind, or --format")
     # Options that the format has no use for.
-    for name in sorted(options.reading.non_defaults() & _FAMILIES_OF.keys()):
-        noun, allowed = _FAMILIES_OF[name]
-        if source.family not in allowed:
+    for name, (noun, allowed) in sorted(_FAMILIES_OF.items()):
+        is_given = getattr(options.reading, name) != getattr(ReadingOptions(), name)
+        if is_given and source.family not in allowed:
             option = _ARGUMENTS.get(name, name).replace("_", "-")
             raise InputError(f"--{option} is for {noun}, and the input is {source.title}")
     if source.family != TABLE:
@@ -274,8 +275,7 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
             reading = read_rdf(source.files, options.reading, watch, temporary)
     take_types(reading, options, source.family)
     files = {split: [str(path) for path, _ in files] for split, files in source.files.items()}
-    figures = {"format": source.title, "found_by": source.how, "files": files}
-    reading.figures = {**figures, **reading.figures}
+    reading.figures = {"format": source.title, "found_by": source.how, "files": files, **reading.figures}
     reading.notes.insert(0, source.line)
     return reading
 

@@ -6,7 +6,7 @@ import re
 import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,23 +111,20 @@ def read_rdf(
         If pyoxigraph is missing, or a file cannot be read or has an error, or a split has no triples.
     """
     reader = _RdfReader(options, temporary)
-    triples = ingest({split: reader.split(split, paths, watch) for split, paths in files.items()})
-    return reader.finish(triples)
+    return reader.finish(ingest({split: reader.split(split, paths, watch) for split, paths in files.items()}))
 
 
-class _BlankNames:
-    """Names of a file's blank nodes: ``_:file.label``, and ``_:file.[0]`` for one without a label."""
+def _blank_names(tag: str) -> Callable[[str], str]:
+    """Return the names of a file's blank nodes: ``_:file.label``, and ``_:file.[0]`` for one without."""
+    numbers: dict[str, int] = {}
 
-    def __init__(self, tag: str) -> None:
-        self._tag = tag
-        self._numbers: dict[str, int] = {}
-
-    def name(self, value: str) -> str:
-        """Return the name of a blank node."""
+    def name(value: str) -> str:
         if _DRAWN.fullmatch(value):
             # A drawn name differs from run to run; the order of appearance does not. No label has brackets.
-            value = f"[{self._numbers.setdefault(value, len(self._numbers))}]"
-        return f"_:{self._tag}.{value}"
+            value = f"[{numbers.setdefault(value, len(numbers))}]"
+        return f"_:{tag}.{value}"
+
+    return name
 
 
 class _RdfReader:
@@ -192,13 +189,12 @@ class _RdfReader:
         return reading
 
     def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Mapping[str, Any]]:
-        names = _BlankNames(self._tag(path))
         num_rows = 0
         try:
             with read_errors(path), open_stream(path) as (raw, stream):
                 rdf_format = getattr(self._rdf.RdfFormat, _PARSERS[format_.name])
                 parser = self._rdf.parse(stream, rdf_format, base_iri=self._options.base_iri)
-                for chunk in self._rows(parser, names):
+                for chunk in self._rows(parser, _blank_names(self._tag(path))):
                     num_rows += len(chunk["head"])
                     yield chunk
                     on_bytes(raw.tell())
@@ -206,7 +202,7 @@ class _RdfReader:
             raise self._syntax_error(path, format_, error, num_rows == 0) from error
         self._prefixes.append(dict(parser.prefixes))
 
-    def _rows(self, parser: Any, names: _BlankNames) -> Iterator[Mapping[str, Any]]:
+    def _rows(self, parser: Any, blank_name: Callable[[str], str]) -> Iterator[Mapping[str, Any]]:
         counts, graphs = self._counts, self._graphs_to_read
         # Local names: this loop is most of the time of reading.
         default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
@@ -218,11 +214,11 @@ class _RdfReader:
             if (graphs or type(graph) is not default_graph) and not self._keep_graph(graph):
                 continue
             subject, object_ = quad.subject, quad.object
-            head = subject.value if type(subject) is iri else names.name(subject.value)
+            head = subject.value if type(subject) is iri else blank_name(subject.value)
             if type(object_) is iri:
                 tail = object_.value
             elif type(object_) is blank:
-                tail = names.name(object_.value)
+                tail = blank_name(object_.value)
             elif type(object_) is not literal:
                 counts["triple terms"] += 1
                 continue
