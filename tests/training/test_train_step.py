@@ -225,5 +225,6 @@ def test_a_transform_of_a_table_that_does_not_exist_is_refused(monkeypatch):
     with pytest.raises(InputError) as error:
         building.build_transforms(job)
     assert str(error.value) == (
-        "unknown table of model.row_transform none 'persn'; did you mean 'person'? known: 'person', 'relation'"
+        "unknown table of model.row_transform none 'persn'; did you mean 'person'? "
+        "known: 'person', 'relation'"
     )
