@@ -15,10 +15,12 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.config import Config, field_table, load_config
@@ -28,6 +30,9 @@ from measuring.machine import describe_machine
 from measuring.peer_environment import INSTALLS, peer_python
 from measuring.product_limit import flops_per_positive, measure_product_limit
 from measuring.run_figures import RunFigures
+
+Limits: TypeAlias = dict[str, list[float]]
+"""By run: operations per second of the products alone, for each of its repeats."""
 
 TABLES = {
     "fb15k237-400": "--dimension 400 --negatives 1000 --epochs 3 --set regularizer.weight=0.001",
@@ -102,10 +107,15 @@ def config_path(args: argparse.Namespace) -> Path | None:
     return None if args.config == "none" else Path(args.config)
 
 
-def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]:
-    """Run everything in turn."""
+def measure(args: argparse.Namespace, work: Path) -> tuple[dict[str, list[RunFigures]], Limits]:
+    """Run everything in turn.
+
+    The products' limit is measured before and after each of our runs: on a shared machine it changes from
+    minute to minute, as the runs do.
+    """
     kinds = args.matmul_dtypes.split(",")
     runs: dict[str, list[RunFigures]] = {f"ours, {kind}": [] for kind in kinds}
+    limits: Limits = {name: [] for name in runs}
     python = None
     if args.peer:
         folder = args.peer_folder or Path(f".venv-{args.peer}")
@@ -115,17 +125,19 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]
     for turn in range(args.pairs):
         for kind in kinds:
             folder = work / f"{kind.replace(':', '-')}-{turn}"
+            before = measure_limit(args, kind)
             runs[f"ours, {kind}"].append(
                 our_job.train(
                     path, settings(args, kind), args.trainers, folder, args.limit_seconds, args.max_batches
                 )
             )
+            limits[f"ours, {kind}"].append((before + measure_limit(args, kind)) / 2)
             # Checkpoints of many runs would fill the disk.
             shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
         if python is not None:
             config = load_config(path, settings(args, kinds[0]))
             runs[args.peer].append(_run_peer(args, python, config, work / f"{args.peer}-{turn}"))
-    return runs
+    return runs, limits
 
 
 def _run_peer(args: argparse.Namespace, python: Path, config: Config, folder: Path) -> RunFigures:
@@ -135,25 +147,23 @@ def _run_peer(args: argparse.Namespace, python: Path, config: Config, folder: Pa
     return pbg_peer.train(python, config, *shape, folder, args.limit_seconds)
 
 
-def measure_limits(args: argparse.Namespace) -> dict[str, float]:
-    """Measure the products' limit for each of our runs, in operations per second."""
-    config = load_config(config_path(args), settings(args, args.matmul_dtypes.split(",")[0]))
+def measure_limit(args: argparse.Namespace, kind: str) -> float:
+    """Measure the products' limit of one of our runs, in operations per second."""
+    config = load_config(config_path(args), settings(args, kind))
     threads = max(1, len(os.sched_getaffinity(0)) // args.trainers)
     # A trainer's products are of its share of a chunk.
     rows = min(config.training.batch_size, config.negatives.chunk_size) // args.trainers
     shape = (args.trainers, threads, rows, args.negatives, args.dimension)
-    return {
-        f"ours, {kind}": measure_product_limit(*shape, dtype=kind.partition(":")[0], seconds=2.0)
-        for kind in args.matmul_dtypes.split(",")
-    }
+    return measure_product_limit(*shape, dtype=kind.partition(":")[0], seconds=2.0)
 
 
-def report(args: argparse.Namespace, runs: dict[str, list[RunFigures]], limits: dict[str, float]) -> str:
+def report(args: argparse.Namespace, runs: dict[str, list[RunFigures]], limits: Limits) -> str:
     """Return the tables."""
     flops = flops_per_positive(args.negatives, args.dimension)
     parts = [tables.run_table(runs, args.peer, flops, limits)]
+    rates = {name: statistics.median(repeats) for name, repeats in limits.items()}
     lines = [
-        f"{name}: {rate / 1e9:,.0f} GFLOP/s, {rate / flops:,.0f} edges/s" for name, rate in limits.items()
+        f"{name}: {rate / 1e9:,.0f} GFLOP/s, {rate / flops:,.0f} edges/s" for name, rate in rates.items()
     ]
     parts.append("The products alone: " + "; ".join(lines) + ".")
     parts += [
@@ -175,8 +185,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parse(sys.argv[1:] if words is None else words)
     work = Path(tempfile.mkdtemp(prefix="training_benchmark_")) if args.work is None else args.work
     try:
-        limits = measure_limits(args)
-        runs = measure(args, work.resolve())
+        runs, limits = measure(args, work.resolve())
     except (DglkgeError, RuntimeError) as error:
         print(f"training.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1

@@ -16,7 +16,7 @@ RULE = "|---|" + "--:|" * (HEADER.count("|") - 2)
 
 
 def run_row(
-    name: str, runs: Sequence[RunFigures], peer: Sequence[RunFigures], flops: int, limit: float | None
+    name: str, runs: Sequence[RunFigures], peer: Sequence[RunFigures], flops: int, limits: Sequence[float]
 ) -> str:
     """Return the row of a run: medians over its repeats.
 
@@ -29,12 +29,13 @@ def run_row(
         Repeats of the run to compare with; empty for none.
     flops : int
         Operations of one positive's products.
-    limit : float or None
-        Operations per second that the products alone reach, if they were measured.
+    limits : sequence of float
+        Operations per second that the products alone reach, for each repeat; empty if they were not measured.
     """
     middle = medians(runs)
     speed, cost = middle["edges_per_second"] or 0.0, middle["processor_seconds_per_million"]
     rate = speed * flops
+    shares = [run.edges_per_second * flops / limit for run, limit in zip(runs, limits)]
     ratio = saving = None
     if peer and runs is not peer:
         ratio = speed / statistics.median(run.edges_per_second for run in peer)
@@ -46,8 +47,8 @@ def run_row(
         "" if ratio is None else f"{ratio:.2f}×",
         f"{middle['first_edges_per_second']:,.0f}",
         f"{middle['wall_edges_per_second']:,.0f}",
-        f"{rate / 1e9:,.0f}" if limit else "",
-        f"{100 * rate / limit:.0f}%" if limit else "",
+        f"{rate / 1e9:,.0f}" if shares else "",
+        f"{100 * statistics.median(shares):.0f}%" if shares else "",
         f"{middle['first_batch_seconds']:.1f}",
         f"{(middle['peak_bytes'] or 0) / 1e9:.2f}",
         f"{cost:.1f}" if cost else "",
@@ -61,11 +62,11 @@ def run_table(
     runs: Mapping[str, Sequence[RunFigures]],
     peer: str | None,
     flops: int,
-    limits: Mapping[str, float],
+    limits: Mapping[str, Sequence[float]],
 ) -> str:
-    """Return a table of runs, each with its own limit where there is one of its name; the peer comes last."""
+    """Return a table of runs, each with the limits of its name; the peer, which has none, comes last."""
     reference = runs.get(peer, []) if peer else []
-    rows = [run_row(name, repeats, reference, flops, limits.get(name)) for name, repeats in runs.items()]
+    rows = [run_row(name, repeats, reference, flops, limits.get(name, ())) for name, repeats in runs.items()]
     return "\n".join([HEADER, RULE, *rows])
 
 
