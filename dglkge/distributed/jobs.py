@@ -213,16 +213,10 @@ def remove_stale_entries(folder: str = SHARED_MEMORY_FOLDER) -> None:
 
 def _entries(folder: str) -> Iterator[tuple[JobEntry, bool]]:
     """Yield all entries, each with whether its job is live."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if not (name.startswith(ENTRY_PREFIX) and name.endswith(ENTRY_SUFFIX)):
-            continue
-        job = name[len(ENTRY_PREFIX) : -len(ENTRY_SUFFIX)]
+    for path in sorted(Path(folder).glob(f"{ENTRY_PREFIX}*{ENTRY_SUFFIX}")):
+        job = path.name[len(ENTRY_PREFIX) : -len(ENTRY_SUFFIX)]
         try:
-            with open(os.path.join(folder, name), "rb") as file:
+            with path.open("rb") as file:
                 is_live = is_locked(file.fileno())
                 owner = os.fstat(file.fileno()).st_uid
                 text = file.read()
