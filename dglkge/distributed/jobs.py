@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from dglkge.errors import InputError, NotReadyError
+from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
@@ -185,10 +185,8 @@ def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     REGISTER_LOCK_SECONDS the block runs without it, with a warning: two jobs that start within milliseconds
     may then plan for the same memory. Raises NotReadyError if the folder does not exist.
     """
-    try:
+    with os_errors(NotReadyError, f"cannot open {folder}, where DGL's tables lie"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
         if not wait_for_lock(descriptor, REGISTER_LOCK_SECONDS):
             logger.warning("another process keeps %s locked: the job starts without the lock", folder)
@@ -213,16 +211,10 @@ def remove_stale_entries(folder: str = SHARED_MEMORY_FOLDER) -> None:
 
 def _entries(folder: str) -> Iterator[tuple[JobEntry, bool]]:
     """Yield all entries, each with whether its job is live."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if not (name.startswith(ENTRY_PREFIX) and name.endswith(ENTRY_SUFFIX)):
-            continue
-        job = name[len(ENTRY_PREFIX) : -len(ENTRY_SUFFIX)]
+    for path in sorted(Path(folder).glob(f"{ENTRY_PREFIX}*{ENTRY_SUFFIX}")):
+        job = path.name[len(ENTRY_PREFIX) : -len(ENTRY_SUFFIX)]
         try:
-            with open(os.path.join(folder, name), "rb") as file:
+            with path.open("rb") as file:
                 is_live = is_locked(file.fileno())
                 owner = os.fstat(file.fileno()).st_uid
                 text = file.read()

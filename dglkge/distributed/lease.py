@@ -220,19 +220,16 @@ class Lease:
         is_warned = False
         while not self._released.wait(RENEW_SECONDS):
             try:
-                descriptor = os.open(self.path, os.O_RDWR)
-                try:
-                    # From the descriptor that is written below: if another job renames its lease into place
-                    # now, the write goes to the old file and does no harm.
-                    holder = Holder.from_bytes(os.read(descriptor, 65536))
+                with open(self.path, "r+b", buffering=0) as file:
+                    # From the file that is written below: if another job renames its lease into place now,
+                    # the write goes to the old file and does no harm.
+                    holder = Holder.from_bytes(file.read(65536))
                     if holder is None or holder.nonce != self.holder_nonce:
                         self._is_lost = True
                         return
                     renewed = dataclasses.replace(self._holder, renewed_ns=time.time_ns())
-                    os.pwrite(descriptor, renewed.to_bytes(), 0)
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                    os.pwrite(file.fileno(), renewed.to_bytes(), 0)
+                    os.fsync(file.fileno())
                 is_warned = False
             except OSError as error:
                 if not is_warned and not self._released.is_set():

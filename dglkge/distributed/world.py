@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dglkge.checkpoint.layout import parse_object
 from dglkge.errors import InputError
 
 LOG_FORMAT_VARIABLE = "DGLKGE_LOG_FORMAT"
@@ -54,15 +55,8 @@ def json_line(process: str, level: str, message: str, seconds: float | None = No
 
 def parse_line(text: str) -> dict[str, Any] | None:
     """Return the object of a line that has all of :data:`LOG_FIELDS` as texts; None for any other line."""
-    if not text.startswith("{"):
-        return None
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in LOG_FIELDS):
-        return None
-    return record
+    record = parse_object(text) if text.startswith("{") else {}
+    return record if all(isinstance(record.get(name), str) for name in LOG_FIELDS) else None
 
 
 class JsonFormatter(logging.Formatter):

@@ -258,7 +258,7 @@ class DeviceTables:
     def _summed(self, name: str, gradients: Tensor, owned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Send the gradients of a route to the owners of its rows; return this trainer's rows and their sums.
 
-        `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
+        `owned` has gradients of all rows that this trainer owns, to which the others are added.
         """
         route = self._open[name]
         if route.repeats is not None and len(gradients):

@@ -5,12 +5,11 @@ Only advice to the kernel: no number changes, whatever it does. Addresses and le
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,36 +237,19 @@ class MappedRows:
             return not self._is_leader or self._madvise(address, num_bytes, MADV_COLD) == 0
         taken = self._madvise(address, num_bytes, MADV_DONTNEED) == 0
         if self._is_leader:
-            with self._opened() as file:
-                if file is None:
-                    return False
-                # Whole pages only: the kernel leaves the first and the last one if they are not.
-                os.posix_fadvise(file, self._offset(address), num_bytes, os.POSIX_FADV_DONTNEED)
+            # Whole pages only: the kernel leaves the first and the last one if they are not.
+            return self._ask(os.posix_fadvise, address, num_bytes, os.POSIX_FADV_DONTNEED) and taken
         return taken
 
     def _write_back(self, address: int, num_bytes: int, flags: int) -> bool:
         """Write the dirty pages of a piece back; returns False if the file is gone."""
-        if self._sync is None:
-            return True
-        with self._opened() as file:
-            if file is None:
-                return False
-            self._sync(file, self._offset(address), num_bytes, flags)
-        return True
+        return self._sync is None or self._ask(self._sync, address, num_bytes, flags)
 
-    def _offset(self, address: int) -> int:
-        """Return the place of an address in the file."""
-        return self._file.offset + address - self._address
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int | None]:
-        """Open the file; None if it is gone."""
+    def _ask(self, call: Callable[..., object], address: int, num_bytes: int, advice: int) -> bool:
+        """Make a system call for a piece of the file; returns False if that is gone, or the call fails."""
         try:
-            file = os.open(self._file.path, os.O_RDONLY)
+            with open(self._file.path, "rb", buffering=0) as file:
+                call(file.fileno(), self._file.offset + address - self._address, num_bytes, advice)
         except OSError:
-            yield None
-            return
-        try:
-            yield file
-        finally:
-            os.close(file)
+            return False
+        return True

@@ -75,8 +75,7 @@ class StopForwarder:
         timer.start()
 
 
-@contextlib.contextmanager
-def stop_signals_raised() -> Iterator[None]:
+def stop_signals_raised() -> contextlib.AbstractContextManager[None]:
     """Raise :class:`StoppedBySignal` in the main thread on SIGTERM and SIGHUP inside the block.
 
     Ctrl-C raises KeyboardInterrupt as always. Ignored signals stay ignored (``nohup``).
@@ -85,18 +84,15 @@ def stop_signals_raised() -> Iterator[None]:
     def stop(number: int) -> None:
         raise StoppedBySignal(number)
 
-    with _received_by({signal.SIGTERM: stop, signal.SIGHUP: stop}):
-        yield
+    return _received_by({signal.SIGTERM: stop, signal.SIGHUP: stop})
 
 
-@contextlib.contextmanager
-def signals_recorded(recorded: list[int]) -> Iterator[None]:
+def signals_recorded(recorded: list[int]) -> contextlib.AbstractContextManager[None]:
     """Append the numbers of Ctrl-C, SIGTERM and SIGHUP to a list inside the block.
 
     Ignored signals stay ignored (``nohup``).
     """
-    with _received_by(dict.fromkeys(STOP_SIGNALS, recorded.append)):
-        yield
+    return _received_by(dict.fromkeys(STOP_SIGNALS, recorded.append))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -354,9 +353,7 @@ class NodeConnection(protocol.Peer):
 
     def signal(self, process: int, number: int) -> None:
         """Request a signal to a process, from any thread."""
-        self._loop.call_soon_threadsafe(
-            functools.partial(self.tell, "signal", process=process, number=number)
-        )
+        self._loop.call_soon_threadsafe(lambda: self.tell("signal", process=process, number=number))
 
     async def close(self) -> None:
         """Close the stream: a node program that was not told the job's end counts the launcher as lost."""

@@ -70,8 +70,6 @@ def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[s
 
 CLEAN_UP_SECONDS = 5.0
 
-Problems = list[tuple[str, InputError]]
-
 
 class RemoteSite:
     """The machines of a job that see one disk, with a node program on each.
@@ -118,7 +116,7 @@ class RemoteSite:
         self._sessions: dict[str, NodeConnection] = {}
         self._described: dict[str, dict[str, Any]] = {}
         self._checked: dict[str, dict[str, Any]] = {}
-        self._problems: Problems = []
+        self._problems: list[tuple[str, InputError]] = []
         self.addresses: list[str] = []
 
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:

@@ -85,12 +85,9 @@ def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> li
     # ssh uses the first value of a repeated option
     for option in (*settings.options, *(f"{key}={value}" for key, value in defaults.items())):
         command += ["-o", option]
-    if settings.identity_file is not None:
-        command += ["-i", settings.identity_file]
-    if settings.username is not None:
-        command += ["-l", settings.username]
-    if settings.port is not None:
-        command += ["-p", str(settings.port)]
+    for flag, value in (("-i", settings.identity_file), ("-l", settings.username), ("-p", settings.port)):
+        if value is not None:
+            command += [flag, str(value)]
     return [*command, "--", address, shlex.join(words)]
 
 
