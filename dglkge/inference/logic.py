@@ -100,7 +100,7 @@ def _parse(text: str) -> Formula:
         parts = _split(text, words)
         if len(parts) > 1:
             return kind(tuple(map(_parse, parts)))
-    if text.startswith("not") and text[3:].lstrip().startswith("("):
+    if _is_group(text) and not text.startswith("("):
         return Not(_parse(text[3:]))
     if not (text.startswith("(") and text.endswith(")")):
         raise InputError(f"expected a triple (head, relation, tail), got {text!r}; a question is {EXAMPLE}")
@@ -108,7 +108,7 @@ def _parse(text: str) -> Formula:
     terms = [_unquoted(term) for term in _split(inner, (",",))]
     if len(terms) == 3 and not inner.startswith("(") and not any(_is_group(term) for term in terms):
         return Fact(*terms)
-    if inner.startswith(("(", "not")):
+    if _is_group(inner):
         return _parse(inner)
     raise InputError(f"a triple has head, relation and tail, got {len(terms)} parts in {text!r}")
 
