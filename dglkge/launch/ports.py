@@ -15,6 +15,7 @@ import psutil
 from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT, PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report
+from dglkge.launch.console import plain_text
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
@@ -57,9 +58,9 @@ def taken_port(result: JobResult) -> str | None:
             end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
         except OSError:  # the disk of the logs is full
             continue
-        for line in end.splitlines():
-            if line.startswith(PORT_TAKEN_MARK):
-                return line[len(PORT_TAKEN_MARK) :].strip()
+        for text in map(plain_text, end.splitlines()):  # --log_format json writes records
+            if text.startswith(PORT_TAKEN_MARK):
+                return text.removeprefix(PORT_TAKEN_MARK).strip()
     return None
 
 

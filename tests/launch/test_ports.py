@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.distributed.world import json_line
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import ports
 from dglkge.launch.job_result import JobResult, ProcessResult
@@ -99,6 +100,8 @@ TAKEN = (75, "noise\ndglkge: port taken: 10.0.0.1:29500\n")
 def test_a_taken_port_is_known_by_status_and_line(tmp_path: Path) -> None:
     """A user's script may end with 75, and it may write what it likes."""
     assert taken_port(result(tmp_path, (-15, ""), TAKEN)) == "10.0.0.1:29500"
+    records = [json_line("trainer 0", "info", line) for line in TAKEN[1].splitlines()]
+    assert taken_port(result(tmp_path, (75, "\n".join(records)))) == "10.0.0.1:29500"
     for other in [(75, "the user's own 75\n"), (1, TAKEN[1]), (0, TAKEN[1])]:
         assert taken_port(result(tmp_path, other)) is None
     ended = result(tmp_path, TAKEN)
