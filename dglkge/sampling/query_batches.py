@@ -262,11 +262,12 @@ class QueryBatches(EpochBatches):
         ids = triple_order.inverse_permute(positions, self._num_queries, self.seed, epoch)
         enter("edges")
         # Selected by a lookup, as the whole index is on every trainer; no ids travel.
+        if self.layout.num_parts > 1:
+            ids = ids[self._given(ids)[1] >= 0]
+        ids = ids[trainer_share(len(ids), *self.place_of_trainer[1:])]
         kinds, nodes = self._given(ids)
-        here = np.flatnonzero(nodes >= 0)
-        here = here[trainer_share(len(here), *self.place_of_trainer[1:])]
-        here = here[np.argsort(kinds[here], kind="stable")]
-        ids, kinds, nodes = ids[here], kinds[here], nodes[here]
+        order = np.argsort(kinds, kind="stable")
+        ids, kinds, nodes = ids[order], kinds[order], nodes[order]
         num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
         relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
