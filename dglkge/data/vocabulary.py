@@ -29,7 +29,8 @@ GRANULARITIES = {"day": 10, "month": 7, "year": 4}
 MAX_PAIRS = 1 << 27
 """Most relations at a time: each takes some words of memory in every trainer."""
 
-_DATE = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?Z?)?)?)?")
+_CLOCK = r"[T ](?:[01]\d|2[0-3])(?::[0-5]\d){0,2}(?:\.\d+)?Z?"
+_DATE = re.compile(rf"(\d{{4}})(?:-(\d\d)(?:-(\d\d)(?:{_CLOCK})?)?)?")
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
