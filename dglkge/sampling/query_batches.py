@@ -19,7 +19,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EpochBatches, ignore_phase, trainer_share
-from dglkge.typing import RELATION, Ids, Mask, Side
+from dglkge.typing import RELATION, Floats, Ids, Mask, Side
 
 
 class AnswerIndex:
@@ -36,10 +36,9 @@ class AnswerIndex:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @property
-    def num_answers(self) -> Ids:
-        """Number of answers of each query, (Q,)."""
-        return np.diff(self.starts)
+    def num_answers(self, query_ids: Ids) -> Ids:
+        """Return the number of answers of each query, (n,)."""
+        return self.starts[query_ids + 1] - self.starts[query_ids]
 
     def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
         """Yield blocks of queries as first query, end, and their answers (A,), ascending for each query."""
@@ -120,8 +119,10 @@ class QueryIndex(AnswerIndex):
     Examples
     --------
     >>> index = QueryIndex(KnownTriples([np.array([[0, 0, 1], [0, 0, 2], [0, 0, 2]])], num_relations=1))
-    >>> index.groups(np.arange(3)).tolist(), index.anchors(np.arange(3)).tolist(), index.num_answers.tolist()
-    ([0, 1, 1], [0, 1, 2], [2, 1, 1])
+    >>> index.groups(np.arange(3)).tolist(), index.anchors(np.arange(3)).tolist()
+    ([0, 1, 1], [0, 1, 2])
+    >>> index.num_answers(np.arange(3)).tolist()
+    [2, 1, 1]
     """
 
     def __init__(self, known: KnownTriples) -> None:
@@ -189,9 +190,11 @@ class QueryBatch:
     query_ids : (B,) int64
     anchors, relations : (B,) int64
         Node ids.
+    weights : (B,) float32 or None
     pair_ids, pair_heads, pair_tails, pair_times : (P,) int64
         Numbers of the queries (h, ?, t), node ids of their entities, and times; the global size counts them
         too.
+    pair_weights : (P,) float32 or None
     """
 
     epoch: int
@@ -201,11 +204,13 @@ class QueryBatch:
     anchors: Ids
     relations: Ids
     runs: tuple[QueryRun, ...]
+    weights: Floats | None = None
     pair_ids: Ids = field(default_factory=_no_ids)
     pair_heads: Ids = field(default_factory=_no_ids)
     pair_tails: Ids = field(default_factory=_no_ids)
     pair_times: Ids = field(default_factory=_no_ids)
     pair_runs: tuple[PairRun, ...] = ()
+    pair_weights: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.query_ids) + len(self.pair_ids)
@@ -225,6 +230,8 @@ class QueryBatches(EpochBatches):
         Machine of this trainer, its rank there, and the trainers of a machine.
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
+    counts_answers : bool
+        The weight of a query is the number of its answers by the mean number of all queries; else 1.
     """
 
     index: QueryIndex
@@ -234,10 +241,13 @@ class QueryBatches(EpochBatches):
     place_of_trainer: tuple[int, int, int]
     seed: int
     pairs: PairIndex | None = None
+    counts_answers: bool = False
 
     def __post_init__(self) -> None:
         types = self.types
-        self._num_queries = len(self.index) + (0 if self.pairs is None else len(self.pairs))
+        indices = [self.index] if self.pairs is None else [self.index, self.pairs]
+        self._num_queries = sum(map(len, indices))
+        self._mean_answers = sum(int(index.starts[-1]) for index in indices) / max(self._num_queries, 1)
         self._relation_nodes = np.asarray(self.layout.edge_ids(RELATION))
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
@@ -271,10 +281,17 @@ class QueryBatches(EpochBatches):
         num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
         relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
-        batch = QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, runs)
+        weights = self._weights(self.index, ids[:num])
+        batch = QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, runs, weights)
         if self.pairs is None:
             return batch
         return self._with_pairs(batch, self.pairs, ids[num:], kinds[num:], nodes[num:])
+
+    def _weights(self, index: AnswerIndex, query_ids: Ids) -> Floats | None:
+        """Return the weights (n,) of queries."""
+        if not self.counts_answers:
+            return None
+        return (index.num_answers(query_ids) / self._mean_answers).astype(np.float32)
 
     def _given(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return kind and given entity of queries and, after the kinds of these, of pairs, (n,) each.
@@ -309,9 +326,8 @@ class QueryBatches(EpochBatches):
         runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
         for run in runs:
             tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
-        return replace(
-            batch, pair_ids=pair_ids, pair_heads=heads, pair_tails=tails, pair_times=times, pair_runs=runs
-        )
+        batch = replace(batch, pair_ids=pair_ids, pair_heads=heads, pair_tails=tails, pair_times=times)
+        return replace(batch, pair_runs=runs, pair_weights=self._weights(pairs, pair_ids))
 
 
 def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:

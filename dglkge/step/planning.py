@@ -65,6 +65,20 @@ class PlannedGroup:
         return self
 
 
+class WeightedGroup(PlannedGroup):
+    """Edges or queries with weights (B,), None: all 1."""
+
+    weights: Floats | None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def factors(self, divisor: int) -> Floats:
+        """Return the factor (B,) of the loss of each: its weight by the plan's divisor."""
+        factors = np.full(len(self), 1 / divisor, np.float32)
+        return factors if self.weights is None else factors * self.weights
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a batch reads.
@@ -106,7 +120,7 @@ class AnswerRanges(NamedTuple):
 
 
 @dataclass
-class Group(PlannedGroup):
+class Group(WeightedGroup):
     """Edges of a batch that join the same pair of entity types and share their negatives.
 
     Attributes
@@ -163,14 +177,9 @@ class Group(PlannedGroup):
         inputs = None if self.inputs is None else self.inputs.staged(upload)
         return dataclasses.replace(self, inputs=inputs)
 
-    def factors(self, global_size: int) -> Floats:
-        """Return the factor (B,) of each edge's loss: its weight by the size of the global batch."""
-        factors = np.full(len(self), 1 / global_size, np.float32)
-        return factors if self.weights is None else factors * self.weights
-
 
 @dataclass(frozen=True)
-class QueryGroup(PlannedGroup):
+class QueryGroup(WeightedGroup):
     """Queries of a batch of one side, that of the missing entity, and pair of entity types.
 
     ``relation_ids`` (B,) are node ids. Where ``relations`` holds each relation once (U,), ``relation_places``
@@ -184,16 +193,24 @@ class QueryGroup(PlannedGroup):
     relations: Places
     relation_ids: Ids
     relation_places: Ids | None
+    weights: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.query_ids)
 
 
 @dataclass(frozen=True)
-class PairGroup(PlannedGroup):
+class PairGroup(WeightedGroup):
     """Queries (h, ?, t) of a batch with the same entity types; ``times`` (B,) are numbers."""
 
     pair_ids: Ids
     times: Ids
     heads: Places
     tails: Places
+    weights: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.pair_ids)
 
 
 @dataclass
@@ -270,9 +287,7 @@ class EdgePlanner:
                 for side, side_negatives in drawn_of.items():
                     answers = (types[side], side_negatives.ids)
                     known[side] = self.known.among(side, *anchors[side], relations, *answers)
-            weights, labels = (
-                None if values is None else values[run] for values in (batch.weights, batch.labels)
-            )
+            weights, labels = _part(batch.weights, run), _part(batch.labels, run)
             ranges = self._ranges(types, heads, tails, drawn_of)
             facts = (weights, *places, drawn_of, known, labels, relation_places)
             group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
@@ -317,15 +332,21 @@ class QueryPlanner:
             if shares_relations:
                 distinct, places = np.unique(relations, return_inverse=True)
             rows = ids.add(run.anchor_type, batch.anchors[part]), ids.add(RELATION, distinct)
-            query_ids = batch.query_ids[part]
-            groups.append(QueryGroup(run.side, run.answer_type, query_ids, *rows, relations, places))
+            facts = (*rows, relations, places, _part(batch.weights, part))
+            groups.append(QueryGroup(run.side, run.answer_type, batch.query_ids[part], *facts))
         for pairs in batch.pair_runs:
             part = slice(pairs.start, pairs.end)
             heads = ids.add(pairs.lhs, batch.pair_heads[part])
             tails = ids.add(pairs.rhs, batch.pair_tails[part])
-            pair_groups.append(PairGroup(batch.pair_ids[part], batch.pair_times[part], heads, tails))
+            columns = batch.pair_ids[part], batch.pair_times[part], heads, tails
+            pair_groups.append(PairGroup(*columns, _part(batch.pair_weights, part)))
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
+
+
+def _part(values: Floats | None, run: slice) -> Floats | None:
+    """Return a run of values, where there are some."""
+    return None if values is None else values[run]
 
 
 def number_of(batch: Any) -> int:

@@ -161,9 +161,20 @@ class Oracle:
             return functional.cross_entropy(scores, smooth)
         if loss in ("logistic", "bce"):
             return functional.binary_cross_entropy_with_logits(scores, smooth, reduction="sum")
-        (answer,) = answers
+        assert loss == "margin_ranking" or len(answers) == 1
         adding = {"reduction": "sum"} if "reduction" in LOSSES.get(loss).Settings.model_fields else {}
-        return build_loss(loss, **adding)(scores[answer][None], scores[None], labels.bool()[None])[0]
+        is_answer = labels.bool()[None]
+        terms = [build_loss(loss, **adding)(scores[a][None], scores[None], is_answer)[0] for a in answers]
+        return torch.stack(terms).mean()
+
+    def weight(self, num_answers: int) -> float:
+        """Return the weight of a query of ``k_vs_all``."""
+        if self.config.loss.name not in ("softmax", "margin_ranking"):
+            return 1.0
+        queries = [*self.answers.values()]
+        if self.config.training.relation_prediction:
+            queries += self.relations.values()
+        return num_answers / float(np.mean([len(answers) for answers in queries]))
 
     def one_vs_all(self, trainer: Any, batch: Any) -> Iterator[torch.Tensor]:
         """Yield the terms of a batch of triples among all entities, and all relations."""
@@ -187,9 +198,9 @@ class Oracle:
             kind, answer_type = kinds if side is Side.TAIL else kinds[::-1]
             anchor, answers = self.single[kind][entity], sorted(self.answers[query])
             scores = self.scores(side, anchor, self.relation_rows[side][relation], self.rows[answer_type])
-            yield self.full_loss(scores, answers)
             penalties = [self.penalty(side, anchor, relation, self.single[answer_type][a]) for a in answers]
-            yield torch.stack(penalties).mean()
+            loss = self.full_loss(scores, answers) + torch.stack(penalties).mean()
+            yield self.weight(len(answers)) * loss
         predicts = self.config.training.relation_prediction
         original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
         for run in batch.pair_runs if predicts else ():
@@ -199,7 +210,8 @@ class Oracle:
                 head, tail = self.single[run.lhs][pair[1]], self.single[run.rhs][pair[2]]
                 for side, anchor, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):
                     scores = self.scores(side, anchor, self.side_rows[side], true)
-                    yield predicts * self.full_loss(scores, sorted(self.relations[pair]))
+                    relations = sorted(self.relations[pair])
+                    yield predicts * self.weight(len(relations)) * self.full_loss(scores, relations)
                 self.seen.append(pair)
                 num_pairs += 1
         self.seen += queries

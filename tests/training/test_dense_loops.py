@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,8 @@ def test_all_candidates_on_one_entity_type(case: str, tmp_path: Path) -> None:
         K_VS_ALL,
         f"{K_VS_ALL} loss.name=logistic {SMOOTHED} {N3}",
         f"{K_VS_ALL} {SMOOTHED} {PREDICTED}",
+        f"{K_VS_ALL} {PREDICTED} loss.name=margin_ranking",
+        f"{K_VS_ALL} {PREDICTED} loss.batch_reduction=sum",
         f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=distmult",
         f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=transe_l2",
     ],
@@ -205,33 +208,62 @@ def test_row_dropout(case: str, tmp_path: Path) -> None:
     assert_equal(toy_dataset(typed=True), tmp_path / "run", f"{case} {DROPPED}")
 
 
+def gradients_of_a_batch(trainer: dglkge.Trainer, batch: Any) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the summed loss of a batch and the sum of the gradients of each row, without an update."""
+    sums = {name: np.zeros((len(table), table.dim)) for name, table in trainer.tables.items()}
+
+    def collect(gradients: list, **_: object) -> UpdateResult:
+        for name, table in trainer.tables.items():
+            for embedding, ids, values in gradients:
+                if embedding is table.embedding:
+                    np.add.at(sums[name], np.asarray(ids), values.numpy())
+        return UpdateResult(0)
+
+    trainer.optimizer.step_rows = collect
+    return trainer.step(batch), sums
+
+
 @pytest.mark.parametrize("case", ["pairre", f"triplere {NOT_RECIPROCAL}"])
 def test_wide_queries(tmp_path: Path, case: str) -> None:
     """Loss and gradients of a batch; Adagrad would turn noise of signs that cancel into whole steps."""
     sets = f"{FULL} model.score_function={case}".split()
     config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *sets))
-    oracle, sums = Oracle(config), {}
+    oracle = Oracle(config)
     with opened(config) as trainer:
         rows = dense_rows(trainer)
-
-        def collect(gradients: list, **_: object) -> UpdateResult:
-            for name, table in trainer.tables.items():
-                sums[name] = np.zeros((len(table), table.dim))
-                for embedding, ids, values in gradients:
-                    if embedding is table.embedding:
-                        np.add.at(sums[name], np.asarray(ids), values.numpy())
-            return UpdateResult(0)
-
-        trainer.optimizer.step_rows = collect
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
             loss = oracle.loss(oracle.data, trainer, rows, batch) / batch.global_size
             loss.backward()
-            assert trainer.step(batch) / batch.global_size == pytest.approx(loss.item(), rel=1e-4)
+            total, sums = gradients_of_a_batch(trainer, batch)
+            assert total / batch.global_size == pytest.approx(loss.item(), rel=1e-4)
         for name, twin in rows.items():
             original = trainer.tables[name].original_ids
             expected = twin.grad[original] if twin.grad is not None else 0 * twin.detach()
             np.testing.assert_allclose(sums[name], expected, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("case", [f"{SMOOTHED} {N3}", PREDICTED])
+def test_queries_with_all_their_answers_learn_as_much_as_their_triples(case: str, tmp_path: Path) -> None:
+    """All triples in one batch of either objective: one gradient, but for the factor of the mean."""
+    results = []
+    for objective in ("one_vs_all", "k_vs_all"):
+        words = f"training.objective={objective} training.batch_size=100000 {case}".split()
+        config = load_config(None, settings(toy_dataset(typed=True), tmp_path / objective, *words))
+        with opened(config) as trainer:
+            for _ in dglkge.remaining_epochs_until(1):
+                (batch,) = trainer.batches()
+                loss, sums = gradients_of_a_batch(trainer, batch)
+        results.append((loss / batch.global_size, sums))
+    (by_triples, expected), (by_queries, sums) = results
+    triples = Dataset.open(toy_dataset(typed=True)).split("train")
+    assert len(np.unique(triples, axis=0)) == len(triples)
+    # A triple has an answer on each side, and its relation where relations are predicted.
+    answers = 3 if "relation_prediction" in case else 2
+    assert answers * by_queries == pytest.approx(by_triples, rel=1e-5)
+    for name, rows in expected.items():
+        assert np.abs(rows).max() > 1e-3
+        np.testing.assert_allclose(answers * sums[name], rows, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("penalty", ["regularizer.name=lp regularizer.weight=0.1", "regularizer.name=none"])

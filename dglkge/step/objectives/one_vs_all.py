@@ -4,9 +4,10 @@ relations.
 Of each edge, (h, r, ?) is scored against every possible tail and (?, r, t) against every possible head.
 
 K-vs-all (KvsAll, Dettmers et al. 2018) has one query for all edges that share it. Where a loss compares
-answers (softmax, pairs), each of k answers has label 1 / k; else label 1. The regularizer takes the given
-entity, the relation and the mean over the answers of each query; the answers' part is computed where their
-rows are stored.
+answers (softmax, pairs), each of k answers has label 1 / k and the query weight k, so that an epoch of
+softmax has the loss and the gradients of all edges one by one; else each answer has label 1. The regularizer
+takes the given entity, the relation and the mean over the answers of each query, with the query's weight; the
+answers' part is computed where their rows are stored.
 
 Relation prediction scores (h, ?, t) against all relations of the pair, beside the loss of the entities. Chen
 et al. 2021, "Relation prediction as an auxiliary training objective for improving multi-relational graph
@@ -253,7 +254,7 @@ class AnsweredQueries(ModelQueries):
         for group in plan.groups:
             anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
-            factors = np.full(len(group.query_ids), 1 / plan.divisor, np.float32)
+            factors = group.factors(plan.divisor)
             arrays = (group.relation_places, group.relation_ids)
             places, ids = (places_on(array, anchors.device) for array in arrays)
             query = model.query(anchors, relations, group.side, ids, places)
@@ -261,9 +262,9 @@ class AnsweredQueries(ModelQueries):
             if self._regularizer is not None:
                 rows_of_query = (anchors, relations, None, group.side, query, places)
                 penalty = self._regularizer.penalties(model, *rows_of_query)
-                total = total + penalty.sum() / plan.divisor
+                total = total + (penalty * torch.from_numpy(factors).to(penalty.device)).sum()
         for pairs in plan.pairs:
-            share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)
+            share = np.float32(self._relation_weight) * pairs.factors(plan.divisor)
             heads, tails = rows.leaf(pairs.heads), rows.leaf(pairs.tails)
             pieces += relation_pieces(model, pairs.pair_ids, pairs.times, heads, tails, share)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
@@ -281,8 +282,7 @@ def all_answers(
     def answers_of(query_ids: Ids) -> Answers:
         starts, places = shard_answers.of(query_ids)
         # The count of all answers, not of the shard's: labels sum to 1 over all shards.
-        num_answers = index.starts[query_ids + 1] - index.starts[query_ids]
-        equal_parts = np.repeat((1 / num_answers).astype(np.float32), np.diff(starts))
+        equal_parts = np.repeat((1 / index.num_answers(query_ids)).astype(np.float32), np.diff(starts))
         shares = equal_parts if splits_labels else np.ones(len(places), np.float32)
         return Answers(starts, places, shares, equal_parts if penalizes else None)
 

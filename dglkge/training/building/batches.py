@@ -23,7 +23,7 @@ from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
-from dglkge.training.building.components import relation_weights
+from dglkge.training.building.components import configured_loss, relation_weights
 from dglkge.training.building.negatives import build_device_batches, draws_on_device
 from dglkge.training.job import Job
 from dglkge.training.statistics.held_out import HeldOutBuckets, HeldOutEvaluator
@@ -98,7 +98,9 @@ def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBa
     turn, size = (world.machine, world.local_rank, world.trainers_per_machine), config.training.batch_size
     predicts_relations = bool(config.training.relation_prediction)
     pairs = PairIndex(triples, types, job.layout.num_times) if predicts_relations else None
-    return QueryBatches(QueryIndex(known), job.layout, types, size, turn, config.seed, pairs)
+    # A query whose answers share one label counts as often as it has answers.
+    counts = configured_loss(config).over_candidates().splits_labels
+    return QueryBatches(QueryIndex(known), job.layout, types, size, turn, config.seed, pairs, counts)
 
 
 def configured_order(job: Job) -> TripleOrder:
