@@ -176,6 +176,25 @@ class Oracle:
             queries += self.relations.values()
         return num_answers / float(np.mean([len(answers) for answers in queries]))
 
+    def among_relations(
+        self, side: Side, anchor: torch.Tensor, true: torch.Tensor, relations: list[int]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Return the scores of all relations between two entities, and the places of those that are true.
+
+        Reciprocal relations are candidates in both directions.
+        """
+        if not self.reciprocal:
+            return self.scores(side, anchor, self.rows[RELATION], true), relations
+        rows = torch.cat([self.side_rows[Side.TAIL], self.side_rows[Side.HEAD]])
+        first = len(self.rows[RELATION]) if side is Side.HEAD else 0
+        return pair_scores(self.name, anchor, rows, true), [first + relation for relation in relations]
+
+    def relation_loss(
+        self, side: Side, anchor: torch.Tensor, true: torch.Tensor, relations: list[int]
+    ) -> torch.Tensor:
+        """Return the loss of a query (h, ?, t) or, of the head's side, (t, ?, h)."""
+        return self.full_loss(*self.among_relations(side, anchor, true, relations))
+
     def one_vs_all(self, trainer: Any, batch: Any) -> Iterator[torch.Tensor]:
         """Yield the terms of a batch of triples among all entities, and all relations."""
         predicts = self.config.training.relation_prediction
@@ -186,8 +205,7 @@ class Oracle:
             yield self.full_loss(self.scores(side, anchor, row, self.rows[answer_type]), [answer])
             yield self.penalty(side, anchor, relation, true)
             if predicts:
-                among_relations = self.scores(side, anchor, self.side_rows[side], true)
-                yield predicts * self.full_loss(among_relations, [relation // self.data.num_times])
+                yield predicts * self.relation_loss(side, anchor, true, [relation // self.data.num_times])
 
     def k_vs_all(self, trainer: Any, batch: Any) -> Iterator[torch.Tensor]:
         """Yield the terms of a batch of queries with their answers, and of pairs with their relations."""
@@ -209,9 +227,9 @@ class Oracle:
                 pair = ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]), int(time))
                 head, tail = self.single[run.lhs][pair[1]], self.single[run.rhs][pair[2]]
                 for side, anchor, true in ((Side.TAIL, head, tail), (Side.HEAD, tail, head)):
-                    scores = self.scores(side, anchor, self.side_rows[side], true)
                     relations = sorted(self.relations[pair])
-                    yield predicts * self.weight(len(relations)) * self.full_loss(scores, relations)
+                    loss = self.relation_loss(side, anchor, true, relations)
+                    yield predicts * self.weight(len(relations)) * loss
                 self.seen.append(pair)
                 num_pairs += 1
         self.seen += queries
@@ -244,9 +262,9 @@ class Oracle:
             factor = dict(config.loss.relation_weights or {}).get(self.data.relations.relations[r].name, 1.0)
             yield factor * (1.0 if config.loss.has_confidences else weight) * loss
             if config.training.relation_prediction:
-                among_relations = self.scores(side, anchor, self.side_rows[side], true)
-                true_relation = torch.tensor(r // self.data.num_times)
-                cross_entropy = functional.cross_entropy(among_relations, true_relation)
+                relation = r // self.data.num_times
+                scores, (place,) = self.among_relations(side, anchor, true, [relation])
+                cross_entropy = functional.cross_entropy(scores, torch.tensor(place))
                 yield config.training.relation_prediction * cross_entropy
 
     def samplers(self) -> dict[Side, UniformNegatives]:

@@ -8,7 +8,7 @@ trainers against its shards (:mod:`.shard_objective`); what the shards find is p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,15 +31,15 @@ from dglkge.typing import Floats, Ids
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates that one block of queries is compared with, as one trainer holds them.
+    """Candidates that the queries of a table are compared with, as one trainer holds them.
 
     Attributes
     ----------
     table : EmbeddingTable
     first, stop : int
         Run of node ids that this trainer owns.
-    columns : slice
-        Part of the table's rows that is compared: one direction of reciprocal relations, else everything.
+    candidates_a_row : int
+        Candidates that are side by side in a row: both directions of reciprocal relations, else 1.
     shard : ShardObjective
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
@@ -52,11 +52,15 @@ class Candidates:
     table: EmbeddingTable
     first: int
     stop: int
-    columns: slice
+    candidates_a_row: int
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
     resident: Callable[[], Tensor] | None = None
     num_times: int = 1
+
+    def each(self, rows: Tensor) -> Tensor:
+        """Return the candidates of rows (R, D), one below the other."""
+        return rows.view(len(rows) * self.candidates_a_row, -1)
 
     @property
     def ids(self) -> Tensor:
@@ -77,6 +81,19 @@ class Candidates:
         return self.table.local_rows[self.first - start : self.stop - start]
 
 
+def of_directions(answers_of: Callable[[Ids], Answers]) -> Callable[[Ids], Answers]:
+    """Return the function for keys that are doubled, plus 1 for the second direction of reciprocal relations.
+
+    The two directions of a relation are side by side in its row.
+    """
+
+    def of_doubled(keys: Ids) -> Answers:
+        answers = answers_of(keys // 2)
+        return replace(answers, places=2 * answers.places + (keys % 2)[answers.query_of])
+
+    return of_doubled
+
+
 def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], Answers]:
     """Return a function from keys of queries to answers; a key is the only answer's node id, at a time."""
 
@@ -94,7 +111,7 @@ def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], A
 
 @dataclass(frozen=True)
 class _Scored:
-    """A block of queries with the rows and answers of this trainer's shard."""
+    """A block of queries with the candidates and answers of this trainer's shard."""
 
     number: int
     block: QueryBlock
@@ -105,11 +122,9 @@ class _Scored:
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries (q, D) of one group, with keys (q,) and factors (q,), and the name of their candidates'
-    block.
-    """
+    """Queries (q, D) of one group, with keys (q,) and factors (q,), and the table of their candidates."""
 
-    block: str
+    table: str
     queries: Tensor
     keys: Ids
     factors: Floats
@@ -168,9 +183,9 @@ class CandidateLoss(Objective):
     planner : EdgePlanner or QueryPlanner
     maker : QueryMaker
     blocks : mapping of str to int
-        Width of the queries of each block, by name, in the order of the candidates.
+        Width of the queries for each table, in the order of the candidates.
     candidates : sequence of Candidates
-        One of each block, the same blocks on every trainer.
+        One of each table, the same tables on every trainer.
     exchange : QueryExchange
     clock : PhaseClock
     transforms : Transforms
@@ -208,7 +223,7 @@ class CandidateLoss(Objective):
         """Write the gradients of a batch's rows."""
         self.clock.enter("score")
         pieces, take_back = self.maker.make(plan, rows)
-        order = [[place for place, piece in enumerate(pieces) if piece.block == name] for name in self.blocks]
+        order = [[place for place, piece in enumerate(pieces) if piece.table == name] for name in self.blocks]
         blocks = [
             _block([pieces[place] for place in places], dim)
             for places, dim in zip(order, self.blocks.values())
@@ -234,18 +249,13 @@ class CandidateLoss(Objective):
         self.clock.enter("exchange")
         gathered = self.exchange.gather(blocks)
         self.clock.enter("score")
-        rows: dict[str, Tensor] = {}
         scored: list[_Scored] = []
         for number, (block, candidates) in enumerate(zip(gathered, self.candidates)):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
             # paired.
             if len(block):
-                # Blocks of one table share the rows.
-                name = candidates.table.name
-                if name not in rows:
-                    rows[name] = self._rows(candidates)
-                own_rows, answers = rows[name][:, candidates.columns], candidates.answers_of(block.keys)
-                scored.append(_Scored(number, block, candidates, own_rows, answers))
+                rows, answers = candidates.each(self._rows(candidates)), candidates.answers_of(block.keys)
+                scored.append(_Scored(number, block, candidates, rows, answers))
         answer_scores = self._answer_scores(scored)
         numbers = [
             block.candidates.shard.score(block.block.queries, block.rows, block.answers, scores)
@@ -302,16 +312,9 @@ class CandidateLoss(Objective):
         loss = 0.0
         for block, total in zip(scored, totals):
             candidates, factors = block.candidates, block.block.factors
-            table, columns = candidates.table, candidates.columns
-            if table.name not in gradients:
-                # Relation blocks of both directions share one table: its gradients are collected in one
-                # array.
-                size = (candidates.stop - candidates.first, table.dim)
-                gradients[table.name] = self._memory(candidates.device).take(f"dense~{table.name}", *size)
-                # A block writes only its columns, and the other direction's block may be empty.
-                if columns != slice(0, table.dim):
-                    gradients[table.name].zero_()
-            row_gradients = gradients[table.name][:, columns]
+            table, size = candidates.table, (candidates.stop - candidates.first, candidates.table.dim)
+            gradients[table.name] = self._memory(candidates.device).take(f"dense~{table.name}", *size)
+            row_gradients = candidates.each(gradients[table.name])
             candidates.shard.differentiate(total, factors, parts[block.number], row_gradients)
             loss += self._penalize(block.rows, block.answers, factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:

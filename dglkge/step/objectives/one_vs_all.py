@@ -9,10 +9,11 @@ softmax has the loss and the gradients of all edges one by one; else each answer
 takes the given entity, the relation and the mean over the answers of each query, with the query's weight; the
 answers' part is computed where their rows are stored.
 
-Relation prediction scores (h, ?, t) against all relations of the pair, beside the loss of the entities. Chen
-et al. 2021, "Relation prediction as an auxiliary training objective for improving multi-relational graph
-representations": its loss is added, times a weight. Relations are few, so that all of them are candidates
-with every objective; their table is sharded over the trainers as entities are in ``one_vs_all``.
+Relation prediction scores (h, ?, t) against all relations, beside the loss of the entities. Chen et al. 2021,
+"Relation prediction as an auxiliary training objective for improving multi-relational graph representations":
+its loss is added, times a weight. Reciprocal relations are candidates in both directions, as theirs are.
+Relations are few, so that all of them are candidates with every objective; their table is sharded over the
+trainers as entities are in ``one_vs_all``.
 """
 
 from __future__ import annotations
@@ -42,16 +43,13 @@ from dglkge.step.objectives.all_candidates import (
 from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Places, Plan
-from dglkge.typing import Floats, Ids, Side
-
-RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
-"""Names of the blocks of relation prediction; '~' cannot be confused with an entity type of that name."""
+from dglkge.typing import RELATION, Floats, Ids, Side
 
 
 def relation_pieces(
     model: KgeModel, keys: Ids, times: Ids, heads: Tensor, tails: Tensor, factors: Floats
 ) -> list[Piece]:
-    """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
+    """Return the queries (h, ?, t), and (t, ?, h) for reciprocal relations.
 
     ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one;
     ``times`` (B,) as of :meth:`KgeModel.relation_query`.
@@ -59,11 +57,11 @@ def relation_pieces(
     forwards = model.relation_query(heads, tails, torch.from_numpy(times))
     # Without reciprocal rows both directions have the same scores: one query with twice the factor.
     if not model.reciprocal:
-        return [Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, 2 * factors)]
+        return [Piece(RELATION, forwards, keys, 2 * factors)]
     backwards = model.relation_query(tails, heads, torch.from_numpy(times))
     return [
-        Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, factors),
-        Piece(RELATION_BLOCKS[Side.HEAD], backwards, keys, factors),
+        Piece(RELATION, forwards, 2 * keys, factors),
+        Piece(RELATION, backwards, 2 * keys + 1, factors),
     ]
 
 

@@ -28,7 +28,7 @@ from dglkge.step.contracts import Objective, RowTransform
 from dglkge.step.objectives import all_candidates, dot_softmax
 from dglkge.step.objectives.all_candidates import CandidateLoss, Candidates, QueryMaker
 from dglkge.step.objectives.device_softmax import DeviceSoftmaxShard
-from dglkge.step.objectives.one_vs_all import RELATION_BLOCKS, RelationQueries, WithRelations, all_answers
+from dglkge.step.objectives.one_vs_all import RelationQueries, WithRelations, all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
@@ -40,7 +40,7 @@ from dglkge.training.building import negatives
 from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.job import Job
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION
 
 logger = logging.getLogger(__name__)
 
@@ -157,12 +157,12 @@ def _compile(job: Job, call: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Comparison of the queries of a block with rows.
+    """Comparison of queries with the rows of a table.
 
     Attributes
     ----------
-    columns : slice
-        Part of the rows.
+    candidates_a_row : int
+        As of :class:`Candidates`.
     compare : callable
         Scores queries (Q, D) against rows (b, D'): (Q, b).
     numbers_a_score : int
@@ -172,7 +172,7 @@ class _Comparison:
     """
 
     table: EmbeddingTable
-    columns: slice
+    candidates_a_row: int
     query_dim: int
     compare: Callable[[Tensor, Tensor], Tensor]
     numbers_a_score: int
@@ -187,38 +187,35 @@ def _entity_comparisons(job: Job) -> dict[str, _Comparison]:
     compare = model.compare_plainly if is_reference else model.compare
     # Relations that act on candidates leave a copy of them for each relation until the backward pass.
     copies = 1 + model.dim // 64 * model.score_function.acts_on_candidates
-    more = (slice(0, model.dim), model.query_dim, compare, model.query_dim if is_reference else copies)
+    more = (1, model.query_dim, compare, model.query_dim if is_reference else copies)
     return {name: _Comparison(tables[name], *more, is_product) for name in tables.entity_types}
 
 
 def _relation_comparisons(job: Job) -> dict[str, _Comparison]:
-    """Return the comparison of the queries (h, ?, t) of each direction that has relation rows of its own."""
+    """Return the comparison of the queries (h, ?, t)."""
     model, score_function = job.computing, job.computing.score_function
-    width, is_product = score_function.relation_dim(model.dim), score_function.has_relation_product
-    # One block of queries for each half of reciprocal rows; a row without halves has one score for both.
-    sides = (Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)
-    return {
-        RELATION_BLOCKS[side]: _Comparison(
-            job.tables[RELATION],
-            slice(number * width, (number + 1) * width),
-            score_function.relation_query_dim(model.dim),
-            score_function.compare_relations,
-            1 if is_product else model.query_dim,
-            is_product,
-        )
-        for number, side in enumerate(sides)
-    }
+    is_product = score_function.has_relation_product
+    comparison = _Comparison(
+        job.tables[RELATION],
+        2 if model.reciprocal else 1,
+        score_function.relation_query_dim(model.dim),
+        score_function.compare_relations,
+        1 if is_product else model.query_dim,
+        is_product,
+    )
+    return {RELATION: comparison}
 
 
 def _candidates(
-    job: Job, batches: TrainingBatches, name: str, comparison: _Comparison, loss: FullLoss, penalizes: bool
+    job: Job, batches: TrainingBatches, comparison: _Comparison, loss: FullLoss, penalizes: bool
 ) -> Candidates:
-    """Make this trainer's shard of the candidates of a block."""
+    """Make this trainer's shard of the candidates of a table."""
     world, computation, table = job.world, job.computation, comparison.table
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-    objective = FullObjective(loss, len(table), job.config.training.objective.smoothing)
+    num_candidates = len(table) * comparison.candidates_a_row
+    objective = FullObjective(loss, num_candidates, job.config.training.objective.smoothing)
     device, matmul_dtype = computation.device, computation.matmul_dtype
     is_resident = job.device_tables is not None
     shard: ShardObjective
@@ -238,13 +235,15 @@ def _candidates(
         if batches.pairs is not None and table.name == RELATION:
             index, is_asked, penalizes = batches.pairs, np.ones(len(batches.pairs), bool), False
         else:
-            index, is_asked = batches.index, batches.asks_for(name)
+            index, is_asked = batches.index, batches.asks_for(table.name)
         shard_answers = ShardAnswers(index, is_asked, node_ids, first, stop)
         answers_of = all_answers(index, shard_answers, loss.splits_labels, penalizes)
+    if comparison.candidates_a_row > 1:
+        answers_of = all_candidates.of_directions(answers_of)
     resident = None
     if job.device_tables is not None:
         resident = functools.partial(job.device_tables.owned_rows, table.name)
-    return Candidates(table, first, stop, comparison.columns, shard, answers_of, resident, num_times)
+    return Candidates(table, first, stop, comparison.candidates_a_row, shard, answers_of, resident, num_times)
 
 
 def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transforms) -> CandidateLoss:
@@ -280,8 +279,8 @@ def _sharded(
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
     candidates = [
-        _candidates(job, batches, name, comparison, loss, regularizer is not None)
-        for name, comparison in comparisons.items()
+        _candidates(job, batches, comparison, loss, regularizer is not None)
+        for comparison in comparisons.values()
     ]
     blocks = {name: comparison.query_dim for name, comparison in comparisons.items()}
     group = SharedAlltoall(
