@@ -1,7 +1,7 @@
 """From the files of triples to a filtered test MRR: seconds of each part, or a table of the shipped recipes.
 
     python benchmarks/quality.py --input PATH/TO/FB15k-237 --runs bfloat16:3,bfloat16:12,float32:12
-    python benchmarks/quality.py --table --input PATH/TO/DATASETS --recipes fb15k237/complex-5min
+    python benchmarks/quality.py --table --input PATH/TO/DATASETS --recipes fb15k237/complex
 
 Each run is a job of its own from an empty folder, with one server; triples are partitioned once. "To the end
 of training" counts partitioning, the start, all epochs and the last checkpoint on disk. With --table, --input

@@ -124,8 +124,8 @@ def recipes(args: argparse.Namespace) -> Any:
     Examples
     --------
       dglkge config recipes
-      dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
-      dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine
+      dglkge config recipes fb15k237/complex > my.yaml      a file to change
+      dglkge train --recipe fb15k237/complex --set dataset=data/mine --set output=runs/mine
     """
     if args.name is not None:
         return load_config(str(recipe_file(args.name)), []).to_dict()

@@ -62,7 +62,7 @@ def train(args: argparse.Namespace) -> int:
     --------
       dglkge data build my_triples/ -o data/mine
       dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show
-      dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
+      dglkge train --recipe fb15k237/complex dataset=data/mine output=runs/mine
       dglkge train my.yaml --num-trainers 4
       dglkge train my.yaml --ip-config ip_config.txt                    several machines
     """

@@ -155,7 +155,7 @@ def test_forms_of_settings():
 
 
 def test_a_configuration_is_a_file_or_a_recipe(tmp_path, monkeypatch):
-    name = "fb15k237/complex-5min"
+    name = "fb15k237/complex"
     assert config_file(name) == recipe_file(name) and config_file(None) is None
     monkeypatch.chdir(tmp_path)
     Path("mine").write_text("seed: 1")
