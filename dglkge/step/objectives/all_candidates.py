@@ -60,7 +60,8 @@ class Candidates:
 
     def each(self, rows: Tensor) -> Tensor:
         """Return the candidates of rows (R, D), one below the other."""
-        return rows.view(len(rows) * self.candidates_a_row, -1)
+        each = self.candidates_a_row
+        return rows.view(len(rows) * each, rows.shape[1] // each)
 
     @property
     def ids(self) -> Tensor:
