@@ -326,8 +326,15 @@ class QueryBatches(EpochBatches):
         runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
         for run in runs:
             tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
-        batch = replace(batch, pair_ids=pair_ids, pair_heads=heads, pair_tails=tails, pair_times=times)
-        return replace(batch, pair_runs=runs, pair_weights=self._weights(pairs, pair_ids))
+        return replace(
+            batch,
+            pair_ids=pair_ids,
+            pair_heads=heads,
+            pair_tails=tails,
+            pair_times=times,
+            pair_runs=runs,
+            pair_weights=self._weights(pairs, pair_ids),
+        )
 
 
 def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:

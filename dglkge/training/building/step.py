@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +108,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     if config.training.relation_prediction:
         # Softmax with every loss of sampled negatives: all relations are candidates, none is sampled.
         maker = RelationQueries(model, config.training.relation_prediction, computation.device.is_staged)
-        parts = (planner, maker, _relation_comparisons(job), FullSoftmax())
+        parts = (planner, maker, [_relation_comparison(job)], FullSoftmax())
         objective = WithRelations(objective, _sharded(job, batches, transforms, *parts))
     return objective
 
@@ -179,8 +179,8 @@ class _Comparison:
     is_product: bool
 
 
-def _entity_comparisons(job: Job) -> dict[str, _Comparison]:
-    """Return the comparison of the queries for entities, by type, in the same order on every trainer."""
+def _entity_comparisons(job: Job) -> list[_Comparison]:
+    """Return the comparison of the queries for entities of each type, in the same order on every trainer."""
     model, tables, is_reference = job.computing, job.tables, job.computation.is_reference
     # Compares types and functions exactly: a subclass may compute other scores than its base.
     is_product = type(model) is KgeModel and type(model.score_function).compare is Dot.compare
@@ -188,14 +188,14 @@ def _entity_comparisons(job: Job) -> dict[str, _Comparison]:
     # Relations that act on candidates leave a copy of them for each relation until the backward pass.
     copies = 1 + model.dim // 64 * model.score_function.acts_on_candidates
     more = (1, model.query_dim, compare, model.query_dim if is_reference else copies)
-    return {name: _Comparison(tables[name], *more, is_product) for name in tables.entity_types}
+    return [_Comparison(tables[name], *more, is_product) for name in tables.entity_types]
 
 
-def _relation_comparisons(job: Job) -> dict[str, _Comparison]:
+def _relation_comparison(job: Job) -> _Comparison:
     """Return the comparison of the queries (h, ?, t)."""
     model, score_function = job.computing, job.computing.score_function
     is_product = score_function.has_relation_product
-    comparison = _Comparison(
+    return _Comparison(
         job.tables[RELATION],
         2 if model.reciprocal else 1,
         score_function.relation_query_dim(model.dim),
@@ -203,7 +203,6 @@ def _relation_comparisons(job: Job) -> dict[str, _Comparison]:
         1 if is_product else model.query_dim,
         is_product,
     )
-    return {RELATION: comparison}
 
 
 def _candidates(
@@ -253,7 +252,7 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     comparisons = _entity_comparisons(job)
     relation_weight = config.training.relation_prediction
     if relation_weight:
-        comparisons.update(_relation_comparisons(job))
+        comparisons.append(_relation_comparison(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
     options = all_candidates.QueryOptions(
         model, regularizer, relation_weight, shares_relations, job.has_loops
@@ -273,16 +272,15 @@ def _sharded(
     transforms: Transforms,
     planner: EdgePlanner | QueryPlanner,
     maker: QueryMaker,
-    comparisons: dict[str, _Comparison],
+    comparisons: Sequence[_Comparison],
     loss: FullLoss,
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
     candidates = [
-        _candidates(job, batches, comparison, loss, regularizer is not None)
-        for comparison in comparisons.values()
+        _candidates(job, batches, comparison, loss, regularizer is not None) for comparison in comparisons
     ]
-    blocks = {name: comparison.query_dim for name, comparison in comparisons.items()}
+    blocks = {comparison.table.name: comparison.query_dim for comparison in comparisons}
     group = SharedAlltoall(
         request_timeout_seconds(),
         purpose="exchange of queries",
