@@ -1,14 +1,15 @@
 """Defaults that follow the size of the data: trainers of a machine, and settings that nobody has given.
 
-The settings are one rule for the default objective, found on the valid splits of six graphs
+The settings are one rule for the default objective, found on the valid splits of eight graphs
 (docs/quality.md): smaller batches, a higher learning rate, whose noise averages of the rows take out, and a
-stronger penalty, for as many epochs as the data takes. Nothing in it must know the end: a run may go on with
-more epochs.
+stronger penalty where there are more entities, for as many epochs as the data takes. Nothing in it must know
+the end: a run may go on with more epochs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,10 @@ EPOCHS_OF_ONE = 550
 MOST_TRIPLES = 10_000_000
 """Larger graphs have the defaults: averages take the memory of a second table."""
 
-BATCH_SIZE, LEARNING_RATE, AVERAGING, WEIGHT = 500, 0.2, 4.0, 0.02
+WEIGHT_OF_ONE, LEAST_WEIGHT, MOST_WEIGHT = 0.0004, 0.01, 0.05
+"""The weight of the regularizer grows with the root of the number of entities, within limits."""
+
+BATCH_SIZE, LEARNING_RATE, AVERAGING = 500, 0.2, 4.0
 
 _ABSENT = object()
 
@@ -67,7 +71,7 @@ def adapted(file: str | Path | None, overrides: Sequence[str], dataset: Path) ->
         return []
     config = load_config(None, [*overrides, f"dataset={dataset}"])
     tree = read_tree(None, overrides)
-    defaults = _values_of_rule(config, read_description(dataset)[Field.SPLITS][TRAIN])
+    defaults = _values_of_rule(config, read_description(dataset))
     # Neither the field is given, nor a component in its place.
     is_free = {key: value_at(tree, tuple(key.split(".")), _ABSENT) is _ABSENT for key in defaults}
     settings = [f"{key}={value}" for key, value in defaults.items() if is_free[key]]
@@ -89,13 +93,25 @@ def num_epochs(num_triples: int) -> int:
     return round(EPOCHS_OF_ONE / max(1, num_triples) ** 0.25)
 
 
+def regularizer_weight(num_entities: int) -> float:
+    """Return the weight of DURA for a graph.
+
+    Examples
+    --------
+    >>> [regularizer_weight(count) for count in (100, 2_500, 10_000, 1_000_000)]
+    [0.01, 0.02, 0.04, 0.05]
+    """
+    return round(min(MOST_WEIGHT, max(LEAST_WEIGHT, WEIGHT_OF_ONE * math.sqrt(num_entities))), 4)
+
+
 def describe(settings: Sequence[str]) -> str:
     """Return the line that says what was chosen."""
     return f"chosen for this data set (docs/quality.md): {' '.join(settings)}"
 
 
-def _values_of_rule(config: Config, num_triples: int) -> dict[str, Any]:
-    """Return the values that the rule has, by dotted key."""
+def _values_of_rule(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the rule has for a data set, by dotted key."""
+    num_triples = description[Field.SPLITS][TRAIN]
     regularizer = chosen_regularizer(config.regularizer, config.model.score_function.name)
     fits = (
         num_triples <= MOST_TRIPLES
@@ -114,5 +130,5 @@ def _values_of_rule(config: Config, num_triples: int) -> dict[str, Any]:
         "training.batch_size": BATCH_SIZE,
         "training.averaging": AVERAGING,
         "optimizer.lr": LEARNING_RATE,
-        "regularizer.weight": WEIGHT,
+        "regularizer.weight": regularizer_weight(sum(description[Field.ENTITY_TYPES].values())),
     }

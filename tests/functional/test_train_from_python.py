@@ -147,7 +147,7 @@ def test_the_command(tmp_path):
     """``dglkge train`` and ``dglkge config --diff``."""
     settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
     # What is not given follows the size of the data.
-    by_size = {"training.averaging": 4.0, "optimizer.lr": 0.2, "regularizer.weight": 0.02}
+    by_size = {"training.averaging": 4.0, "optimizer.lr": 0.2, "regularizer.weight": 0.01}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     done = run([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout

@@ -9,14 +9,20 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset_files import DatasetSize, PartSize
 from dglkge.planning import defaults
-from dglkge.planning.defaults import adapted, most_trainers, num_epochs
+from dglkge.planning.defaults import adapted, most_trainers, num_epochs, regularizer_weight
 from tests.toy_kg import toy_dataset
 
 
 @pytest.fixture
 def dataset(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(defaults, "read_description", lambda _: {"splits": {"train": 4_000_000}})
+    describe(monkeypatch, num_triples=4_000_000)
     return toy_dataset()
+
+
+def describe(monkeypatch: pytest.MonkeyPatch, num_triples: int) -> None:
+    """Give the data set another size."""
+    description = {"splits": {"train": num_triples}, "entity_types": {"person": 4_000, "place": 6_000}}
+    monkeypatch.setattr(defaults, "read_description", lambda _: description)
 
 
 def defaults_of(dataset: Path, *overrides: str) -> dict[str, str]:
@@ -32,7 +38,7 @@ def test_all_of_them(dataset: Path) -> None:
         "training.averaging": "4.0",
         "training.batch_size": "500",
         "optimizer.lr": "0.2",
-        "regularizer.weight": "0.02",
+        "regularizer.weight": "0.04",
     }
     assert defaults_of(dataset) == expected
     assert defaults_of(dataset, "model.score_function=distmult", "model.dimension=8") == expected
@@ -56,7 +62,7 @@ def test_nothing_is_chosen_where_the_rule_was_not_tried(dataset: Path, other: st
 
 
 def test_large_graphs_have_the_defaults(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defaults, "read_description", lambda _: {"splits": {"train": 10**7 + 1}})
+    describe(monkeypatch, num_triples=10**7 + 1)
     assert defaults_of(dataset) == {}
 
 
@@ -67,6 +73,11 @@ def test_nothing_is_chosen_beside_a_file_or_without_the_data(dataset: Path, tmp_
 
 def test_epochs_fall_with_the_fourth_root_of_the_triples() -> None:
     assert [num_epochs(count) for count in (1600, 16 * 1600, 10**6, 10**7)] == [87, 43, 17, 10]
+
+
+def test_the_weight_grows_with_the_root_of_the_entities() -> None:
+    weights = [regularizer_weight(count) for count in (14, 135, 2034, 14_541, 40_943, 10**7)]
+    assert weights == [0.01, 0.01, 0.018, 0.0482, 0.05, 0.05]
 
 
 @pytest.mark.parametrize(
