@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, require_known
-from dglkge.formats import DGLKE_MATRICES
+from dglkge.formats.operators import DGLKE_MATRICES
 from dglkge.inference.exports import dglke_files
 from dglkge.inference.exports.files import (
     LINE_ENDS,
