@@ -20,7 +20,7 @@ from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.optim.shared_messages import SharedAlltoall
+from dglkge.optim.alltoall import SharedAlltoall
 from dglkge.optim.workspace import sharing
 from dglkge.sampling.device_batches import DeviceBatches
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatches, ShardAnswers, TrainingBatches
