@@ -42,8 +42,7 @@ from dglkge.launch.process_plan import (
     num_threads,
     plan_to_dict,
 )
-from dglkge.launch.remote.node import run_node
-from dglkge.launch.remote.node_place import NodePlace, node_place
+from dglkge.launch.remote.node import NodePlace, node_place, run_node
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.ssh import SshSettings

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from dglkge.distributed.world import LOG_FORMATS, inherited_log_format
 from dglkge.errors import InputError, unknown_name
-from dglkge.launch.remote.node_place import AUTO
+from dglkge.launch.remote.node import AUTO
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
 

@@ -24,8 +24,7 @@ from dglkge.launch.background import wait
 from dglkge.launch.remote.connection import Events, RunningProcess
 from dglkge.launch.remote.file_transfer import copy_files
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
-from dglkge.launch.remote.node import connect
-from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.node import NodePlace, connect
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, planned_process

@@ -24,7 +24,7 @@ from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.background import Report, wait
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all
-from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.node import NodePlace
 from dglkge.launch.remote.ssh import forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
