@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dglkge.errors import InputError
-from dglkge.launch.remote.handshake import read_private
+from dglkge.launch.remote.protocol import read_private
 
 MAX_BODY_BYTES = 1 << 20
 

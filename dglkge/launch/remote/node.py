@@ -21,7 +21,7 @@ from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report
 from dglkge.launch.node_program import NodeProgram
-from dglkge.launch.remote import handshake, protocol
+from dglkge.launch.remote import protocol
 from dglkge.launch.remote.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote.ssh import forwarded_environment
 
@@ -234,7 +234,7 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
 
     `seconds` limit the wait for the launcher; `report` takes messages for the user.
     """
-    secret = handshake.read_secret(secret_file)
+    secret = protocol.read_secret(secret_file)
     # Processes run in another folder: relative search paths become absolute.
     os.environ.update(forwarded_environment(os.environ))
 
@@ -269,9 +269,9 @@ async def connect(place: NodePlace, secret: bytes, seconds: float, report: Repor
     has_told = False
     while True:
         try:
-            return await asyncio.wait_for(_connect_once(place, secret), handshake.HANDSHAKE_SECONDS)
-        except handshake.RefusedError as error:
-            raise handshake.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+            return await asyncio.wait_for(_connect_once(place, secret), protocol.HANDSHAKE_SECONDS)
+        except protocol.RefusedError as error:
+            raise protocol.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
         except (OSError, EOFError, NotReadyError, asyncio.TimeoutError) as error:
             reason = _describe_failure(error)
         if time.monotonic() + RETRY_SECONDS > deadline:
@@ -289,18 +289,18 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
     try:
         address = place.address or str(writer.get_extra_info("sockname")[0])
         if ":" in address:
-            raise handshake.RefusedError(
+            raise protocol.RefusedError(
                 f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
                 "give this machine's IPv4 address with --address"
             )
-        await handshake.authenticate_launcher(reader, writer, secret)
+        await protocol.authenticate_launcher(reader, writer, secret)
         peer = protocol.Peer(reader, writer)
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
         peer.tell("join", **hello, variables=sorted(os.environ))
         reply = await peer.receive()
         if not isinstance(reply, protocol.Reply):
             raise protocol.ProtocolError(f"no reply: {reply}")
-        reply.check(handshake.RefusedError, NotReadyError)
+        reply.check(protocol.RefusedError, NotReadyError)
         peer.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
         return peer
     except BaseException:
@@ -313,7 +313,7 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "the connection ended"
     if isinstance(error, asyncio.TimeoutError):
-        return f"no answer within {handshake.HANDSHAKE_SECONDS:g} s"
+        return f"no answer within {protocol.HANDSHAKE_SECONDS:g} s"
     if isinstance(error, OSError) and (error.errno or 0) > 0:  # asyncio's words name the call instead
         return os.strerror(error.errno or 0)
     return str(getattr(error, "strerror", None) or error)
