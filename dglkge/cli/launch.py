@@ -34,9 +34,7 @@ from dglkge.launch.arguments import (
     script_config,
 )
 from dglkge.launch.console import LAUNCHER_LOG, Console
-from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.machine import allow_open_files, local_interfaces
-from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
     JobSettings,
@@ -54,7 +52,13 @@ from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
-from dglkge.launch.supervisor import Supervisor
+from dglkge.launch.supervisor import (
+    JobResult,
+    Supervisor,
+    attempt_log_dir,
+    run_with_restarts,
+    with_ports_chosen_again,
+)
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 
