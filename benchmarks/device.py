@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import DglkgeError
-from dglkge.launch.gpus import usable_gpus
+from dglkge.launch.machine import usable_gpus
 from dglkge.typing import CPU_DEVICE, DEVICES
 from measuring import our_job, tables
 from measuring.machine import describe_machine

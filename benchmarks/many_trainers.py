@@ -33,7 +33,7 @@ from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.outboxes import NeighbourOutbox, Neighbours, Outbox
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.rules import Adagrad
-from dglkge.optim.shared_exchange import SharedExchange, num_fields
+from dglkge.optim.step_exchange import SharedExchange, num_fields
 from dglkge.optim.workspace import Scratch
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.negatives import MixedNegatives

@@ -27,8 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.shared_messages import SharedAlltoall
+from dglkge.optim.alltoall import Alltoall, SharedAlltoall
 from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
 
 NUM_QUERIES, DIM, DENSE_NUMBERS = 2_000, 400, 1_000_000

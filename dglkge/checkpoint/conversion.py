@@ -18,24 +18,18 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
-from dglkge.checkpoint.bigraph import (
-    PassCount,
-    bigraph_attributes,
-    bigraph_config,
-    is_bigraph,
-    pass_of,
-    read_stats,
-)
+from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
-from dglkge.checkpoint.relation_layout import MODEL_GROUP
 from dglkge.checkpoint.storage import check_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
 from dglkge.errors import CheckpointError, InputError, require_known, write_error
+from dglkge.formats.bigraph_files import PassCount, bigraph_attributes, bigraph_config, pass_of, read_stats
+from dglkge.formats.relation_parameters import MODEL_GROUP
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TablePart
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.relation_layout import dense_path
+from dglkge.checkpoint.hdf5_format import dense_path
 from dglkge.checkpoint.storage import file_crc32
 from dglkge.errors import CheckpointError
 

@@ -32,6 +32,13 @@ OPTIMIZER_GROUP = "optimizer"
 STATE_BLOB = "state_dict"
 BLOB_DTYPE = np.dtype("V1")
 
+GLOBAL_SUMS_GROUP = "global_sums"
+"""Holds Adagrad's sums of the global vectors, where PyTorch-BigGraph does not look."""
+
+DENSE_GROUP = "dense"
+"""Holds the dense parameters of a score function's module and their optimizer's state; PyTorch-BigGraph does
+not look there."""
+
 BLOCK_BYTES = 2 << 20
 """Size of a block of rows that is reordered at a time: it fits into the CPU's cache, and is reused."""
 
@@ -213,3 +220,19 @@ def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> Non
     array[places] = (
         row_kernels.nearest_words(block, values.dtype == torch.float16) if _is_narrow(values) else block
     )
+
+
+def global_sums_path(entity_type: str) -> str:
+    """Return the dataset of Adagrad's sums (D,) of the global vector of an entity type."""
+    return f"{GLOBAL_SUMS_GROUP}/{entity_type}"
+
+
+def dense_path(kind: str, *names: str) -> str:
+    """Return the dataset of a dense parameter (kind ``parameters``), or of a tensor of its optimizer."""
+    return "/".join([DENSE_GROUP, kind, *names])
+
+
+def dense_parameters(file: Any) -> dict[str, torch.Tensor]:
+    """Return the dense parameters of an open model file, by name; none where the model has none."""
+    group = file.get(dense_path("parameters"), {})
+    return {name: torch.from_numpy(np.asarray(group[name][()])) for name in group}

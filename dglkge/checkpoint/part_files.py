@@ -21,14 +21,24 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout, relation_layout
-from dglkge.checkpoint.bigraph import learning_rate
+from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.hdf5_format import file_dtype, put_rows, take_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import check_crc32, check_files, describe_text, file_crc32
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
+from dglkge.formats.bigraph_files import learning_rate
+from dglkge.formats.relation_parameters import (
+    MODEL_GROUP,
+    bigraph_row_sums,
+    from_parameters,
+    global_vector_key,
+    global_vector_path,
+    is_dynamic,
+    to_bigraph_sums,
+    to_parameters,
+)
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
@@ -167,20 +177,20 @@ def _write_model(
     Returns Adagrad's sums of its parameters: the operators', then those of global vectors, by entity type.
     """
     # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by name.
-    file.create_group(relation_layout.MODEL_GROUP, track_order=True)
+    file.create_group(MODEL_GROUP, track_order=True)
     # Relations are few: they are reordered in memory and written by HDF5 itself.
     rows = part.rows.detach()[order].cpu().float().numpy()
-    for dataset, key, array in relation_layout.to_parameters(rows, meta):
+    for dataset, key, array in to_parameters(rows, meta):
         written = file.create_dataset(dataset, data=array)
         if key is not None:
             written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
     for path, values in part.shared.items():
         file.create_dataset(path, data=values.numpy())
-    states = [torch.from_numpy(array) for array in relation_layout.to_bigraph_sums(sums, rows.shape[1], meta)]
+    states = [torch.from_numpy(array) for array in to_bigraph_sums(sums, rows.shape[1], meta)]
     for name in meta.entity_types:
-        if (path := relation_layout.global_vector_path(name)) in part.shared:
-            file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = relation_layout.global_vector_key(name)
-            states.append(part.shared[relation_layout.global_sums_path(name)])
+        if (path := global_vector_path(name)) in part.shared:
+            file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = global_vector_key(name)
+            states.append(part.shared[hdf5_format.global_sums_path(name)])
     return states
 
 
@@ -396,7 +406,7 @@ def read_state(
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         return {name: value.numpy() for name, value in tensors.items() if value.ndim}
     try:
-        return {"sum": relation_layout.bigraph_row_sums(state, meta, relation_width(file, meta))}
+        return {"sum": bigraph_row_sums(state, meta, relation_width(file, meta))}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
@@ -407,7 +417,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
     """Return all relation rows of a model file, (R, W) float32."""
     width = relation_width(file, meta)
     try:
-        return relation_layout.from_parameters(file, meta, width)
+        return from_parameters(file, meta, width)
     except (KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the relations' operators are not those of the run ({error})"
@@ -420,7 +430,7 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
         return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
     shapes = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
-    stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1
+    stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1
     width = sum(math.prod(shape) // stacked for path, shape in shapes.items() if path.startswith(groups))
     # The operator "none" has no parameters, and one unused number in each of our rows.
     return width or (2 if meta.reciprocal else 1)

@@ -20,13 +20,15 @@ import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, open_features, record_path
+from dglkge.checkpoint.hdf5_format import DENSE_GROUP, dense_parameters, dense_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
-from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
 from dglkge.checkpoint.storage import CheckpointStorage, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, require_known, unknown_name
+from dglkge.formats.bigraph_files import read_entity_names
+from dglkge.formats.relation_parameters import global_vector_path
 from dglkge.model.dense_modules import PREFIX, ProjectedFeatures, projections_of
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, RowShard
@@ -389,7 +391,7 @@ class Checkpoint(TablesByName):
             names = None
             if bigraph.is_bigraph(self.folder, self.version):
                 num_parts = len(self.manifest.table_files(entity_type))
-                names = bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
+                names = read_entity_names(self.folder, self.meta.config, entity_type, num_parts)
             if names is None:
                 # A vocabulary that the manifest does not list is no part of this version.
                 if path.name in self.manifest.all_texts:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
-from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config, write_stats
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, JobVersions, Manifest, TextEntry, extended
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
@@ -24,6 +23,7 @@ from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
+from dglkge.formats.bigraph_files import bigraph_attributes, bigraph_config, write_stats
 from dglkge.typing import RELATION, TablePart
 
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)

@@ -25,11 +25,16 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.distributed.world import TEXT
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.arguments import build_parser, parse_arguments
+from dglkge.launch.arguments import (
+    build_parser,
+    machine_needs,
+    most_trainers_of,
+    parse_arguments,
+    partition_file,
+    script_config,
+)
 from dglkge.launch.console import LAUNCHER_LOG, Console
-from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.machine import allow_open_files, local_interfaces
-from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
     JobSettings,
@@ -42,14 +47,18 @@ from dglkge.launch.process_plan import (
     num_threads,
     plan_to_dict,
 )
-from dglkge.launch.remote.node import run_node
-from dglkge.launch.remote.node_place import NodePlace, node_place
+from dglkge.launch.remote.node import NodePlace, node_place, run_node
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.ssh import SshSettings
-from dglkge.launch.script_config import machine_needs, most_trainers_of, partition_file, script_config
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
-from dglkge.launch.supervisor import Supervisor
+from dglkge.launch.supervisor import (
+    JobResult,
+    Supervisor,
+    attempt_log_dir,
+    run_with_restarts,
+    with_ports_chosen_again,
+)
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 

@@ -16,8 +16,7 @@ from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, rea
 from dglkge.distributed.addresses import read_ip_config
 from dglkge.distributed.jobs import human_bytes, parse_bytes
 from dglkge.errors import InputError
-from dglkge.launch.gpus import usable_gpus
-from dglkge.launch.machine import usable_cores
+from dglkge.launch.machine import usable_cores, usable_gpus
 from dglkge.planning.defaults import adapted, describe, most_trainers
 from dglkge.planning.epoch import (
     MOST_RANGES,

@@ -89,8 +89,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
-    from dglkge.serving.guard import HostNames
-    from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
+    from dglkge.serving.server import HostNames, is_loopback, listening_socket, serve_until_signal, url_of
 
     threads = args.threads
     if args.faiss:
@@ -136,7 +135,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _token(path: str | None) -> str | None:
     """Return the token of ``--token``."""
-    from dglkge.serving.guard import read_token, valid_token
+    from dglkge.serving.server import read_token, valid_token
 
     if path is None:
         return None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dglkge.distributed.addresses import PortTakenError
 from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, NotReadyError, StorageError
-from dglkge.optim.shared_messages import SharedAlltoall
+from dglkge.optim.alltoall import SharedAlltoall
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,6 @@ import torch
 from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_METRICS_FILE
 from dglkge.checkpoint.reader import Checkpoint
-from dglkge.checkpoint.relation_layout import registered_score_function
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
@@ -29,6 +28,7 @@ from dglkge.evaluation.metrics import (
     relation_categories,
 )
 from dglkge.evaluation.queries import Bonus, score_triples
+from dglkge.formats.relation_parameters import registered_score_function
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
 from dglkge.inference.exports.hub import HubTables

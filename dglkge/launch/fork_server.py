@@ -1,22 +1,26 @@
 """Fork server: imports torch, DGL and dglkge once; the servers and trainers of a machine are forked from it.
 
-The node program starts it with the command of the job, and sends it one datagram for each process: its
-variables in JSON, with the descriptor of its output. The answer is its pid. A forked process is made a child
-of the node program, as one that was started by it is. What imports print goes to the output of the process
-that they are for. The standard library only, as of ``script_runner.py``.
+The node program starts it with the command of the job (:class:`ForkServer`), and sends it one datagram for
+each process: its variables in JSON, with the descriptor of its output. The answer is its pid. A forked
+process is made a child of the node program, as one that was started by it is. What imports print goes to the
+output of the process that they are for. The program of the fork server itself is :func:`serve`, called by
+``script_runner.py``: the standard library only, as there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dglkge.distributed.preemption import end_with_parent
 
@@ -28,9 +32,74 @@ processes of a job by their variables reads it, and so does ``ps``.
 """
 ROOM = " " * 4096
 
-
 MOST_BYTES = 1 << 20
 """Largest request."""
+
+
+class ForkServer:
+    """A process that imports what servers and trainers need, and from which they are forked, one by one.
+
+    The kernel kills it if this process dies. Raises OSError or ValueError if it cannot be started.
+
+    Parameters
+    ----------
+    command : list of str
+        Of the processes: :mod:`dglkge.launch.script_runner` and its arguments.
+    environment : mapping of str to str
+        The variables that the processes share, and those that libraries read when they are loaded.
+    folder : str
+        Working folder.
+    output : int
+        Descriptor of the first process's output.
+
+    Attributes
+    ----------
+    pid : int
+        0 once it has ended, which the node program finds.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, output: int
+    ) -> None:
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with control:
+            # A session of its own: signals of a terminal reach the launcher only.
+            popen = subprocess.Popen(
+                command,
+                env={**os.environ, **environment, VARIABLE: ROOM},
+                cwd=folder,
+                stdin=control.fileno(),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
+            )
+        popen.returncode = 0  # the node program waits for it together with the orphans
+        self.pid = popen.pid
+
+    async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, str]:
+        """Start a process with more variables and an output; return its pid, or 0 and an error.
+
+        Raises ConnectionError if the server has ended.
+        """
+        import asyncio  # here: the fork server itself needs none of it
+
+        socket.send_fds(self._control, [json.dumps(variables).encode()], [output])
+        answer = await asyncio.get_running_loop().sock_recv(self._control, MOST_BYTES)
+        if not answer:
+            raise ConnectionError
+        pid, _, error = answer.decode().partition(" ")
+        return int(pid), error
+
+    def close(self) -> None:
+        """Let it end: there are no more processes to start."""
+        self._control.close()
+
+    def end(self) -> None:
+        """Kill it: what it has not forked yet is not started."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:

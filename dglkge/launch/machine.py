@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import ipaddress
 import os
+import re
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +31,8 @@ from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner, table_storage
-from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
+from dglkge.launch.process_plan import VISIBLE_VARIABLE
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.table_storage import MachineNeeds
 from dglkge.planning.host import cores_to_use, quota_of_cores
@@ -49,6 +52,65 @@ def usable_cores() -> int:
     """Return the number of cores that this process may use: affinity and quota of its control groups."""
     # Not os.cpu_count(): a container or scheduler may allow fewer cores than the machine has.
     return cores_to_use(os.sched_getaffinity(0), quota_of_cores())
+
+
+DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
+"""Where the driver has a folder for each GPU; counted where ``nvidia-smi`` is missing."""
+
+LIST_SECONDS = 10.0
+"""Limit for ``nvidia-smi -L``, which initializes the driver."""
+
+
+def usable_gpus() -> tuple[str, ...]:
+    """Return the GPUs that trainers on this machine may use, each as ``CUDA_VISIBLE_DEVICES`` names it.
+
+    Neither CUDA nor torch is loaded.
+    """
+    return find_gpus(os.environ) if torch_has_cuda() else ()
+
+
+def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs of this machine that an environment allows."""
+    count = _count_gpus(environment)
+    allowed = environment.get(VISIBLE_VARIABLE)
+    if allowed is None:
+        return tuple(map(str, range(count)))
+    if not count:
+        return ()
+    names = []
+    for word in (word.strip() for word in allowed.split(",")):
+        # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
+        if not word or re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < count:
+            break
+        names.append(word)
+    return tuple(names)
+
+
+def _count_gpus(environment: Mapping[str, str]) -> int:
+    """Return the number of GPUs on this machine."""
+    program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
+    try:
+        if program is None:
+            return len(os.listdir(DRIVER_FOLDER))
+        done = subprocess.run(
+            [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS,
+            env=dict(environment)
+        )  # fmt: skip
+        return len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
+    except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer: no GPU to train on
+        return 0
+
+
+def torch_has_cuda() -> bool:
+    """Return whether the installed torch was built with CUDA, from its version file; loading it takes 1 s."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
 FILES_OF_PROCESS = 64

@@ -30,8 +30,8 @@ from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch.background import Report, in_thread, spawn
+from dglkge.launch.fork_server import ForkServer
 from dglkge.launch.machine import KILL_SECONDS, MachineJob, has_variable, node_tasks, wait_while
-from dglkge.launch.processes import ForkServer
 from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import status_of_stop
 

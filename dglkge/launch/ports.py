@@ -1,4 +1,4 @@
-"""Checks TCP ports by binding them, and chooses others for a job whose port was taken meanwhile."""
+"""Checks TCP ports by binding them, and finds free ones for a job."""
 
 from __future__ import annotations
 
@@ -7,61 +7,18 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Collection
 
 import psutil
 
-from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT, PORT_TAKEN_MARK, PORT_TAKEN_STATUS
+from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.background import Report
-from dglkge.launch.console import plain_text
-from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
 """torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
 ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
 PORT_TRIES = 500
-
-MOST_CHOICES = 5
-"""Number of times that an attempt is started with other ports before it counts as failed."""
-
-LOG_END_BYTES = 4096
-
-
-def with_ports_chosen_again(run: Callable[[], JobResult], report: Report) -> JobResult:
-    """Run an attempt of a job, and again if a port was taken between its choice and its use.
-
-    Nothing has been trained then, so it does not count as a restart. Returns the result of the last run.
-    """
-    # Between the test of a port and its use another program may bind it. No test can exclude that, so the
-    # attempt is repeated.
-    for _ in range(MOST_CHOICES - 1):
-        result = run()
-        address = None if result.is_interrupted else taken_port(result)
-        if address is None:
-            return result
-        report(
-            f"{address} was taken by another program before the job could listen there: choosing ports again"
-        )
-    return run()
-
-
-def taken_port(result: JobResult) -> str | None:
-    """Return the address that a process of an ended attempt found in use; None if none did."""
-    for process in result.processes:
-        # The log line is checked too: a user's script may end with the same status.
-        if process.status != PORT_TAKEN_STATUS:
-            continue
-        try:
-            end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
-        except OSError:  # the disk of the logs is full
-            continue
-        for text in map(plain_text, end.splitlines()):  # --log_format json writes records
-            if text.startswith(PORT_TAKEN_MARK):
-                return text.removeprefix(PORT_TAKEN_MARK).strip()
-    return None
 
 
 def check_server_ports(address: str, first_port: int, num_servers: int) -> None:

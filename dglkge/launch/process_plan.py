@@ -21,9 +21,10 @@ from dglkge.distributed.world import (
     TEXT,
 )
 from dglkge.errors import InputError
-from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,14 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     if settings.part_config is not None:
         environment["DGL_CONF_PATH"] = settings.part_config
     return environment
+
+
+def gpu_variables(device: str, gpus: Sequence[str], local_rank: int | None) -> dict[str, str]:
+    """Return the variables that show a process its GPU; a server, of `local_rank` None, uses none."""
+    if not device:
+        return {}
+    is_shown = device == CUDA_DEVICE and local_rank is not None
+    return {VISIBLE_VARIABLE: gpus[local_rank or 0] if is_shown else ""}
 
 
 def num_threads(settings: JobSettings, host: Host) -> int:

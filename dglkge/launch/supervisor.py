@@ -1,17 +1,22 @@
-"""Runs a planned job to its end: one loop over messages of node programs, signals and timeouts."""
+"""Runs a planned job to its end, and again after a failure or where a port was taken.
+
+The supervisor is one loop over messages of node programs, signals and timeouts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dglkge.distributed.addresses import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.distributed.preemption import RESTART_STATUS
-from dglkge.errors import FAILURE_STATUS
+from dglkge.errors import FAILURE_STATUS, INPUT_ERROR_STATUS
+from dglkge.launch.background import Report
 from dglkge.launch.console import Console, ProcessOutput, is_noise, plain_text
-from dglkge.launch.job_result import JobResult, ProcessResult, describe_status, exit_status
 from dglkge.launch.process_plan import Limits, PlannedProcess
 from dglkge.launch.remote.connection import Events, RunningProcess
 from dglkge.launch.remote.remote_site import RemoteSite
@@ -23,6 +28,67 @@ KILL_SECONDS = 10.0
 
 AFTERMATH_SECONDS = 0.5
 """Time after a first failure in which other ended processes may turn out to be its cause."""
+
+SHORTEST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+MOST_CHOICES = 5
+"""Number of times that an attempt is started with other ports before it counts as failed."""
+
+LOG_END_BYTES = 4096
+
+LIKELY_CAUSES = {
+    signal.SIGKILL: "kill -9, or the kernel was out of memory: see dmesg",
+    signal.SIGBUS: "often /dev/shm is full: see df -h /dev/shm",
+}
+
+
+@dataclass(frozen=True)
+class ProcessResult:
+    """Result of one process.
+
+    `pid` is None if it was never started; `status` is its exit status, or minus the number of the signal that
+    ended it; None if it did not end in time.
+    """
+
+    name: str
+    address: str
+    pid: int | None
+    status: int | None
+    log: str
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """Result of a job: exit status of the launcher, a reason unless it succeeded, run time, logs.
+
+    `is_interrupted`: the launcher itself has received a stop signal.
+    """
+
+    status: int
+    reason: str | None
+    seconds: float
+    log_dir: str
+    processes: tuple[ProcessResult, ...]
+    is_interrupted: bool = False
+
+
+def exit_status(status: int) -> int:
+    """Convert the status of a process to an exit status: 128 + the number for signals, as shells do."""
+    return 128 - status if status < 0 else status
+
+
+def describe_status(status: int) -> str:
+    """Describe the end of a process, e.g. ``was killed by signal 9 (SIGKILL)``."""
+    if status == RESTART_STATUS:
+        return f"ended with status {status}, which says: stopped on request, start me again"
+    if status >= 0:
+        return f"ended with status {status}"
+    words = f"was killed by signal {-status}"
+    with contextlib.suppress(ValueError):  # real-time signals have no name in Python's enumeration
+        number = signal.Signals(-status)
+        words += f" ({number.name})" + (f" [{LIKELY_CAUSES[number]}]" if number in LIKELY_CAUSES else "")
+    return words
 
 
 class Supervisor:
@@ -298,3 +364,72 @@ class Supervisor:
         for line in lines:
             if not is_noise(line):
                 self._console.line(process.name, self._processes.index(process), line)
+
+
+def with_ports_chosen_again(run: Callable[[], JobResult], report: Report) -> JobResult:
+    """Run an attempt of a job, and again if a port was taken between its choice and its use.
+
+    Nothing has been trained then, so it does not count as a restart. Returns the result of the last run.
+    """
+    # Between the test of a port and its use another program may bind it. No test can exclude that, so the
+    # attempt is repeated.
+    for _ in range(MOST_CHOICES - 1):
+        result = run()
+        address = None if result.is_interrupted else taken_port(result)
+        if address is None:
+            return result
+        report(
+            f"{address} was taken by another program before the job could listen there: choosing ports again"
+        )
+    return run()
+
+
+def taken_port(result: JobResult) -> str | None:
+    """Return the address that a process of an ended attempt found in use; None if none did."""
+    for process in result.processes:
+        # The log line is checked too: a user's script may end with the same status.
+        if process.status != PORT_TAKEN_STATUS:
+            continue
+        try:
+            end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
+        except OSError:  # the disk of the logs is full
+            continue
+        for text in map(plain_text, end.splitlines()):  # --log_format json writes records
+            if text.startswith(PORT_TAKEN_MARK):
+                return text.removeprefix(PORT_TAKEN_MARK).strip()
+    return None
+
+
+def run_with_restarts(run: Callable[[int], JobResult], max_restarts: int, report: Report) -> JobResult:
+    """Run a job, and again after a failure or a stop with status 143; return the result of the last attempt.
+
+    `run` takes the number of the attempt, from 0 on.
+    """
+    num_failures = 0
+    for attempt in range(max_restarts):
+        result = run(attempt)
+        if not is_restartable(result):
+            return result
+        # A stop with status 143 is no failure: a preempted job restarts after the shortest pause.
+        num_failures = 0 if result.status == RESTART_STATUS else num_failures + 1
+        pause = pause_seconds(num_failures)
+        report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
+        report(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
+        time.sleep(pause)
+    # The last attempt is outside of the loop: its result is returned whatever it is.
+    return run(max_restarts)
+
+
+def is_restartable(result: JobResult) -> bool:
+    """Whether to start a job again: not after success, bad input, or a signal to the launcher itself."""
+    return result.status not in (0, INPUT_ERROR_STATUS) and not result.is_interrupted
+
+
+def pause_seconds(num_failures: int) -> float:
+    """Return the pause after a number of failures in a row; doubled for each, within limits."""
+    return min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2.0 ** max(0, min(num_failures, 10) - 1))
+
+
+def attempt_log_dir(log_dir: Path, attempt: int, max_restarts: int) -> Path:
+    """Return the log folder of an attempt: a folder of its own if there may be several attempts."""
+    return log_dir / f"attempt-{attempt + 1}" if max_restarts else log_dir

@@ -1,21 +1,235 @@
-"""The exchange of a step: over the network between machines, through shared memory inside one."""
+"""The exchange of a step: over the network between machines, through shared memory inside one.
+
+That over the network is in :mod:`dglkge.optim.network_exchange`. Inside a machine each trainer writes to an
+outbox of its own, see :mod:`dglkge.optim.outboxes`, instead of the loopback network:
+
+1. Every trainer publishes the ids of the rows that it has gradients for.
+2. A row that only one trainer has is updated by that trainer: its gradient is not copied. For a row that
+   several have, one of them, chosen by the id, is the owner; the others write their merged gradients to their
+   outboxes.
+3. Once these are delivered, each owner adds them to its own and updates the rows.
+
+While a trainer waits for the others' rows it updates those that no other trainer has.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy import ndarray
 
-from dglkge.optim import network_exchange as network
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.network_exchange import GradientExchange, LaggedExchange
-from dglkge.optim.outboxes import Neighbours, Outbox, open_neighbours, usable
-from dglkge.optim.row_chains import GradientRows
-from dglkge.optim.shared_exchange import SharedExchange, num_fields
+from dglkge.optim.network_exchange import (
+    GradientExchange,
+    LaggedExchange,
+    Route,
+    WireFormat,
+    ranks_by_machine,
+)
+from dglkge.optim.outboxes import NeighbourOutbox, Neighbours, Outbox, open_neighbours, usable
+from dglkge.optim.row_chains import GradientRows, padded
+from dglkge.optim.workspace import Scratch
 
 logger = logging.getLogger(__name__)
+
+_PUBLISHED, _DELIVERED, _FINISHED, _EXTRA, _FIRST_COUNT = range(5)
+
+#: Header fields of each table: number of keys and gradients; offsets in the body of ids, slots, counts and
+#: rows; number of rows that were not finite, and of those that were delivered.
+_FIELDS_A_TABLE = 8
+
+
+def num_fields(num_tables: int) -> int:
+    """Header fields that an outbox needs for so many tables."""
+    return _fields_of(num_tables).start
+
+
+def _fields_of(table: int) -> slice:
+    """Header fields of a table."""
+    return slice(_FIRST_COUNT + _FIELDS_A_TABLE * table, _FIRST_COUNT + _FIELDS_A_TABLE * (table + 1))
+
+
+@dataclass
+class SharedExchange:
+    """Exchange of gradients between the trainers of this machine.
+
+    Parameters
+    ----------
+    boxes : Neighbours
+        Outboxes of this trainer and of the others.
+    place, places : int, sequence of int
+        Number of this trainer and of each neighbour among the machine's trainers.
+    chains : sequence of GradientRows
+        The gradients of each table.
+    wire : WireFormat
+        Types in which ids and rows are written.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes written for the others since the start.
+    """
+
+    boxes: Neighbours
+    place: int
+    places: Sequence[int]
+    chains: Sequence[GradientRows]
+    wire: WireFormat
+
+    def __post_init__(self) -> None:
+        self._outbox, self._neighbours = self.boxes.outbox, self.boxes.others
+        self._step = self.sent_bytes = 0
+        self._scratch = Scratch()
+        self._fields = [_fields_of(table) for table in range(len(self.chains))]
+
+    def run(self, owned: Sequence[ndarray], enter: Callable[[str], None]) -> Iterator[list[ndarray]]:
+        """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
+        several.
+
+        The caller updates the rows of the yielded keys before it resumes the generator.
+
+        Parameters
+        ----------
+        owned : sequence of ndarray
+            For each table "(n,) int64": positions of the keys whose rows this machine holds.
+        enter : callable
+            Called with the name of each phase that begins.
+        """
+        self._step += 1
+        self._publish(owned)
+        enter("waiting")
+        self.boxes.wait(_PUBLISHED, self._step)
+        enter("exchange")
+        owners, positions, is_shared = self._choose()
+        mine = [key_owners[keys] == self.place for key_owners, keys in zip(owners, owned)]
+        shared = [table_shared[keys] for table_shared, keys in zip(is_shared, owned)]
+        self._deliver(owned, mine)
+        yield [keys[~also] for keys, also in zip(owned, shared)]
+        enter("waiting")
+        self.boxes.wait(_DELIVERED, self._step)
+        enter("exchange")
+        self._collect(owners, positions)
+        yield [keys[is_mine & also] for keys, is_mine, also in zip(owned, mine, shared)]
+
+    def active(self) -> ndarray:
+        """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
+        run.
+        """
+        boxes: list[Any] = [self._outbox, *self._neighbours]
+        return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
+
+    def finish(self, num_bad: ndarray, extra: int) -> tuple[ndarray, int]:
+        """Wait until every trainer of the machine has finished the step; returns the sums of both
+        arguments.
+        """
+        # No trainer reads these fields before FINISHED has this step's number, and none writes them again
+        # before all have published the next step, that is, after all have read them.
+        self._outbox.fields[_EXTRA] = extra
+        for fields, bad in zip(self._fields, num_bad):
+            self._outbox.fields[fields][6] = bad
+        self._outbox.fields[_FINISHED] = self._step
+        self.boxes.wait(_FINISHED, self._step)
+        extra_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
+        neighbours_bad = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
+        return num_bad + np.sum(neighbours_bad, axis=0, dtype=np.int64), extra_sum
+
+    def fail(self) -> None:
+        """Mark this trainer as failed: the others stop waiting for it."""
+        self._outbox.fail()
+
+    def _publish(self, owned: Sequence[ndarray]) -> None:
+        """Write the ids of this trainer's keys, and reserve room for all that may follow."""
+        end, plan = 0, []
+        id_bytes = self.wire.id_dtype.itemsize
+        for chains, keys, dtype in zip(self.chains, owned, self.wire.row_dtypes):
+            ids = end
+            slots = ids + padded(len(keys) * id_bytes)
+            counts = slots + padded(len(keys) * 4)
+            rows = counts + padded(len(keys) * 4)
+            end = rows + padded(len(keys) * chains.dim * dtype.itemsize)
+            plan.append((len(keys), chains.num_sources, ids, slots, counts, rows))
+        self._outbox.reserve(end)
+        body = self._outbox.body
+        for chains, keys, fields, numbers in zip(self.chains, owned, self._fields, plan):
+            # Field 6, the number of bad rows, is left: a neighbour may still read that of the last step.
+            self._outbox.fields[fields][:6] = numbers
+            _view(body, numbers[2], len(keys), self.wire.id_dtype)[:] = chains.keys[keys]
+            self.sent_bytes += len(keys) * id_bytes
+        self._outbox.fields[_PUBLISHED] = self._step
+
+    def _choose(self) -> tuple[list[ndarray], list[list[ndarray]], list[ndarray]]:
+        """Owner (place on the machine) of each key, the keys that each neighbour has too, and whether any has
+        them; by table. All trainers that have a gradient for a row read the same ids and choose the same.
+        """
+        num_places = len(self._neighbours) + 1
+        owners = [np.full(chains.num_keys, self.place, np.int64) for chains in self.chains]
+        shared = [np.zeros(chains.num_keys, bool) for chains in self.chains]
+        positions = [
+            [
+                chains.match(self._ids(box, table), place, num_places, owners[table], shared[table])
+                for place, box in zip(self.places, self._neighbours)
+            ]
+            for table, chains in enumerate(self.chains)
+        ]
+        return owners, positions, shared
+
+    def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
+        """Ids that a neighbour published for a table, "(n,) int64"."""
+        num_keys, _, offset = box.fields[self._fields[table]][:3]
+        return _view(box.body, offset, num_keys, self.wire.id_dtype).astype(np.int64)
+
+    def _deliver(self, owned: Sequence[ndarray], mine: Sequence[ndarray]) -> None:
+        """Write the merged rows of the keys that others own; a key's slot is the number of its row among
+        them.
+        """
+        body = self._outbox.body
+        for table, (keys, is_mine) in enumerate(zip(owned, mine)):
+            chains, dtype = self.chains[table], self.wire.row_dtypes[table]
+            selected = keys[~is_mine]
+            num_keys, num_rows = len(keys), len(selected)
+            _, _, _, slots, counts, rows, _, _ = self._outbox.fields[self._fields[table]]
+            self._outbox.fields[self._fields[table]][7] = num_rows
+            if num_rows == 0:
+                continue
+            slot_of = _view(body, slots, num_keys, np.dtype(np.int32))
+            slot_of[~is_mine] = np.arange(num_rows)
+            counts_of = np.empty(num_rows, np.int64)
+            target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
+            chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)
+            _view(body, counts, num_rows, np.dtype(np.int32))[:] = counts_of
+            self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
+        self._outbox.fields[_DELIVERED] = self._step
+
+    def _collect(self, owners: Sequence[ndarray], positions: Sequence[Sequence[ndarray]]) -> None:
+        """Chain the rows that neighbours delivered for this trainer's keys."""
+        for table, (chains, key_owners) in enumerate(zip(self.chains, owners)):
+            dtype = self.wire.row_dtypes[table]
+            plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
+            for number, (box, keys) in enumerate(zip(self._neighbours, positions[table])):
+                num_keys, _, _, slots, counts, rows, _, num_rows = box.fields[self._fields[table]]
+                if num_rows == 0:
+                    continue
+                row_of, count_of = (
+                    _view(box.body, *place, np.dtype(np.int32))
+                    for place in ((slots, num_keys), (counts, num_rows))
+                )
+                sums = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
+                if dtype.itemsize < chains.dtype.itemsize:
+                    wide = self._scratch.take((table, number), int(num_rows), chains.dim, chains.row_dtype)
+                    sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
+                else:
+                    sums = sums.view(chains.dtype)
+                chains.add_delivered(keys, key_owners, self.place, (row_of, count_of), sums)
+
+
+def _view(body: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:
+    """Elements of a body as an array of another type, a view."""
+    return body[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)
 
 
 def ignore_phase(phase: str) -> None:
@@ -59,7 +273,7 @@ class StepExchange:
         part_id: int,
         starts: Sequence[ndarray],
         chains: Sequence[GradientRows],
-        wire: network.WireFormat,
+        wire: WireFormat,
         synchronous: bool = True,
         max_lag: int = 1,
         apply: Callable[[], None] = lambda: None,
@@ -74,12 +288,12 @@ class StepExchange:
             return
         outbox = Outbox(num_fields(len(chains))) if synchronous and usable() else None
         everyone = group.gather((part_id, outbox.address if outbox else None))
-        machines = network.ranks_by_machine([part for part, _ in everyone], num_machines)
+        machines = ranks_by_machine([part for part, _ in everyone], num_machines)
         here = machines[part_id]
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         if not synchronous:
             if num_machines > 1:
-                routes = [network.Route(table_starts, machines) for table_starts in starts]
+                routes = [Route(table_starts, machines) for table_starts in starts]
                 self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
             return
         neighbours = open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
@@ -97,7 +311,7 @@ class StepExchange:
             )
         if len(machines) > 1 or self._neighbours is None:
             self._network = GradientExchange(
-                group, [network.Route(table_starts, machines) for table_starts in starts], chains, wire
+                group, [Route(table_starts, machines) for table_starts in starts], chains, wire
             )
 
     @property

@@ -22,7 +22,7 @@ from dglkge import __version__
 from dglkge.errors import InputError
 from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.serving.explorer import Explorer
-from dglkge.serving.guard import MAX_BODY_BYTES, Guard, HostNames
+from dglkge.serving.server import MAX_BODY_BYTES, Guard, HostNames
 
 logger = logging.getLogger(__name__)
 

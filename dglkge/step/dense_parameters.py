@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
+from dglkge.checkpoint.hdf5_format import DENSE_GROUP, dense_parameters, dense_path
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.device import LossScale, is_finite

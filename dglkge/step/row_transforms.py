@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
+from dglkge.checkpoint.hdf5_format import global_sums_path
 from dglkge.errors import CheckpointError
+from dglkge.formats.relation_parameters import global_vector_path
 from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
 from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.model.kge_model import KgeModel

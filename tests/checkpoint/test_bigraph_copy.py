@@ -9,8 +9,9 @@ import h5py
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.conversion import PassCount, copy_for_bigraph
+from dglkge.checkpoint.conversion import copy_for_bigraph
 from dglkge.errors import CheckpointError, InputError
+from dglkge.formats.bigraph_files import PassCount
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import flip, same, save_toy, toy_meta, toy_tables
 

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge import formats
 from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
-from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.data.dataset import Dataset
+from dglkge.formats.bigraph_files import bigraph_config
+from dglkge.formats.operators import operator_of, score_function_of
 from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
@@ -52,7 +52,7 @@ def test_every_pair_has_its_name():
         config = bigraph_config(toy_meta(name), 1, "/x")
         (operator,) = {relation["operator"] for relation in config["relations"]}
         assert config["bias"] is name.endswith("_bias")
-        assert formats.score_function_of(operator, config["comparator"], config["bias"]) == name
+        assert score_function_of(operator, config["comparator"], config["bias"]) == name
         assert name.startswith(f"{operator}_{config['comparator']}")
 
 
@@ -80,7 +80,7 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     if name.startswith("none"):
         tables[RELATION].rows[:] = 0
     save_toy(tmp_path, meta, tables, 2)
-    declared = formats.operator_of(name)
+    declared = operator_of(name)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["comparator"] == declared.comparator and config["bias"] is name.endswith("_bias")
     assert {relation["operator"] for relation in config["relations"]} == {declared.name}

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.inference.exports.export import FORMATS
-from dglkge.inference.exports.vectors import PROJECTOR_ROWS
+from dglkge.inference.exports.export import FORMATS, PROJECTOR_ROWS
 
 
 def test_help_names_every_format_and_the_default_sample(call, capsys):

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dglkge.cli import launch
-from dglkge.launch.script_config import script_config
+from dglkge.launch.arguments import script_config
 from tests.toy_kg import partition, ring_triples
 
 

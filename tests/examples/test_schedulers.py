@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.distributed.addresses import Machine
 from dglkge.launch.arguments import parse_arguments
-from dglkge.launch.remote.node_place import NodePlace, node_place
+from dglkge.launch.remote.node import NodePlace, node_place
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SLURM = {

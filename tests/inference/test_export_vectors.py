@@ -11,7 +11,6 @@ import torch
 
 from dglkge.errors import InputError, JobError
 from dglkge.inference.exports import files as export_files
-from dglkge.inference.exports import vectors as export_vectors
 from dglkge.inference.run import open_run
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side
@@ -152,7 +151,7 @@ def test_lancedb_replaces_a_table_only_if_allowed(folder, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="town.lance exists; give --overwrite to replace it"):
         run.export("lancedb", out, ["person", "town"])
     assert [path.name for path in out.iterdir()] == ["town.lance"]
-    monkeypatch.setattr(export_vectors.os, "replace", fail_with(OSError(28, "No space left on device")))
+    monkeypatch.setattr("os.replace", fail_with(OSError(28, "No space left on device")))
     with pytest.raises(Exception, match="No space left"):
         run.export("lancedb", out, ["town"], overwrite=True)
     monkeypatch.undo()

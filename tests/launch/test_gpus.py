@@ -14,9 +14,10 @@ import torch
 from dglkge.cli.launch import main
 from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
-from dglkge.launch import gpus
-from dglkge.launch.gpus import VISIBLE_VARIABLE, find_gpus, torch_has_cuda
+from dglkge.launch import machine
+from dglkge.launch.machine import find_gpus, torch_has_cuda
 from dglkge.launch.process_plan import (
+    VISIBLE_VARIABLE,
     Host,
     JobSettings,
     choose_num_trainers,
@@ -65,7 +66,7 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path, monkeypatch: py
         (tmp_path / "gpus" / bus).mkdir(parents=True)
     nothing = {"PATH": str(tmp_path)}
     for folder, names in (("gpus", ("0", "1")), ("no driver", ())):
-        monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / folder)
+        monkeypatch.setattr(machine, "DRIVER_FOLDER", tmp_path / folder)
         assert find_gpus(nothing) == names
         assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}) == names[1:]
 
@@ -75,7 +76,7 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path, monkeypatch: py
     ["echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "exec sleep 60"],
 )
 def test_driver_that_fails_or_hangs_has_no_gpu(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "LIST_SECONDS", 0.5)
+    monkeypatch.setattr(machine, "LIST_SECONDS", 0.5)
     assert find_gpus(with_nvidia_smi(tmp_path, script)) == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
-from dglkge.launch.remote.node_place import (
+from dglkge.launch.remote.node import (
     DEFAULT_PORT,
     NodePlace,
     SchedulerPlace,

@@ -12,8 +12,14 @@ import pytest
 from dglkge.distributed.world import json_line
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import ports
-from dglkge.launch.job_result import JobResult, ProcessResult
-from dglkge.launch.ports import check_server_ports, find_master_port, taken_port, with_ports_chosen_again
+from dglkge.launch.ports import check_server_ports, find_master_port
+from dglkge.launch.supervisor import (
+    MOST_CHOICES,
+    JobResult,
+    ProcessResult,
+    taken_port,
+    with_ports_chosen_again,
+)
 
 
 def test_busy_port_names_its_holder(free_port: int) -> None:
@@ -113,7 +119,7 @@ def test_ports_are_chosen_again_within_a_limit_and_not_after_a_signal(tmp_path: 
     taken, good = result(tmp_path, TAKEN), JobResult(0, None, 1.0, "", ())
     for results, num_runs in [
         ([taken, taken, good], 3),
-        ([taken] * 9, ports.MOST_CHOICES),
+        ([taken] * 9, MOST_CHOICES),
         ([result(tmp_path, TAKEN, is_interrupted=True)], 1),
     ]:
         reports: list[str] = []

@@ -23,9 +23,8 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.remote.connection import Events, RunningProcess
 from dglkge.launch.remote.file_transfer import copy_files
-from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
-from dglkge.launch.remote.node import connect
-from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.node import NodePlace, connect
+from dglkge.launch.remote.protocol import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, planned_process
@@ -178,7 +177,7 @@ def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
 
 def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends a byte now and then holds no place for longer than a handshake may take."""
-    monkeypatch.setattr("dglkge.launch.remote.handshake.HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr("dglkge.launch.remote.protocol.HANDSHAKE_SECONDS", 1.0)
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
         start = time.monotonic()
         with pytest.raises(OSError):

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.launch.job_result import (
+from dglkge.launch.machine import usable_cores
+from dglkge.launch.supervisor import (
     JobResult,
     describe_status,
     exit_status,
@@ -19,7 +20,6 @@ from dglkge.launch.job_result import (
     pause_seconds,
     run_with_restarts,
 )
-from dglkge.launch.machine import usable_cores
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:

@@ -14,8 +14,8 @@ import pytest
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import PartSize, read_dataset_size
 from dglkge.errors import InputError
+from dglkge.launch.arguments import machine_needs
 from dglkge.launch.process_plan import Places
-from dglkge.launch.script_config import machine_needs
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS

@@ -22,11 +22,10 @@ from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
-from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.ssh import SshSettings
-from dglkge.launch.supervisor import Supervisor
+from dglkge.launch.supervisor import JobResult, Supervisor
 from tests.launch.conftest import planned_process
 
 JOB = uuid.uuid4().hex[:16]

@@ -11,9 +11,9 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset_files import check_partition
 from dglkge.errors import InputError
+from dglkge.launch.arguments import machine_needs, partition_file, script_config
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.synced_site import plan_sync
-from dglkge.launch.script_config import machine_needs, partition_file, script_config
 from dglkge.launch.table_storage import MachineNeeds
 
 DATASET = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge import formats
 from dglkge.errors import InputError
+from dglkge.formats.operators import operator_of, pair_name, score_function_of
 from dglkge.model.functions.bigraph_operators import OPERATORS
 from dglkge.model.functions.bigraph_scores import COMPARATORS, NAMES, StaticPairs
 from dglkge.model.kge_model import build_model
@@ -20,7 +20,7 @@ from tests.model.rounding import check_bound
 
 DIM = 6
 PAIRS = {
-    formats.pair_name(operator, comparator, bias): (operator, comparator, bias)
+    pair_name(operator, comparator, bias): (operator, comparator, bias)
     for operator, comparator, bias in itertools.product(OPERATORS, COMPARATORS, (False, True))
 }
 NEW = {name: pair for name, pair in PAIRS.items() if name in NAMES}
@@ -52,10 +52,10 @@ def as_parameters(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def test_all_pairs_have_a_name():
-    declared = [formats.operator_of(name) for name in PAIRS]
+    declared = [operator_of(name) for name in PAIRS]
     assert len(PAIRS) == 48
     assert set(PAIRS.values()) == {(pair.name, pair.comparator, pair.bias) for pair in declared}
-    assert all(formats.score_function_of(*pair) == name for name, pair in PAIRS.items())
+    assert all(score_function_of(*pair) == name for name, pair in PAIRS.items())
     assert len(NEW) == 44 and len(SCORE_FUNCTIONS) < 44 and "affine_cos" not in list(SCORE_FUNCTIONS)
     assert "translation_l2" not in SCORE_FUNCTIONS and "linear_dot" not in SCORE_FUNCTIONS
     assert {"transe_l2", "distmult", "complex", "rescal"} <= set(PAIRS)
@@ -185,7 +185,7 @@ def test_relations_start_as_the_identity(names):
 @pytest.mark.parametrize("bias", [False, True])
 def test_rows_of_0(bias):
     """PyTorch-BigGraph's cosine is not a number there; here it is 0, and so are the gradients."""
-    model = build_model(formats.pair_name("diagonal", "cos", bias), 4, False)
+    model = build_model(pair_name("diagonal", "cos", bias), 4, False)
     rows = torch.zeros(2, 4, requires_grad=True)
     relations = torch.ones(2, 4, requires_grad=True)
     scores = model.compare(model.query(rows, relations, Side.TAIL), torch.ones(3, 4))

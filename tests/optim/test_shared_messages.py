@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 import messages
-from dglkge.optim import shared_messages
-from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.shared_messages import SharedAlltoall
+from dglkge.optim import alltoall
+from dglkge.optim.alltoall import Alltoall, SharedAlltoall
 
 SIZE = 3
 
@@ -88,7 +87,7 @@ def test_equal_to_the_process_group(is_usable: bool, tmp_path: Path, monkeypatch
 
     def work(rank: int) -> Any:
         if not is_usable and rank == 1:
-            monkeypatch.setattr(shared_messages, "usable", lambda: False)
+            monkeypatch.setattr(alltoall, "usable", lambda: False)
         near = SharedAlltoall(30, "exchange", "take part")
         got, expected = everything(near, rank), everything(Alltoall(30), rank)
         equal = [np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(got, expected)]

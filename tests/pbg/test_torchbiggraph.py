@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, part_files
-from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
+from dglkge.formats.bigraph_files import PassCount
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables

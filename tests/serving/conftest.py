@@ -48,8 +48,7 @@ def served(run_folder, token=None) -> Iterator[str]:
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
-    from dglkge.serving.guard import HostNames
-    from dglkge.serving.server import listening_socket, server_config, url_of
+    from dglkge.serving.server import HostNames, listening_socket, server_config, url_of
 
     calls = ModelCalls(1)
     with listening_socket("127.0.0.1", 0) as bound:

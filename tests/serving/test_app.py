@@ -17,7 +17,7 @@ import dglkge
 from dglkge.data import dataset as dataset_module
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
+from dglkge.serving.server import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
 from tests.checkpoint import toy_checkpoint as toy
 from tests.checkpoint.toy_checkpoint import calibrated, toy_meta, toy_tables
 from tests.serving.conftest import IMAGE, ODD, SCRIPT

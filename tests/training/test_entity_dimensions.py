@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
+from dglkge.formats.bigraph_files import bigraph_config
 from dglkge.inference.links.approximate import RowIndex
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.inference.search import LinkQuery

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
+from dglkge.formats.bigraph_files import read_stats
 from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions

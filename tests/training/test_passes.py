@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import dglkge
-from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError
+from dglkge.formats.bigraph_files import read_stats
 from dglkge.training.callbacks import Callback
 from dglkge.training.statistics.passes import process_usage
 from dglkge.typing import Side

@@ -12,12 +12,12 @@ import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
-from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
+from dglkge.formats.bigraph_files import read_stats
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.training import build
 from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun

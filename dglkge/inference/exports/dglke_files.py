@@ -20,7 +20,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
-from dglkge.formats import DGLKE_MATRICES, DGLKE_MODELS
+from dglkge.formats.operators import DGLKE_MATRICES, DGLKE_MODELS
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS

@@ -1,24 +1,232 @@
-"""A node of a job without SSH: connects to the first node's launcher, and is the node program of its machine.
+"""A node of a job without SSH: its place among the nodes, and the node program of its machine.
 
-It ends with the exit status of the job. When the launcher is lost it ends its processes, and then with status
-255.
+The place comes from options, ip_config.txt and a scheduler. A node other than the first connects to the first
+one's launcher. It ends with the exit status of the job. When the launcher is lost it ends its processes, and
+then with status 255.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import ipaddress
 import os
+import re
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from dglkge.errors import NotReadyError
+from dglkge.distributed.addresses import Machine
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report
 from dglkge.launch.node_program import NodeProgram
-from dglkge.launch.remote import handshake, protocol
-from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote import protocol
 from dglkge.launch.remote.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote.ssh import forwarded_environment
 
+DEFAULT_PORT = 29450
+"""Below torch's rendezvous (29500 to 29999) and DGL's servers (30050 and up)."""
+
+AUTO = "auto"
+
 RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """This node's place in a job without SSH; node 0 is the launcher, host and port are of the rendezvous.
+
+    `address` is the IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches
+    the rendezvous. `has_ip_config`: ip_config.txt names the machines.
+    """
+
+    rank: int
+    num_nodes: int
+    host: str
+    port: int
+    address: str | None = None
+    has_ip_config: bool = False
+
+
+def node_place(
+    options: argparse.Namespace,
+    ip_config: Callable[[], Sequence[Machine]],
+    interfaces: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
+) -> NodePlace | None:
+    """Return this node's place; None for a job on one machine or over SSH.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of the launcher. ``--node_rank`` is a number, or ``auto`` to read the scheduler's environment, over
+        which ``--nodes``, ``--rendezvous`` and ``--address`` win. If ``--ip_config`` is given
+        (``has_ip_config``), the file names the machines; it does also if neither ``--nodes`` nor the
+        scheduler gives their number.
+    ip_config : callable
+        Reads ip_config.txt.
+    interfaces : mapping of str to str
+        This machine's IPv4 addresses, each with its interface: ``--address`` may name one.
+    environment : mapping of str to str
+
+    Raises
+    ------
+    InputError
+        If the options contradict each other, or one is missing.
+    """
+    num_nodes, address = options.nodes, options.address
+    if options.node_rank is None:
+        node_options = {"--nodes": num_nodes, "--rendezvous": options.rendezvous, "--address": address}
+        alone = [name for name, value in node_options.items() if value is not None]
+        if alone:
+            raise InputError(f"{alone[0]} needs --node_rank K (or auto): it is for jobs without SSH")
+        return None
+    if num_nodes is not None and options.has_ip_config:
+        raise InputError("--nodes and --ip_config exclude each other: the file's lines are the nodes")
+    rank = options.node_rank
+    scheduled = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
+    count = num_nodes if num_nodes is not None or options.has_ip_config else scheduled.num_nodes
+    is_listed, host, port = count is None, None, DEFAULT_PORT
+    if options.rendezvous is not None:
+        host, port = host_and_port(options.rendezvous, DEFAULT_PORT)
+    if count is None:
+        machines = ip_config()
+        count, host = len(machines), host or machines[0].address
+        if address is not None:
+            raise InputError("--address and ip_config.txt exclude each other: line K has node K's address")
+    host = host or scheduled.first_host
+    if host is None:
+        if count > 1:
+            raise InputError("--nodes needs --rendezvous host:port, where the nodes reach node 0")
+        host = "127.0.0.1"
+    if scheduled.rank >= count:
+        raise InputError(f"--node_rank {scheduled.rank} of {count} nodes; allowed are 0 to {count - 1}")
+    if address is not None:
+        address = _find_address(address, interfaces)
+    return NodePlace(scheduled.rank, count, host, port, address, is_listed)
+
+
+def host_and_port(text: str, default_port: int) -> tuple[str, int]:
+    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for other forms."""
+    host, port = text, str(default_port)
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = port if not rest else rest[1:] if rest.startswith(":") else ""
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not (host and port.isascii() and port.isdigit() and len(port) < 6 and 1 <= int(port) <= 65535):
+        raise InputError(f"--rendezvous {text!r} is no host[:port]; an IPv6 address with a port: [fd00::1]:5")
+    return host, int(port)
+
+
+def _find_address(text: str, interfaces: Mapping[str, str]) -> str:
+    """Return the IPv4 address for ``--address``, an address or the name of an interface."""
+    addresses = [address for address, name in interfaces.items() if name == text]
+    if len(addresses) > 1:
+        raise InputError(
+            f"--address {text} has {len(addresses)} IPv4 addresses; give one of {', '.join(addresses)}"
+        )
+    if addresses:
+        return addresses[0]
+    try:
+        parsed = ipaddress.IPv4Address(text)
+    except ValueError:
+        known = ", ".join(f"{name} {address}" for address, name in interfaces.items())
+        raise InputError(
+            f"--address {text!r} is neither an IPv4 address (DGL's sockets are IPv4 only) nor an interface "
+            f"of this machine that has one; it has {known}"
+        ) from None
+    if parsed.is_unspecified or parsed.is_multicast or parsed.is_loopback:
+        raise InputError(f"--address {text} is no address at which other machines reach this one")
+    return text
+
+
+@dataclass(frozen=True)
+class SchedulerPlace:
+    """Rank of this node, number of nodes and name of node 0 as far as the scheduler gives them."""
+
+    rank: int
+    num_nodes: int | None = None
+    first_host: str | None = None
+
+
+class _Scheduler(NamedTuple):
+    """Variables of a scheduler, of which the first that is set counts; how to start a process a node."""
+
+    name: str
+    rank: str
+    local_rank: str = ""
+    num_nodes: tuple[str, ...] = ()
+    first_host: tuple[str, ...] = ()
+    remedy: str = ""
+    step: str = ""  # set if all nodes were started
+
+
+SCHEDULERS = (
+    _Scheduler("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",),
+               remedy="mpirun --map-by ppr:1:node"),
+    _Scheduler("torchrun", "GROUP_RANK", "LOCAL_RANK", ("GROUP_WORLD_SIZE",), ("MASTER_ADDR",),
+               "torchrun --nproc-per-node=1"),
+    _Scheduler("Kubernetes", "JOB_COMPLETION_INDEX"),
+    _Scheduler("SLURM", "SLURM_NODEID", "SLURM_LOCALID",
+               ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun --ntasks-per-node=1",
+               "SLURM_STEP_ID"),  # absent in the script of sbatch, which runs on the first node only
+)  # fmt: skip
+"""The first whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM."""
+
+
+def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
+    """Return this process's place from the environment of a scheduler.
+
+    Raises
+    ------
+    InputError
+        If no scheduler has set its variables, one is no number, several processes run on one node, or this is
+        the script of a batch job.
+    """
+    for scheduler in SCHEDULERS:
+        if not environment.get(scheduler.rank):
+            continue
+        local = scheduler.local_rank
+        if local and environment.get(local, "0") != "0":
+            raise InputError(
+                f"{local} is {environment[local]}: {scheduler.name} has started several processes on this "
+                f"node; dglkge-launch starts the node's trainers itself, one process a node is enough "
+                f"({scheduler.remedy})"
+            )
+        rank = _number(environment, scheduler.rank, 0)
+        counts = [name for name in scheduler.num_nodes if environment.get(name)]
+        hosts = [environment[name] for name in scheduler.first_host if environment.get(name)]
+        num_nodes = _number(environment, counts[0], 1) if counts else None
+        if num_nodes is not None and rank >= num_nodes:
+            raise InputError(f"{scheduler.rank} is {rank} and {counts[0]} is {num_nodes}; ranks count from 0")
+        if scheduler.step and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
+            raise InputError(
+                f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
+                f"dglkge-launch on each of them with {scheduler.remedy}"
+            )
+        return SchedulerPlace(rank, num_nodes, first_host(hosts[0]) if hosts else None)
+    names = ", ".join(f"{scheduler.rank} ({scheduler.name})" for scheduler in reversed(SCHEDULERS))
+    raise InputError(
+        f"--node_rank auto: no scheduler has set this node's rank; expected one of {names}; or give a number"
+    )
+
+
+def first_host(node_list: str) -> str:
+    """Return the first host of a list in SLURM's form: ``r1n3`` of ``r[1-2]n[3,5],r4``."""
+    # Commas in brackets separate numbers, others hosts. A number may have leading zeros, which are kept.
+    host = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", node_list)[0]
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", host)
+
+
+def _number(environment: Mapping[str, str], name: str, lowest: int) -> int:
+    """Read a variable as a whole number."""
+    text = environment[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text) >= lowest):
+        raise InputError(f"the variable {name} is {text!r}; expected a whole number of at least {lowest}")
+    return int(text)
 
 
 def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Report) -> int:
@@ -26,7 +234,7 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
 
     `seconds` limit the wait for the launcher; `report` takes messages for the user.
     """
-    secret = handshake.read_secret(secret_file)
+    secret = protocol.read_secret(secret_file)
     # Processes run in another folder: relative search paths become absolute.
     os.environ.update(forwarded_environment(os.environ))
 
@@ -61,9 +269,9 @@ async def connect(place: NodePlace, secret: bytes, seconds: float, report: Repor
     has_told = False
     while True:
         try:
-            return await asyncio.wait_for(_connect_once(place, secret), handshake.HANDSHAKE_SECONDS)
-        except handshake.RefusedError as error:
-            raise handshake.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+            return await asyncio.wait_for(_connect_once(place, secret), protocol.HANDSHAKE_SECONDS)
+        except protocol.RefusedError as error:
+            raise protocol.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
         except (OSError, EOFError, NotReadyError, asyncio.TimeoutError) as error:
             reason = _describe_failure(error)
         if time.monotonic() + RETRY_SECONDS > deadline:
@@ -81,18 +289,18 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
     try:
         address = place.address or str(writer.get_extra_info("sockname")[0])
         if ":" in address:
-            raise handshake.RefusedError(
+            raise protocol.RefusedError(
                 f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
                 "give this machine's IPv4 address with --address"
             )
-        await handshake.authenticate_launcher(reader, writer, secret)
+        await protocol.authenticate_launcher(reader, writer, secret)
         peer = protocol.Peer(reader, writer)
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
         peer.tell("join", **hello, variables=sorted(os.environ))
         reply = await peer.receive()
         if not isinstance(reply, protocol.Reply):
             raise protocol.ProtocolError(f"no reply: {reply}")
-        reply.check(handshake.RefusedError, NotReadyError)
+        reply.check(protocol.RefusedError, NotReadyError)
         peer.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
         return peer
     except BaseException:
@@ -105,7 +313,7 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "the connection ended"
     if isinstance(error, asyncio.TimeoutError):
-        return f"no answer within {handshake.HANDSHAKE_SECONDS:g} s"
+        return f"no answer within {protocol.HANDSHAKE_SECONDS:g} s"
     if isinstance(error, OSError) and (error.errno or 0) > 0:  # asyncio's words name the call instead
         return os.strerror(error.errno or 0)
     return str(getattr(error, "strerror", None) or error)

@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.background import Report, wait
-from dglkge.launch.remote import handshake, protocol
+from dglkge.launch.remote import protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all
-from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.node import NodePlace
 from dglkge.launch.remote.ssh import forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
@@ -48,7 +48,7 @@ def nodes_of_job(
     if place is None or place.num_nodes == 1:
         yield None
         return
-    nodes = Rendezvous(place, handshake.read_secret(secret_file), seconds, report)
+    nodes = Rendezvous(place, protocol.read_secret(secret_file), seconds, report)
     try:
         yield nodes
     except DglkgeError as error:
@@ -170,9 +170,9 @@ class Rendezvous:
         address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
         self._num_handshakes += 1
         try:
-            await asyncio.wait_for(self._admit(reader, writer), handshake.HANDSHAKE_SECONDS)
+            await asyncio.wait_for(self._admit(reader, writer), protocol.HANDSHAKE_SECONDS)
             self._refused.pop(address, None)
-        except (handshake.RefusedError, NotReadyError) as error:
+        except (protocol.RefusedError, NotReadyError) as error:
             writer.close()
             # Reported once for each address and reason.
             if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
@@ -186,7 +186,7 @@ class Rendezvous:
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
-        await handshake.authenticate_node(reader, writer, self._secret)
+        await protocol.authenticate_node(reader, writer, self._secret)
         peer = protocol.Peer(reader, writer)
         hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
@@ -194,16 +194,16 @@ class Rendezvous:
         reply = protocol.answer(hello, {"join": functools.partial(self._join, (reader, writer))})
         peer.send(reply)
         await peer.drain()
-        reply.check(handshake.RefusedError, NotReadyError)
+        reply.check(protocol.RefusedError, NotReadyError)
 
     def _join(
         self, streams: Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
     ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
-            raise handshake.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
+            raise protocol.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
         if not 1 <= rank < self.num_nodes:
-            raise handshake.RefusedError(
+            raise protocol.RefusedError(
                 f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
             )
         if rank in self._nodes:

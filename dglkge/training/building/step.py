@@ -20,7 +20,7 @@ from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.optim.shared_messages import SharedAlltoall
+from dglkge.optim.alltoall import SharedAlltoall
 from dglkge.optim.workspace import sharing
 from dglkge.sampling.device_batches import DeviceBatches
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatches, ShardAnswers, TrainingBatches
@@ -36,8 +36,13 @@ from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
 from dglkge.step.rows import DeviceStore, HostStore, RowStore, StagedStore, Transforms
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
-from dglkge.training.building import negatives
-from dglkge.training.building.batches import touched_rows
+from dglkge.training.building.batches import (
+    build_device_softmax,
+    build_known,
+    build_negatives,
+    build_range_offset,
+    touched_rows,
+)
 from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -65,7 +70,7 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
     with sharing(job.step_memory):
         objective: Objective
         if isinstance(batches, DeviceBatches):
-            objective = negatives.build_device_softmax(job)
+            objective = build_device_softmax(job)
             if job.computation.is_compiled:
                 # Something small: what the first batch compiles takes long, and its error would come late.
                 numbers = torch.ones(2, device=job.computation.device.device)
@@ -89,9 +94,9 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     """Make the objective against sampled negatives."""
     config, computation, pairs, model = job.config, job.computation, job.pairs, job.computing
     loss, regularizer = configured_loss(config), configured_regularizer(config, model)
-    samplers = negatives.build_negatives(job)
-    offset, range_of = negatives.build_range_offset(job, loss)
-    known = negatives.build_known(job)
+    samplers = build_negatives(job)
+    offset, range_of = build_range_offset(job, loss)
+    known = build_known(job)
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, samplers, sums_batch, known, range_of)
     own_entity = config.negatives.scores_own

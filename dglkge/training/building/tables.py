@@ -22,7 +22,6 @@ from torch import Tensor
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.relation_layout import used_numbers
 from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig, OptimizerConfig
@@ -37,6 +36,7 @@ from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
+from dglkge.formats.relation_parameters import used_numbers
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.model.dense_modules import FeatureProjections, ProjectedFeatures

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.bigraph import epoch_record, pass_fields, pass_of, read_stats
+from dglkge.formats.bigraph_files import epoch_record, pass_fields, pass_of, read_stats
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.triple_order import Pass
 from dglkge.step.contracts import MEASURES

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge import formats
-from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
-from dglkge.checkpoint.relation_layout import (
+from dglkge.errors import CheckpointError
+from dglkge.formats.bigraph_files import bigraph_attributes, bigraph_config
+from dglkge.formats.operators import OPERATORS
+from dglkge.formats.relation_parameters import (
     bigraph_row_sums,
     from_parameters,
     is_dynamic,
@@ -19,7 +20,6 @@ from dglkge.checkpoint.relation_layout import (
     to_bigraph_sums,
     to_parameters,
 )
-from dglkge.errors import CheckpointError
 from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
@@ -30,7 +30,7 @@ ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
 
 def test_every_score_function_has_an_operator():
     """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
-    assert ["", *SCORE_FUNCTIONS] == sorted(formats.OPERATORS)  # "" for tables without a model
+    assert ["", *SCORE_FUNCTIONS] == sorted(OPERATORS)  # "" for tables without a model
 
 
 @pytest.mark.parametrize(
