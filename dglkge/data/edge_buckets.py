@@ -149,7 +149,7 @@ class BucketFiles:
                 if layout.edge_table(self.part).weights is not None:
                     weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
                 triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64)
-                edges = load_array(folder / dataset_files.EDGES, (num, 3), np.int64)
+                edges = load_array(folder / dataset_files.EDGES, (num, 3), np.int32, np.int64)
             except InputError as error:
                 problems.append(error)
                 continue
@@ -181,12 +181,13 @@ class BucketFiles:
             counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
         np.save(folder / dataset_files.BUCKET_COUNTS, counts)
         num = int(counts.sum())
-        targets = [
-            (edges.triple_ids, _new_array(folder / dataset_files.TRIPLE_IDS, (num,))),
-            (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
-        ]
+        sources = {dataset_files.TRIPLE_IDS: edges.triple_ids, dataset_files.EDGES: edges.edges}
         if edges.weights is not None:
-            targets.append((edges.weights, _new_array(folder / dataset_files.WEIGHTS, (num,), np.float32)))
+            sources[dataset_files.WEIGHTS] = edges.weights
+        targets = [
+            (source, _new_array(folder / name, (num, *source.shape[1:]), source.dtype))
+            for name, source in sources.items()
+        ]
         by_bucket = counts.sum(axis=1).ravel()
         free = np.cumsum(by_bucket) - by_bucket
         for edge_set, block, numbers in numbered():
@@ -232,12 +233,12 @@ def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:
             yield edge_set, slice(block.start, block.stop) if isinstance(block, range) else block
 
 
-def _new_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.int64) -> np.ndarray:
+def _new_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
     if 0 in shape:
         np.save(path, np.empty(shape, dtype))
         return np.empty(shape, dtype)
-    array: np.ndarray = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    array: np.ndarray = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with open(path, "r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

@@ -25,12 +25,17 @@ name, so they are replaced in the modules that use them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import functools
 import hashlib
 import importlib
 import itertools
 import math
+import mmap
 import os
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +45,10 @@ MOST_NAME_BYTES = 255
 """NAME_MAX: the longest name of a segment."""
 MOST_GRAPH_BYTES = 100
 """Longest graph name with prefix: C++ writes it twice into a name, with up to 40 bytes more."""
+
+FILE_BYTES, MOST_FILES = 16 << 20, 4096
+"""Bytes of a file of a table, or a multiple of them; and files of a table at most."""
+_MAP_FIXED, _MAP_FAILED = 0x10, ctypes.c_void_p(-1).value
 
 _MODULES = ("kvstore", "dist_graph", "graph_partition_book", "shared_mem_utils")
 _installed: list[str] = []
@@ -132,19 +141,55 @@ def file_array(folder: str, name: str, is_create: bool, shape: Sequence[int], dt
 
 
 def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
-    """Return rows over a mapped file."""
-    size = math.prod(shape)
-    if is_create:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    """Return rows over mapped files of equal sizes, one behind the other in memory.
+
+    The first has the name; a number stands before the names of the others, which no table's name begins with.
+
+    Linux looks for files with pages that have been dirty for 30 seconds. A file that is written to all the
+    time, and is too large to be written back in one go, is never done with: it is written back anew every few
+    seconds, and each page then enters the kernel at its next write. Small ones are written every 30 seconds.
+    """
+    num_bytes = math.prod(shape) * torch.empty(0, dtype=kind).element_size()
+    if not num_bytes:
+        if is_create:
+            os.close(_create(path))
+        return torch.empty(tuple(shape), dtype=kind)  # mmap refuses an empty file
+    # As many mappings as a process may have are 65,530.
+    file_bytes = FILE_BYTES * -(-num_bytes // (FILE_BYTES * MOST_FILES))
+    folder, name = os.path.split(path)
+    if is_create and num_bytes > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def map_at(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+        start = libc.mmap(address, size, protection, flags, descriptor, 0)
+        if start == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        return int(start)
+
+    first = map_at(None, num_bytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    memory = (ctypes.c_char * num_bytes).from_address(first)
+    weakref.finalize(memory, libc.munmap, first, num_bytes)
+    for number, start in enumerate(range(0, num_bytes, file_bytes)):
+        part, size = os.path.join(folder, f"{number}.{name}"), min(file_bytes, num_bytes - start)
+        part = part if number else path
+        descriptor = _create(part) if is_create else os.open(part, os.O_RDWR)
         try:
-            if size:
+            if is_create:
                 # Takes the room now: on a full disk a write to a mapped page would end the process by SIGBUS.
-                os.posix_fallocate(descriptor, 0, size * torch.empty(0, dtype=kind).element_size())
+                os.posix_fallocate(descriptor, 0, size)
+            rights = mmap.PROT_READ | mmap.PROT_WRITE
+            map_at(first + start, size, rights, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
         finally:
             os.close(descriptor)
-    if size:
-        return torch.from_file(path, shared=True, size=size, dtype=kind).view(tuple(shape))
-    return torch.empty(tuple(shape), dtype=kind)  # mmap refuses an empty file
+    return torch.frombuffer(memory, dtype=kind).view(tuple(shape))
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 @contextlib.contextmanager

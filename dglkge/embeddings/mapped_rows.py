@@ -9,7 +9,8 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,28 +39,40 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file behind an address, which is `offset` bytes in it; of shared memory writes go to the file."""
+    """A file behind the addresses [start, end), of which the first is `offset` bytes in it.
+
+    Of shared memory writes go to the file.
+    """
 
     path: str
-    offset: int
+    start: int
+    end: int
+    offset: int = 0
     is_shared: bool = True
 
 
-def find_mapped_file(address: int, maps: Path = MAPS) -> MappedFile | None:
-    """Return the file that is mapped at an address; None if it is memory, deleted, or no Linux."""
+def find_mapped_files(address: int, num_bytes: int, maps: Path = MAPS) -> list[MappedFile]:
+    """Return the files that are mapped at [address, address + num_bytes), in their order.
+
+    None if some of it is memory or deleted, or without Linux.
+    """
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return None
+        return []
+    files: list[MappedFile] = []
+    place, stop = address, address + num_bytes
     for line in lines:
         # start-end rights offset device inode path
         fields = line.split(None, 5)
         first, end = (int(text, 16) for text in fields[0].split("-"))
-        if first <= address < end:
+        if place < stop and first <= place < end:
             if len(fields) < 6 or not fields[5].startswith("/") or fields[5].endswith(" (deleted)"):
-                return None
-            return MappedFile(fields[5], int(fields[2], 16) + address - first, fields[1].endswith("s"))
-    return None
+                return []
+            offset = int(fields[2], 16) + place - first
+            files.append(MappedFile(fields[5], place, min(end, stop), offset, fields[1].endswith("s")))
+            place = end
+    return files if place >= stop else []
 
 
 def is_on_disk(path: str, mounts: Path = MOUNTS) -> bool:
@@ -87,8 +100,8 @@ class MappedRows:
         Where the rows are in memory.
     num_ranges : int
         Ranges of them, as :func:`dglkge.data.range_walk.range_bounds` cuts a partition.
-    file : MappedFile
-        To write its pages back.
+    files : sequence of MappedFile
+        Those of all the rows, to write their pages back.
     drops : bool
         Drop the pages that are pushed out from memory at once, instead of making them the next to go.
     is_leader : bool
@@ -102,7 +115,7 @@ class MappedRows:
         num_rows: int,
         row_bytes: int,
         num_ranges: int,
-        file: MappedFile,
+        files: Sequence[MappedFile],
         drops: bool = False,
         is_leader: bool = True,
     ) -> None:
@@ -110,7 +123,7 @@ class MappedRows:
         self._num_vain = 0
         self._address, self._row_bytes = address, row_bytes
         self._bounds = [num_rows * turn // num_ranges for turn in range(num_ranges + 1)]
-        self._file = file
+        self._files = files
         libc = ctypes.CDLL(None, use_errno=True)
         self._madvise = libc.madvise
         self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -149,11 +162,12 @@ class MappedRows:
     def _of(
         cls, address: int, num_rows: int, row_bytes: int, num_ranges: int, drops: bool, is_leader: bool
     ) -> MappedRows | None:
-        file = find_mapped_file(address)
+        before = address % mmap.PAGESIZE
+        files = find_mapped_files(address - before, before + num_rows * row_bytes)
         # Pages of a private mapping are this process's own: dropping them would lose what it wrote.
-        if file is None or not file.is_shared or not is_on_disk(file.path):
+        if not files or not all(file.is_shared for file in files) or not is_on_disk(files[0].path):
             return None
-        return cls(address, num_rows, row_bytes, num_ranges, file, drops, is_leader)
+        return cls(address, num_rows, row_bytes, num_ranges, files, drops, is_leader)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """Return the address and length in bytes of each call for a range: whole pages inside the rows."""
@@ -168,7 +182,11 @@ class MappedRows:
             return []
         # Advice takes whole pages; a page that two ranges share belongs to both.
         start -= start % page
-        return [(place, min(BYTES_A_CALL, end - place)) for place in range(start, end, BYTES_A_CALL)]
+        return [
+            (place, min(BYTES_A_CALL, min(end, file.end) - place))
+            for file in self._files
+            for place in range(max(start, file.start), min(end, file.end), BYTES_A_CALL)
+        ]
 
     def read_ahead(self, address: int, num_bytes: int) -> bool:
         """Start to read a piece; returns whether the kernel took the advice."""
@@ -246,10 +264,11 @@ class MappedRows:
         return self._sync is None or self._ask(self._sync, address, num_bytes, flags)
 
     def _ask(self, call: Callable[..., object], address: int, num_bytes: int, advice: int) -> bool:
-        """Make a system call for a piece of the file; returns False if that is gone, or the call fails."""
+        """Make a system call for a piece of a file; returns False if that is gone, or the call fails."""
+        mapped = self._files[bisect_right(self._files, address, key=lambda file: file.start) - 1]
         try:
-            with open(self._file.path, "rb", buffering=0) as file:
-                call(file.fileno(), self._file.offset + address - self._address, num_bytes, advice)
+            with open(mapped.path, "rb", buffering=0) as file:
+                call(file.fileno(), mapped.offset + address - mapped.start, num_bytes, advice)
         except OSError:
             return False
         return True

@@ -13,7 +13,7 @@ import numpy as np
 
 from dglkge.config import Config
 from dglkge.config.schema import MIXED
-from dglkge.data.dataset_files import TRAIN, DatasetSize, PartSize
+from dglkge.data.dataset_files import EDGE_ROW_BYTES, ID_BYTES, TRAIN, WEIGHT_BYTES, DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.planning.memory import PlannedHost, batch_rows, is_sampled, negatives_per_side
 from dglkge.planning.shared_memory import FLOAT_BYTES, configured_score_function, row_width
@@ -77,7 +77,8 @@ class RangePlan:
     table_bytes, budget_bytes : int
         Rows and optimizer state of all entity types, and memory for them.
     pair_bytes : int
-        Ranges of a pair, of the one that is read ahead, and of the one that is still being written back.
+        Ranges of a pair, of the one that is read ahead, and of the one that is still being written back;
+        triples of a bucket and of the next one.
     loads : int
         Ranges that are read; each is trained, and written back.
     """
@@ -155,13 +156,16 @@ def _table_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]
 
 
 def _pair_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]], num_ranges: int) -> int:
-    """Return the bytes of a range of the heads, one of the tails, and twice the larger of them.
+    """Return the bytes of a range of the heads, one of the tails, and twice the larger of them; and triples.
 
     One is read ahead, and one is still being written back. Without room for it the kernel looks for memory,
-    and writes pages that are trained: measured, 2.7 times the bytes of a walk.
+    and writes pages that are trained: measured, 2.7 times the bytes of a walk. Triples are those of the
+    bucket and of the next one, which is read ahead.
     """
-    sides = [_names(types)] * 2
-    if config.sampling.buckets != MIXED:
-        sides = [{pair[side] for pair in types} for side in (0, 1)]
+    is_mixed = config.sampling.buckets == MIXED
+    sides = [_names(types)] * 2 if is_mixed else [{pair[side] for pair in types} for side in (0, 1)]
     heads, tails = (sum(-(-part.num_rows[name] // num_ranges) for name in names) for names in sides)
-    return _row_bytes(config) * (heads + tails + 2 * max(heads, tails))
+    num_buckets = num_ranges * (num_ranges - 1) // 2 if is_mixed and num_ranges > 1 else num_ranges**2
+    triple_bytes = EDGE_ROW_BYTES + ID_BYTES + WEIGHT_BYTES * part.has_weights
+    triples = 2 * -(-part.num_edges // num_buckets) * triple_bytes
+    return _row_bytes(config) * (heads + tails + 2 * max(heads, tails)) + triples
