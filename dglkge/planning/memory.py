@@ -207,8 +207,8 @@ def _plan_host(
     mapped = mapped_bytes(part, size) + features
     # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if saves_in_background(config) else 0
-    ranking = ranking_bytes(config, size) + ranked_copy_bytes(config, part)
-    work = num_trainers * max(batch_bytes(config, size, world_size), ranking, held_out_bytes(config))
+    work = num_trainers * max(batch_bytes(config, size, world_size), held_out_bytes(config))
+    work = max(work, num_trainers * ranking_bytes(config, size) + ranked_copy_bytes(config, part))
     on_device = device_bytes(config, size, machine, world_size)
     # The stand-in's device is the host.
     work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
@@ -565,8 +565,9 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
 
 
 def ranked_copy_bytes(config: Config, part: PartSize) -> int:
-    """Return the copy of the machine's rows with features added that a trainer ranks against."""
-    if config.features is None or not config.evaluation.ranks_splits:
+    """Return the copy of the machine's rows, with what is added to them, that its trainers rank against."""
+    is_changed = config.features is not None or config.model.global_vectors
+    if not is_changed or not config.evaluation.ranks_splits:
         return 0
     return num_entities_of(part) * config.model.dimension * shared.FLOAT_BYTES
 

@@ -9,16 +9,20 @@ takes those of ranges. Relations without training triples are left out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.lease import new_nonce
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
@@ -31,7 +35,7 @@ from dglkge.training.building.batches import edge_options, query_batches
 from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
 from dglkge.training.statistics.stats import open_bar
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION, RowShard, Side
 
 
 @dataclass
@@ -100,7 +104,8 @@ class SplitLoss:
 class LiveEvaluator:
     """The ranking of a running job.
 
-    With global vectors or features each trainer ranks against a copy of its machine's tables.
+    With global vectors or features the trainers of a machine rank against a copy of its tables: one for all
+    of them, unless they cannot map it (processes in PID namespaces of their own).
     """
 
     job: Job
@@ -131,9 +136,7 @@ class LiveEvaluator:
         shards = {}
         for name in job.tables.entity_types:
             shard = job.tables[name].shard(0, 1)
-            shards[name] = [
-                dataclasses.replace(shard, rows=self._scored(name, shard.original_ids, shard.rows))
-            ]
+            shards[name] = [dataclasses.replace(shard, rows=self._all_scored(name, shard))]
         triples = dataset.split(split)[: settings.max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
@@ -150,6 +153,39 @@ class LiveEvaluator:
     def gather(self, table: str, ids: Tensor) -> Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""
         return self._scored(table, ids, self.job.tables.gather(table, ids))
+
+    def _all_scored(self, table: str, shard: RowShard) -> Tensor:
+        """Return all rows of the machine as they are scored; a collective: each trainer makes some."""
+        rows, world, cluster = shard.rows, self.job.world, self.job.cluster
+        if not self._is_changed(table):
+            return rows
+        if world.trainers_per_machine == 1:
+            return self._scored(table, shard.original_ids, rows)
+        with contextlib.ExitStack() as closing:
+            file = os.memfd_create(f"dglkge-ranking-{new_nonce()}")
+            closing.callback(os.close, file)
+            path = f"/proc/{os.getpid()}/fd/{file}"
+            # The name as well: in another PID namespace the path is that of something else.
+            texts = cluster.gather_texts(f"{os.readlink(path)}\n{path}")
+            name, path = texts[world.machine * world.trainers_per_machine].split("\n")
+            shared = torch.empty(rows.shape) if not rows.numel() else None  # mmap refuses an empty file
+            with contextlib.suppress(OSError, RuntimeError):
+                if shared is None and os.readlink(path) == name:
+                    shared = torch.from_file(path, shared=True, size=rows.numel()).view(rows.shape)
+            num_absent = cluster.sum(np.array([shared is None], np.int64))[0]
+        if shared is None or num_absent:
+            return self._scored(table, shard.original_ids, rows)
+        turn, num_turns = world.local_rank, world.trainers_per_machine
+        own = slice(len(rows) * turn // num_turns, len(rows) * (turn + 1) // num_turns)
+        shared[own] = self._scored(table, shard.original_ids[own], rows[own])
+        cluster.barrier()
+        return shared
+
+    def _is_changed(self, table: str) -> bool:
+        """Whether rows of an entity type are scored with something added."""
+        features, vectors = self.job.features, self.job.global_vectors
+        has_features = features is not None and table in features.entity_types
+        return has_features or (vectors is not None and table in vectors.vectors)
 
     def _scored(self, table: str, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of ids as they are scored: with features, the vector of a type, or a time."""
