@@ -1,7 +1,4 @@
-"""The page in a browser: it draws, sorts, loads nothing, follows the theme and fits a phone and paper.
-
-Screenshots lie in the folder that DGLKGE_SCREENSHOTS names, by default in pytest's.
-"""
+"""The page in a browser; screenshots lie in the folder of DGLKGE_SCREENSHOTS, by default in pytest's."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-SECTIONS = (
-    *("overview", "data", "curves", "ranking", "examples", "map", "time", "partitions", "configuration"),
-)
+SECTIONS = "overview data curves ranking examples map time partitions configuration".split()
+WIDE = {"viewport": {"width": 1280, "height": 900}}
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +32,13 @@ def opened(open_page, page):
 
 
 def brightness(tab, selector: str, field: str) -> float:
-    """Mean of red, green and blue of a computed colour."""
     style = f"getComputedStyle(document.querySelector({selector!r})).{field}"
     numbers = tab.evaluate(f"{style}.match(/[0-9.]+/g).map(Number)")
     return sum(numbers[:3]) / 3
 
 
 def test_everything_is_there_and_names_run_nothing(opened, screenshots):
-    tab = opened(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    tab = opened(**WIDE, color_scheme="light")
     assert [tab.locator(f"section#{name} h2").count() for name in SECTIONS] == [1] * len(SECTIONS)
     assert tab.locator(".plot").count() >= 10 and tab.locator(".plot:not(:has(.main-svg))").count() == 0
     assert tab.locator("#plot-loss .scatterlayer .trace").count() == 1  # the second run has no records
@@ -51,28 +46,25 @@ def test_everything_is_there_and_names_run_nothing(opened, screenshots):
     assert tab.locator("#table-relations-0 tbody th", has_text="<i onclick=alert(1)>near</i>").count() >= 1
     # Hover shows a name literally.
     tab.evaluate("document.getElementById('plot-map-0').scrollIntoView()")
-    tab.evaluate(
-        "Plotly.Fx.hover('plot-map-0', [{curveNumber: 2, pointNumber: "
-        "document.getElementById('plot-map-0').data[2].text.findIndex((name) => name.includes('Rome'))}])"
-    )
+    town = "document.getElementById('plot-map-0').data[2].text.findIndex((name) => name.includes('Rome'))"
+    tab.evaluate(f"Plotly.Fx.hover('plot-map-0', [{{curveNumber: 2, pointNumber: {town}}}])")
     assert "<b>Rome</b> & %{x} {{ 7 * 7 }}" in tab.locator("#plot-map-0 .hoverlayer").text_content()
     tab.screenshot(path=screenshots / "light.png", full_page=True)
 
 
 def test_a_click_sorts_a_table(opened):
-    tab = opened(viewport={"width": 1280, "height": 900})
+    tab = opened(**WIDE)
 
     def column(place: int) -> list[str]:
         cells = tab.locator(f"#table-relations-0 tbody tr > :nth-child({place})")
         return [text.strip() for text in cells.all_text_contents()]
 
-    before = column(5)
-    heading = tab.locator("#table-relations-0 thead th").nth(4)
-    heading.get_by_role("button").click()
-    assert heading.get_attribute("aria-sort") == "descending"
-    assert column(5) == sorted(before, key=float, reverse=True) != sorted(before, key=float)
-    heading.get_by_role("button").click()
-    assert column(5) == sorted(before, key=float) and heading.get_attribute("aria-sort") == "ascending"
+    before, heading = column(5), tab.locator("#table-relations-0 thead th").nth(4)
+    for order, is_falling in (("descending", True), ("ascending", False)):
+        heading.get_by_role("button").click()
+        assert column(5) == sorted(before, key=float, reverse=is_falling)
+        assert heading.get_attribute("aria-sort") == order
+    assert column(5) != sorted(before, key=float, reverse=True)
     name = tab.locator("#table-relations-0 thead th").first
     name.get_by_role("button").click()
     assert heading.get_attribute("aria-sort") is None and name.get_attribute("aria-sort") == "ascending"
