@@ -43,13 +43,9 @@ def test_names_are_text(page):
     assert [names["type"] for names in attributes if names.get("id") == "plots"] == ["application/json"]
 
 
-@pytest.fixture
-def plot_data(page):
+def test_plots_have_every_name_as_plotly_shows_it_literally(page):
     text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
-    return json.loads(text)
-
-
-def test_plots_have_every_name_as_plotly_shows_it_literally(plot_data):
+    plot_data = json.loads(text)
     plot = plot_data["plot-map-0"]
     types = {trace["name"]: trace["text"] for trace in plot["data"]}
     assert set(types) == {"country", "person", "town"}

@@ -96,10 +96,14 @@ def quality(values) -> float:
     return 1 - abs(values["optimizer.lr"] - 0.1) - (80 - values["model.dimension"]) / 400
 
 
-def runner(log):
+def runner(log, errors=None, value=quality):
+    """Return a function of trials; some, by number from 0, fail."""
+
     def run_trial(job):
         log.append(job)
-        return Outcome(quality(job.values), 2.0)
+        if errors and len(log) - 1 in errors:
+            raise errors[len(log) - 1]
+        return Outcome(value(job.values), 2.0)
 
     return run_trial
 
@@ -127,14 +131,8 @@ def test_best_of_each_rung_go_on(tmp_path):
 def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
     log, whole, ended = [], [], []
 
-    def run_trial(job):
-        log.append(job)
-        if len(log) == interrupted_at + 1:
-            raise KeyboardInterrupt
-        return Outcome(quality(job.values), 1.0)
-
     with pytest.raises(KeyboardInterrupt):
-        Search(SPACE, RUNGS, tmp_path).run(run_trial)
+        Search(SPACE, RUNGS, tmp_path).run(runner(log, {interrupted_at: KeyboardInterrupt()}))
     states = [record["state"] for record in Search(SPACE, RUNGS, tmp_path).records()]
     assert states == ["complete"] * interrupted_at + ["unfinished"]
     best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
@@ -151,18 +149,13 @@ def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
 
 
 def test_failures_are_left_out(tmp_path):
-    log = []
+    log, error = [], JobError("no\nmemory")
 
-    def run_trial(job):
-        log.append(job)
-        if job.rung_index == 0 and len(log) % 2 == 0:
-            raise JobError("no\nmemory")
-        if len(log) == 5:
-            return Outcome(float("nan"), 1.0)
-        return Outcome(quality(job.values), 1.0)
+    def value(values):
+        return math.nan if len(log) == 5 else quality(values)
 
     search = Search(SPACE, RUNGS, tmp_path)
-    best_settings = search.run(run_trial)
+    best_settings = search.run(runner(log, dict.fromkeys((1, 3, 5, 7), error), value))
     records = search.records()
     assert [record["state"] for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
     reasons = [None, "no memory"] * 2 + ["the metric of the valid split is nan"]
@@ -172,25 +165,15 @@ def test_failures_are_left_out(tmp_path):
 
 
 def test_first_failures_end_the_search(tmp_path):
-    log = []
-
-    def run_trial(job):
-        log.append(job)
-        raise InputError("no such field")
-
+    log, error = [], InputError("no such field")
     with pytest.raises(JobError, match="the first 3 trials failed; the last one: no such field"):
-        Search(SPACE, RUNGS, tmp_path).run(run_trial)
+        Search(SPACE, RUNGS, tmp_path).run(runner(log, dict.fromkeys(range(9), error)))
     assert len(log) == 3
 
 
 def test_equal_settings_are_promoted_once(tmp_path):
-    space = Space(None, (), (Parameter("loss.name", choices=("softmax", "logistic")),), SearchSettings(9, 3))
-    log = []
-
-    def run_trial(job):
-        log.append(job)
-        return Outcome(float(job.values["loss.name"] == "softmax"), 1.0)
-
+    space, log = Space(None, (), PARAMETERS[2:3], SearchSettings(9, 3)), []
+    run_trial = runner(log, value=lambda values: float(values["loss.name"] == "softmax"))
     assert Search(space, RUNGS, tmp_path).run(run_trial) == {"loss.name": "softmax"}
     assert [job.values["loss.name"] for job in log[9:]] == ["softmax", "logistic"]
 
@@ -198,9 +181,7 @@ def test_equal_settings_are_promoted_once(tmp_path):
 def test_another_space_is_refused_and_no_search_is_needed(tmp_path):
     Search(SPACE, RUNGS, tmp_path)
     for space, rungs in ((SPACE, RUNGS[1:]), (Space("x", (), SPACE.parameters, SPACE.search), RUNGS)):
-        with pytest.raises(
-            InputError, match="has the trials of another space or plan; give another --output"
-        ):
+        with pytest.raises(InputError, match="trials of another space or plan; give another --output"):
             Search(space, rungs, tmp_path)
     (tmp_path / "none").mkdir()
     assert Search(SPACE, RUNGS[2:], tmp_path / "none").run(runner([])) == {}
