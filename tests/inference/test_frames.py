@@ -10,22 +10,14 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.checkpoint import open_checkpoint
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference import search
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
-from dglkge.inference.search import LinkQuery, best_answers, most_similar
-from dglkge.model.kge_model import build_model
-from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import (
-    RELATION_WIDTH,
-    TWO_PAIRS,
-    save_toy,
-    toy_meta,
-    toy_tables,
-)
+from dglkge.inference.search import LinkQuery, most_similar
+from dglkge.typing import Side
+from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, save_toy, save_toy_run, toy_meta, toy_tables
 from tests.inference.link_scores import all_scores, names_of
 
 COLUMNS = ["head", "relation", "tail"]
@@ -267,98 +259,87 @@ def test_refusals_of_numbers(run, change, words):
         run.predict_numbers({**values, **(change or {})})
 
 
-KNOWN = np.array([[0, 0, 1], [0, 0, 2], [0, 0, 22], [4, 1, 0], [4, 1, 3], [2, 1, 3], [7, 2, 4], [1, 0, 22]])
-BY_SPLIT = {"train": KnownTriples([KNOWN[:3]], 3), "test": KnownTriples([KNOWN[2:]], 3)}
-"""The third triple stands in both."""
-STORAGE = [(1, 1), (2, 200), (5, 1), (5, 1 << 20), (3, 1 << 30)]
-"""Parts of a checkpoint, and bytes of a block of candidates."""
-
-QUERIES = [
-    LinkQuery(Side.TAIL, 0, 0),
-    LinkQuery(Side.HEAD, 22, 0),
-    LinkQuery(Side.TAIL, 4, 1),
-    LinkQuery(Side.HEAD, 3, 1),
-    LinkQuery(Side.TAIL, 7, 2),
-    LinkQuery(Side.TAIL, 9, 0),
-    LinkQuery(Side.TAIL, 0, 0),
-]
-
-
-class Toy:
-    """A checkpoint without the special values, its model, and answers by brute force."""
-
-    def __init__(self, path, score_function="complex", reciprocal=True, num_parts=3, fill=None, **changes):
-        self.meta = toy_meta(score_function, TWO_PAIRS, reciprocal, **changes)
-        self.tables = toy_tables(self.meta)
-        for whole in self.tables.values():
-            whole.rows.nan_to_num_(posinf=1.0) if fill is None else whole.rows.fill_(fill)
-        save_toy(path, self.meta, self.tables, num_parts)
-        self.checkpoint = open_checkpoint(path)
-        self.model = build_model(score_function, self.meta.dim, reciprocal)
-
-    def answers(self, queries=QUERIES, k=4, known=Known.MARK, candidates=ALL):
-        return best_answers(self.model, self.checkpoint, queries, k, known, candidates, BY_SPLIT)
-
-    def expected(self, query, k, known, candidates):
-        """Score every candidate as a triple of its own, in float64."""
-        relation = self.meta.relations[query.relation_id]
-        allowed_ids = set(KNOWN[KNOWN[:, 1] == query.relation_id, query.side.column].tolist())
-        answers = []
-        for id_ in range(self.meta.entity_types[relation.candidate_type(query.side)]):
-            head, tail = (query.entity_id, id_) if query.side is Side.TAIL else (id_, query.entity_id)
-            places = np.flatnonzero((KNOWN == [head, query.relation_id, tail]).all(1))
-            split = None if not len(places) else "train" if places[0] < 3 else "test"
-            if (known is Known.DROP and split) or (candidates == SEEN and id_ not in allowed_ids):
-                continue
-            tables = zip((relation.lhs, RELATION, relation.rhs), (head, query.relation_id, tail))
-            rows = [self.tables[table].rows[row].double()[None] for table, row in tables]
-            score = self.model.score(*rows, query.side).item()
-            answers.append((score, id_, split if known is Known.MARK else None))
-        return sorted(answers, key=lambda pair: (-pair[0], pair[1]))[:k]
+def expected_answers(scores, splits, query, known, candidates):
+    """The six best by scores that were computed one by one, each with its split, and these scores."""
+    of_relation = scores[query.relation_id, query.side]
+    values = of_relation[query.entity_id] if query.side is Side.TAIL else of_relation[:, query.entity_id]
+    split_of, seen = {}, set()
+    for split, triples in reversed(splits.items()):  # the first split that has a triple counts
+        for triple in triples[triples[:, 1] == query.relation_id].tolist():
+            seen.add(triple[query.side.column])
+            if triple[query.side.anchor_column] == query.entity_id:
+                split_of[triple[query.side.column]] = split
+    ids = [
+        id_
+        for id_ in np.argsort(-values, kind="stable").tolist()
+        if not (known is Known.DROP and id_ in split_of) and (candidates == ALL or id_ in seen)
+    ][:6]
+    return [(id_, split_of.get(id_) if known is Known.MARK else None) for id_ in ids], values[ids]
 
 
 CASES = [
-    (name, number % 2 == 0, list(Known)[number % 3], CANDIDATES[number // 2 % 2], *STORAGE[number % 5])
+    (
+        name,
+        number % 2 == 0,
+        list(Known)[number % 3],
+        CANDIDATES[number // 2 % 2],
+        (1, 200, 1 << 20)[number % 3],
+    )
     for number, name in enumerate([*sorted(RELATION_WIDTH), "complex", "transe_l2", "complex"])
 ]
 """Every score function, and every pair of the other choices."""
 
 
-@pytest.mark.parametrize("score_function, reciprocal, known, candidates, num_parts, block_bytes", CASES)
-def test_against_brute_force(
-    tmp_path, monkeypatch, score_function, reciprocal, known, candidates, num_parts, block_bytes
+@pytest.mark.parametrize("score_function, reciprocal, known, candidates, block_bytes", CASES)
+def test_answers_against_brute_force(
+    tmp_path, dataset, monkeypatch, score_function, reciprocal, known, candidates, block_bytes
 ):
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(search, "QUERIES_AT_A_TIME", 2)
-    toy = Toy(tmp_path, score_function, reciprocal, num_parts)
-    answers = toy.answers(QUERIES, 6, known, candidates)
-    assert len(answers) == len(QUERIES)
-    for query, got in zip(QUERIES, answers):
-        expected = toy.expected(query, 6, known, candidates)
-        assert [(answer.entity_id, answer.known) for answer in got] == [answer_[1:] for answer_ in expected]
-        scores = [score for score, *_ in expected]
-        np.testing.assert_allclose([answer.score for answer in got], scores, rtol=1e-4)
+    run = dglkge.open_run(save_toy_run(tmp_path, dataset, score_function, reciprocal=reciprocal))
+    # Few triples, so that not all entities are seen; some stand in both splits.
+    splits = {"train": dataset.split("train")[::8], "test": dataset.split("train")[4::12]}
+    run._known_by_split = {split: KnownTriples([triples], 5) for split, triples in splits.items()}
+    queries = [
+        LinkQuery(side, triple[side.anchor_column], triple[1])
+        for triple in np.concatenate(list(splits.values())).tolist()
+        for side in Side
+    ]
+    scores, answers = all_scores(run), run.answer(queries, 6, known, candidates)
+    assert len(answers) == len(queries)
+    for query, got in zip(queries, answers):
+        expected, values = expected_answers(scores, splits, query, known, candidates)
+        assert [(answer.entity_id, answer.known) for answer in got] == expected
+        np.testing.assert_allclose([answer.score for answer in got], values, rtol=1e-4)
+
+
+def uniform_run(path, value, **changes):
+    """Save a run with the same number everywhere, and open it."""
+    meta = toy_meta("distmult", **changes)
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.fill_(value)
+    save_toy(path, meta, tables)
+    return dglkge.open_run(path)
 
 
 def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
-    (answers,) = Toy(tmp_path, "distmult", fill=1.0).answers([LinkQuery(Side.TAIL, 0, 0)], 23)
+    (answers,) = uniform_run(tmp_path, 1.0).answer([LinkQuery(Side.TAIL, 0, 0)], 23, Known.KEEP)
     assert [answer.entity_id for answer in answers] == list(range(23))
 
 
-@pytest.mark.parametrize(("num_parts", "block_bytes"), [(1, 1), (3, 1 << 20)])
-def test_similar_entities_against_cosines_one_by_one(tmp_path, monkeypatch, num_parts, block_bytes):
-    toy = Toy(tmp_path / "toy", num_parts=num_parts)
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+def test_similar_entities_against_cosines_one_by_one(run, tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
-    ids = torch.tensor([3, 22, 3])
-    rows = toy.tables["person"].rows.double().numpy()
-    for id_, answers in zip(ids.tolist(), most_similar(toy.checkpoint, "person", ids, k=5)):
+    ids, rows = torch.tensor([3, 22, 3]), run.tables["person"][:].double().numpy()
+    for id_, answers in zip(ids.tolist(), most_similar(run.tables, "person", ids, k=5)):
         cosines = rows @ rows[id_] / np.linalg.norm(rows, axis=1) / np.linalg.norm(rows[id_])
         cosines[id_] = -2
         expected = np.argsort(-cosines)[:5]
         assert [other for other, _ in answers] == expected.tolist()
         np.testing.assert_allclose([cosine for _, cosine in answers], cosines[expected], atol=1e-5)
     # Among few, and rows of zeros
-    few, ids = Toy(tmp_path / "few", fill=0.0, num_people=3).checkpoint, torch.tensor([1])
+    few, ids = uniform_run(tmp_path / "few", 0.0, num_people=3).tables, torch.tensor([1])
     assert most_similar(few, "person", ids, k=9) == [[(0, 0.0), (2, 0.0)]]
     with pytest.raises(InputError, match="at least 1, got -1"):
         most_similar(few, "person", ids, k=-1)

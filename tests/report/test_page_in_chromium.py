@@ -1,24 +1,12 @@
-"""The page in a browser; screenshots lie in the folder of DGLKGE_SCREENSHOTS, by default in pytest's."""
+"""The page in a browser: it draws, sorts, loads nothing, follows the theme and fits a phone and paper."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 SECTIONS = "overview data curves ranking examples map time partitions configuration".split()
-WIDE = {"viewport": {"width": 1280, "height": 900}}
-
-
-@pytest.fixture(scope="module")
-def screenshots(tmp_path_factory) -> Path:
-    path = os.environ.get("DGLKGE_SCREENSHOTS")
-    folder = Path(path) if path else tmp_path_factory.mktemp("screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @pytest.fixture
@@ -37,8 +25,8 @@ def brightness(tab, selector: str, field: str) -> float:
     return sum(numbers[:3]) / 3
 
 
-def test_everything_is_there_and_names_run_nothing(opened, screenshots):
-    tab = opened(**WIDE, color_scheme="light")
+def test_everything_is_there_names_run_nothing_and_a_click_sorts_a_table(opened):
+    tab = opened(viewport={"width": 1280, "height": 900}, color_scheme="light")
     assert [tab.locator(f"section#{name} h2").count() for name in SECTIONS] == [1] * len(SECTIONS)
     assert tab.locator(".plot").count() >= 10 and tab.locator(".plot:not(:has(.main-svg))").count() == 0
     assert tab.locator("#plot-loss .scatterlayer .trace").count() == 1  # the second run has no records
@@ -49,11 +37,6 @@ def test_everything_is_there_and_names_run_nothing(opened, screenshots):
     town = "document.getElementById('plot-map-0').data[2].text.findIndex((name) => name.includes('Rome'))"
     tab.evaluate(f"Plotly.Fx.hover('plot-map-0', [{{curveNumber: 2, pointNumber: {town}}}])")
     assert "<b>Rome</b> & %{x} {{ 7 * 7 }}" in tab.locator("#plot-map-0 .hoverlayer").text_content()
-    tab.screenshot(path=screenshots / "light.png", full_page=True)
-
-
-def test_a_click_sorts_a_table(opened):
-    tab = opened(**WIDE)
 
     def column(place: int) -> list[str]:
         cells = tab.locator(f"#table-relations-0 tbody tr > :nth-child({place})")
@@ -71,21 +54,19 @@ def test_a_click_sorts_a_table(opened):
     assert column(1)[0].startswith("<i onclick") and column(1).index("knows") < column(1).index("lives_in")
 
 
-def test_dark_and_paper(opened, screenshots):
+def test_dark_and_paper(opened):
     tab = opened(viewport={"width": 1000, "height": 900}, color_scheme="dark")
     assert brightness(tab, "body", "backgroundColor") < 60 < 180 < brightness(tab, "body", "color")
     assert brightness(tab, "#plot-loss .xtick text", "fill") > 180
-    tab.screenshot(path=screenshots / "dark.png", full_page=True)
     tab.emulate_media(media="print")
     sync_api.expect(tab.locator("#plot-loss .xtick text").first).to_have_css("fill", "rgb(27, 31, 36)")
     assert brightness(tab, "body", "backgroundColor") == 255
     assert tab.locator("nav").is_hidden()
-    tab.screenshot(path=screenshots / "print.png", full_page=True)
     tab.emulate_media(media="screen", color_scheme="light")
     assert brightness(tab, "body", "backgroundColor") == 255
 
 
-def test_a_phone(opened, screenshots):
+def test_a_phone(opened):
     tab = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     widest = tab.evaluate(
@@ -93,4 +74,3 @@ def test_a_phone(opened, screenshots):
     )
     assert widest <= 390
     assert tab.evaluate("document.getElementById('table-relations-0').scrollWidth") > 390
-    tab.screenshot(path=screenshots / "phone.png", full_page=True)

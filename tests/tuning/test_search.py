@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -108,28 +109,33 @@ def runner(log, errors=None, value=quality):
     return run_trial
 
 
-def test_best_of_each_rung_go_on(tmp_path):
-    log, ended = [], []
-    best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
-    assert [(job.rung_index, job.rung) for job in log] == [(0, RUNGS[0])] * 9 + [(1, RUNGS[1])] * 3
-    first, second = log[:9], log[9:]
-    for job in first:
-        values = job.values
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> SimpleNamespace:
+    """A search without an interruption."""
+    log, ended, folder = [], [], tmp_path_factory.mktemp("whole")
+    best_settings = Search(SPACE, RUNGS, folder).run(runner(log), ended.append)
+    records = Search(SPACE, RUNGS, folder).records()
+    return SimpleNamespace(log=log, ended=ended, best_settings=best_settings, records=records)
+
+
+def test_best_of_each_rung_go_on(whole):
+    first, second, records = whole.log[:9], whole.log[9:], whole.records
+    assert [(job.rung_index, job.rung) for job in first + second] == [(0, RUNGS[0])] * 9 + [(1, RUNGS[1])] * 3
+    for values in (job.values for job in first):
         assert 0.01 <= values["optimizer.lr"] <= 1 and values["model.dimension"] in range(10, 81, 10)
         assert values["loss.name"] in ("softmax", "logistic") and type(values["negatives.own_entity"]) is bool
     best = sorted((job.values for job in first), key=quality, reverse=True)
     assert [job.values for job in second] == best[:3]
-    assert best_settings == best[0] and sum(ended) == 12
-    records = Search(SPACE, RUNGS, tmp_path).records()
-    assert [record["value"] for record in records] == [quality(job.values) for job in log]
+    assert whole.best_settings == best[0] and sum(whole.ended) == 12
+    assert [record["value"] for record in records] == [quality(job.values) for job in whole.log]
     assert [record["name"] for record in records][::11] == ["rung0-trial000", "rung1-trial002"]
     assert records[9]["source"] == next(r["name"] for r in records if r["values"] == best[0])
     assert {record["seconds"] for record in records} == {2.0}
 
 
 @pytest.mark.parametrize("interrupted_at", [0, 4, 11])
-def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
-    log, whole, ended = [], [], []
+def test_an_interrupted_search_goes_on(tmp_path, whole, interrupted_at):
+    log, ended = [], []
 
     with pytest.raises(KeyboardInterrupt):
         Search(SPACE, RUNGS, tmp_path).run(runner(log, {interrupted_at: KeyboardInterrupt()}))
@@ -141,10 +147,9 @@ def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
     names = [job.name for job in log]
     assert len(names) == 13 and len(set(names)) == 12 and sum(ended) == 12
     # The same seed gives the same settings without an interruption; a search that has ended does nothing.
-    (tmp_path / "whole").mkdir()
-    assert Search(SPACE, RUNGS, tmp_path / "whole").run(runner(whole)) == best_settings
     del log[interrupted_at]
-    assert [job.values for job in whole] == [job.values for job in log]
+    assert best_settings == whole.best_settings
+    assert [job.values for job in whole.log] == [job.values for job in log]
     assert Search(SPACE, RUNGS, tmp_path).run(runner(log)) == best_settings and len(log) == 12
 
 
