@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -141,32 +142,28 @@ def test_pushed_to_the_hub_and_opened_there(run, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
     pytest.importorskip("safetensors", reason="needs safetensors")
     httpx, errors = importlib.import_module("httpx"), importlib.import_module("huggingface_hub.errors")
-    there, created = tmp_path / "there", []
+    refused = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
 
     def upload_folder(repo_id, folder_path):
-        shutil.copytree(folder_path, there / repo_id)
+        shutil.copytree(folder_path, tmp_path / repo_id)
         return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/5")
 
     def snapshot_download(repo_id, revision):
-        if not (there / repo_id).exists():
-            response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
-            raise errors.RepositoryNotFoundError("404 Client Error.\nNot found", response=response)
-        return there / repo_id if revision in (None, "v1") else None
-
-    def no_network(*_names, **_options):
-        raise httpx.ConnectError("Connection refused")
+        if not (tmp_path / repo_id).exists():
+            raise errors.RepositoryNotFoundError("404 Client Error.\nNot found", response=refused)
+        return tmp_path / repo_id if revision in (None, "v1") else None
 
     with pytest.raises(InputError, match="^push_to_hub a b: Repo id must"):
         run.push_to_hub("a b")
-    monkeypatch.setattr(hub, "create_repo", lambda *names, **options: created.append((names, options)))
-    monkeypatch.setattr(hub, "upload_folder", upload_folder)
-    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    answers = {"create_repo": None, "upload_folder": upload_folder, "snapshot_download": snapshot_download}
+    for name, answer in answers.items():  # with the arguments that the client's functions have
+        monkeypatch.setattr(hub, name, mock.create_autospec(getattr(hub, name), side_effect=answer))
     assert run.push_to_hub("me/graph") == "https://hub/me/graph/commit/5"
-    assert created == [(("me/graph",), {"private": True, "exist_ok": True})]
+    hub.create_repo.assert_called_once_with("me/graph", private=True, exist_ok=True)
     for url in ("hf://me/graph", "hf://me/graph@v1"):
         assert (open_run(url).tables["town"][:] == run.tables["town"][:]).all()
     with pytest.raises(InputError, match="^hf://me/other: 404 Client Error. Not found"):
         open_run("hf://me/other")
-    monkeypatch.setattr(hub, "create_repo", no_network)
+    hub.create_repo.side_effect = httpx.ConnectError("Connection refused")
     with pytest.raises(InputError, match="^push_to_hub me/graph: Connection refused"):
         run.push_to_hub("me/graph")
