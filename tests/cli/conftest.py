@@ -14,13 +14,11 @@ from tests.toy_kg import toy_dataset
 
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
-    """People, towns and countries, in one partition."""
     return Dataset.open(toy_dataset(typed=True))
 
 
 @pytest.fixture
 def run(tmp_path, dataset) -> Path:
-    """A run of random rows in two parts, which knows where its dataset lies."""
     return save_toy_run(tmp_path / "run", dataset)
 
 

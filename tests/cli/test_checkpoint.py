@@ -1,15 +1,18 @@
-"""``dglkge checkpoint``: inspect, verify, and conversions there and back."""
+"""``dglkge checkpoint``: inspect, verify, conversions there and back, and exports."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.typing import RELATION
+from tests.checkpoint.toy_checkpoint import flip
 
 
-def test_inspect_and_verify(run, dataset, shown, report, refusal):
+def test_inspect_verify_and_checksums_of_what_is_read(run, dataset, shown, report, refusal):
     out = shown("inspect", run, "--verify")
     for words in (
         "version 1",
@@ -28,10 +31,16 @@ def test_inspect_and_verify(run, dataset, shown, report, refusal):
     files = (run / "checkpoint" / "v1").glob("*.h5")
     assert inspection["size_bytes"] == sum(path.stat().st_size for path in files)
     assert "all 26 files are as they were written" in shown("checkpoint", "verify", run)
-    path = run / "checkpoint" / "v1" / "model.v1.h5"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    path = run / "checkpoint" / "v1" / "embeddings_town_1.v1.h5"
+    row = open_checkpoint(run).shards("town")[1].rows[2].numpy().tobytes()
+    place = path.read_bytes().index(row)
+    flip(path, place)  # the lowest bit of a number, which no reader can see
+    line = refusal("evaluate", run, "--json")
+    assert "embeddings_town_1.v1.h5 is damaged: its checksum is not the one in the manifest" in line
+    assert not list(run.glob("metrics*"))
+    assert np.isfinite(report("evaluate", run, "--no-verify")["both"]["mrr"])
+    flip(path, place)
+    flip(run / "checkpoint" / "v1" / "model.v1.h5", -1)
     shown("inspect", run)
     for words in (["verify", run], ["inspect", run, "--verify"]):
         assert "model.v1.h5 is damaged: its checksum is not the one in" in refusal("checkpoint", *words)
@@ -51,14 +60,18 @@ def convert(shown, run, tmp_path, dataset):
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "safetensors", "tsv", "word2vec"])
 def test_there_and_back(run, convert, tmp_path, shown, refusal, kind):
-    """Every table, relations of the same name among them, bit for bit."""
-    back = [*convert(kind), tmp_path / "back"]
-    shown(*back)
+    back = convert(kind)
+    shown(*back, tmp_path / "back")
     original, again = open_checkpoint(run), open_checkpoint(tmp_path / "back")
     for table in [*original.entity_types, RELATION]:
         assert again[table][:].numpy().tobytes() == original[table][:].numpy().tobytes()
     assert again.meta.dataset_fingerprint == original.meta.dataset_fingerprint
-    assert "holds a checkpoint already" in refusal(*back)
+    assert "holds a checkpoint already" in refusal(*back, tmp_path / "back")
+    if kind in ("npy", "parquet", "safetensors"):
+        path = tmp_path / kind / f"town.{kind}"
+        path.write_bytes(path.read_bytes()[:20])
+        line = refusal(*back, tmp_path / "out")
+        assert path.name in line and "damaged" in line
 
 
 def test_options_of_a_score_function(convert, tmp_path, shown, refusal):
@@ -74,46 +87,49 @@ def test_options_of_a_score_function(convert, tmp_path, shown, refusal):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--to run", "--to run needs --dataset"),
-        ("--to npy --from npy", "--from goes with --to run, got --to npy"),
-        ("--to run --dataset DATASET --reciprocal", "--reciprocal goes with --from"),
-        ("--to npy --score-function complex", "--score-function goes with --from"),
-        ("--to npy --score-option p=1", "--score-option goes with --from"),
+        ("convert --to run", "--to run needs --dataset"),
+        ("convert --to npy --from npy", "--from goes with --to run, got --to npy"),
+        ("convert --to run DATA --reciprocal", "--reciprocal goes with --from"),
+        ("convert --to npy --score-function complex", "--score-function goes with --from"),
+        ("convert --to npy --score-option p=1", "--score-option goes with --from"),
         (
-            "--to run --from npy --dataset DATASET --score-option p=x",
-            "--score-option 'p=x' is not of the form NAME=NUMBER, e.g. p=1",
+            "convert --to run --from npy DATA --score-option p=x",
+            "'p=x' is not of the form NAME=NUMBER, e.g. p",
         ),
-        ("--to dglke", "rotate, rescal, simple, transr_l1 of one entity type, no reciprocal"),
-        ("--to run --from npy --dataset DATASET", "--from needs --score-function"),
-        ("--to run --from npy --dataset DATASET --score-function complex", "expected one file"),
-        (
-            "--to run --dataset DATASET --overwrite",
-            "--overwrite goes with the formats of --to; --to run replaces no run: take another --output",
-        ),
+        ("convert --to dglke", "rotate, rescal, simple, transr_l1 of one entity type, no reciprocal"),
+        ("convert --to run --from npy DATA", "--from needs --score-function"),
+        ("convert --to run --from npy DATA --score-function complex", "expected one file"),
+        ("convert --to run DATA --overwrite", "--to run replaces no run: take another --output"),
+        ("export --format npy --max-rows 5", "--max-rows goes with --format projector, got --format npy"),
+        ("export --format npy --metric l2", "--metric goes with --format faiss or qdrant, got --format npy"),
+        ("export --format projector --max-rows 0", "--max-rows must be at least 1, got 0"),
+        ("export --format huggingface --table town", "whole models: the table 'country' is left out"),
+        ("export --format dglke", "reciprocal True; train with model.reciprocal_relations=false for it"),
+        ("export --format parquet --table towns", "unknown table 'towns'; did you mean 'town'"),
     ],
 )
 def test_mistakes(run, dataset, tmp_path, refusal, arguments, words):
-    words_given = [dataset.path if word == "DATASET" else word for word in arguments.split()]
-    assert words in refusal("checkpoint", "convert", run, *words_given, "--output", tmp_path / "out")
+    command, *options = arguments.replace("DATA", f"--dataset {dataset.path}").split()
+    assert words in refusal("checkpoint", command, run, *options, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet"])
-def test_damaged_files_are_refused(convert, tmp_path, refusal, kind):
-    back = convert(kind)
-    path = tmp_path / kind / f"town.{kind}"
-    path.write_bytes(path.read_bytes()[:20])
-    line = refusal(*back, tmp_path / "out")
-    assert path.name in line and "damaged" in line
-
-
-def test_evaluate_compares_what_it_reads_with_its_checksums(run, refusal, report):
-    path = run / "checkpoint" / "v1" / "embeddings_town_1.v1.h5"
-    content = bytearray(path.read_bytes())
-    place = content.index(open_checkpoint(run).shards("town")[1].rows[2].numpy().tobytes())
-    content[place] ^= 1  # the lowest bit of a number, which no reader can see
-    path.write_bytes(content)
-    line = refusal("evaluate", run, "--json")
-    assert "embeddings_town_1.v1.h5 is damaged: its checksum is not the one in the manifest" in line
-    assert not list(run.glob("metrics*"))
-    assert np.isfinite(report("evaluate", run, "--no-verify")["both"]["mrr"])
+def test_exported_files_are_listed_and_replaced_if_allowed(shown, report, refusal, run, tmp_path):
+    out = tmp_path / "out"
+    words = ["export", run, "--output", out, "--format"]
+    lines = shown(*words, "npy", "--table", "town").splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [str(out / name) for name in ("town.npy", "town.names.txt")]
+    assert np.array_equal(np.load(out / "town.npy"), open_checkpoint(run)["town"][:].numpy())
+    shown(*words, "projector")
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    line = refusal(*words, "projector", "--max-rows", "3")
+    assert "exists; give --overwrite to replace it, or take another folder" in line
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+    shown(*words, "projector", "--max-rows", "3", "--overwrite")
+    assert len((out / "person.tensors.tsv").read_text().splitlines()) == 3
+    files = [entry["path"].rsplit("/", 1)[1] for entry in report(*words, "tsv")]
+    assert files == ["country.tsv", "person.tsv", "town.tsv", "relation.tsv"]
+    pytest.importorskip("lancedb", reason="needs lancedb")
+    for entry in report(*words, "lancedb"):
+        sizes = [path.stat().st_size for path in Path(entry["path"]).rglob("*") if path.is_file()]
+        assert entry["size_bytes"] == sum(sizes) > 0

@@ -24,7 +24,6 @@ def test_pip_takes_a_wheel_of_dgl_or_gives_the_newest_another_name():
 
 
 def test_the_name_fits_every_python(tmp_path):
-    """The planned command, run on a wheel for Python 3.12."""
     wheelfile = pytest.importorskip("wheel.wheelfile")
     path = tmp_path / "toy-1.0-cp312-cp312-manylinux1_x86_64.whl"
     with wheelfile.WheelFile(path, "w") as archive:
@@ -38,13 +37,6 @@ def test_the_name_fits_every_python(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["toy-1.0-py3-none-manylinux1_x86_64.whl"]
 
 
-def test_help_names_the_release_and_has_examples(capsys):
-    with pytest.raises(SystemExit):
-        engine.main(["--help"])
-    text = capsys.readouterr().out
-    assert f"Install dgl {engine.DGL_VERSION}, its last release" in text and "dglkge-engine --dry-run" in text
-
-
 def test_nothing_is_done_where_dgl_works(capsys):
     pytest.importorskip("dgl")
     assert engine.main([]) == 0
@@ -54,9 +46,7 @@ def test_nothing_is_done_where_dgl_works(capsys):
 def test_a_dry_run_prints_and_installs_nothing(monkeypatch, capsys):
     monkeypatch.setattr(engine, "works", lambda: "")
     monkeypatch.setattr(sys, "version_info", (3, 13))
-    monkeypatch.setattr(
-        engine.subprocess, "run", lambda *command, **options: pytest.fail("a command was run")
-    )
+    monkeypatch.setattr(engine.subprocess, "run", None)
     assert engine.main(["--dry-run", "--pip_flags=--no-index"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and " pip download --no-index " in lines[0] and " wheel tags " in lines[1]

@@ -1,24 +1,26 @@
-"""What the commands print and write, called in this process."""
+"""What the commands print and write, called in this process and as programs."""
 
 from __future__ import annotations
 
 import errno
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from dglkge import __version__
 from dglkge.cli.common import TerminalFormatter, print_columns, run_command
 from dglkge.cli.main import ALIASES, COMMANDS, GROUPS, actions, main
 from dglkge.config import load_config
 from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import warm
+from tests.toy_kg import REPOSITORY
 
 
 @pytest.fixture
@@ -38,10 +40,8 @@ def test_help_teaches_with_examples(command, help_of):
     text = help_of(command)
     if command in COMMANDS:
         program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
-        assert re.search(
-            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.(yaml|tsv)|fb15k237/|fb15k-237|list|  +\w)",
-            text,
-        )
+        start = r"\S+/ |--\w|> \w|runs/|datasets/|\S+\.(yaml|tsv)|fb15k237/|fb15k-237|list|  +\w"
+        assert re.search(rf"{program} ({start})", text)
     else:
         assert all(word in text for word in actions(command))
     assert max(len(line) for line in text.splitlines()) <= 110
@@ -55,20 +55,16 @@ def test_help_teaches_with_examples(command, help_of):
 
 @pytest.mark.parametrize("former, name", ALIASES.items())
 def test_former_names_are_hidden_aliases(former, name, help_of):
-    """Both have the same help; that of all commands has no former name."""
     text = help_of(name)
     assert help_of(former) == text and text.startswith(f"usage: dglkge {name} ")
     assert not re.search(rf"^    {former} ", help_of(""), re.MULTILINE)
 
 
-def test_underscores_are_accepted(call, run, tmp_path):
-    words = ("--batch_size=5", "--per_relation", "--no_verify", "--limit", "3")
-    assert call("evaluate", run, *words, "-o", tmp_path / "a_b.json")[0] == 0
-    assert json.loads((tmp_path / "a_b.json").read_text())["num_triples"] == 3  # values keep theirs
-
-
 @pytest.mark.parametrize(("words", "lines"), [([], 1), (["-q"], 0), (["-v"], 1)])
-def test_quiet_hides_warnings(call, run, caplog, words, lines):
+def test_underscores_are_accepted_and_quiet_hides_warnings(call, run, caplog, words, lines):
+    options = ("--batch_size=5", "--per_relation", "--no_verify", "--limit", "3")
+    assert call("evaluate", run, *options, "-o", run / "a_b.json")[0] == 0
+    assert json.loads((run / "a_b.json").read_text())["num_triples"] == 3  # values keep theirs
     (run / "metrics-test.json").mkdir()
     assert call("evaluate", run, *words)[0] == 0
     assert len(caplog.records) == lines
@@ -113,12 +109,6 @@ def test_terminals_get_no_control_characters_of_names(capsys, monkeypatch, is_te
     assert logged == f"odd: {shown}"
 
 
-def test_version(capsys):
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out == f"dglkge {__version__}\n"
-
-
 def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
     values = tmp_path / "values.tsv"
     values.write_text("a\t1\n")
@@ -140,41 +130,28 @@ def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
 
 
 def test_run_command(capsys):
-    def fail(error):
-        raise error
+    def status(**behaviour):
+        return run_command("cmd", mock.Mock(**behaviour))
 
-    def status(error):
-        return run_command("cmd", lambda: fail(error))
-
-    assert [run_command("cmd", lambda number=number: number) for number in (0, 7)] == [0, 7]
-    assert status(InputError("two\n  lines")) == 2
-    assert capsys.readouterr().err == "cmd: error: two lines\n"
-    assert status(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "cmd: interrupted\n"
+    assert [status(return_value=number) for number in (0, 7)] == [0, 7]
+    assert status(side_effect=InputError("two\n  lines")) == 2
+    assert status(side_effect=KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "cmd: error: two lines\ncmd: interrupted\n"
     for error in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left on device")):
         with pytest.raises(type(error)):  # with its traceback
-            status(error)
+            status(side_effect=error)
 
 
-def test_columns(capsys):
-    print_columns(["n", "name", ""], [[1, "a", ""], [10, "[b]cd", "x"]])
-    assert capsys.readouterr().out == " n  name\n 1  a\n10  [b]cd  x\n"
-    print_columns(["name"], [["long " * 100]])
-    assert capsys.readouterr().out.count("\n") == 2
-    print_columns(["only"], [])
-    assert capsys.readouterr().out == "only\n"
-
-
-def test_sizes():
-    sizes = {
-        0: "0 B",
-        1023: "1023 B",
-        1024: "1.0 KiB",
-        1536: "1.5 KiB",
-        5 << 20: "5.0 MiB",
-        1 << 50: "1024.0 TiB",
-    }
-    assert {size: human_bytes(size) for size in sizes} == sizes
+def test_columns_and_sizes(capsys):
+    for titles, rows, shown in (
+        (["n", "name", ""], [[1, "a", ""], [10, "[b]cd", "x"]], " n  name\n 1  a\n10  [b]cd  x\n"),
+        (["only"], [], "only\n"),
+        (["name"], [["long " * 100]], f"name\n{('long ' * 100).rstrip()}\n"),
+    ):
+        print_columns(titles, rows)
+        assert capsys.readouterr().out == shown
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 5 << 20: "5.0 MiB"}
+    assert {size: human_bytes(size) for size in sizes} == sizes and human_bytes(1 << 50) == "1024.0 TiB"
 
 
 def test_quality_of_a_data_set(shown, report, refusal, dataset, tmp_path):
@@ -185,15 +162,14 @@ def test_quality_of_a_data_set(shown, report, refusal, dataset, tmp_path):
     assert lines[0] == "quality of the data"
     assert f"triples {' '.join(str(count) for count in quality['triples'].values())}" in lines
     assert lines[-1].startswith(f"connected components of train: {quality['components']['count']}; ")
-    line = refusal("quality", tmp_path)
-    assert line.startswith(f"{tmp_path} is no dataset folder: it has no dataset.json")
+    assert "is no dataset folder: it has no dataset.json" in refusal("quality", tmp_path)
 
 
 def test_recipes(shown, report, refusal, tmp_path):
     recipes = {entry["name"]: entry for entry in report("recipes")}
     assert recipes["fb15k237/complex"]["score function"] == "complex" and "fb15k237/space" not in recipes
     first, rest = shown("recipes", "fb15k237/complex").split("\n", 1)
-    recipe = ROOT / "dglkge" / "config" / "recipes" / "fb15k237" / "complex.yaml"
+    recipe = REPOSITORY / "dglkge" / "config" / "recipes" / "fb15k237" / "complex.yaml"
     assert rest == recipe.read_text().split("\n", 1)[1]
     # The schema is named by its place on this machine.
     assert Path(first.removeprefix("# yaml-language-server: $schema=")).is_file()
@@ -210,10 +186,8 @@ def test_config(shown, report, refusal, tmp_path):
     (tmp_path / "all.yaml").write_text(shown("config").replace("dataset: ''", "dataset: data/x"))
     assert load_config(tmp_path / "all.yaml") == load_config(None, ["dataset=data/x"])
     assert report("config", "--diff", tmp_path / "all.yaml").keys() == {"dataset"}
-    (tmp_path / "own.yaml").write_text(
-        "dataset: d\nloss: {name: hinge, margin: 2}\nmodel: {score_function: {name: keci, p: 1}}\n"
-        "optimizer: {schedule: {name: StepLR, step_size: 3}}\n"
-    )
+    text = "dataset: d\nloss: {name: hinge, margin: 2}\nmodel: {score_function: {name: keci, p: 1}}\n"
+    (tmp_path / "own.yaml").write_text(f"{text}optimizer: {{schedule: {{name: StepLR, step_size: 3}}}}\n")
     differences = report("config", "--diff", tmp_path / "own.yaml")
     assert {key: field["value"] for key, field in differences.items()} == {
         "dataset": "d",
@@ -232,3 +206,74 @@ def test_config(shown, report, refusal, tmp_path):
     line = refusal("config", "optimzer")
     assert "no field begins with 'optimzer'; known: checkpoint, dataset" in line
     assert f"cannot read {tmp_path}/config.json: No such file" in refusal("config", "--diff", tmp_path)
+
+
+LIMIT_SECONDS = 120
+
+
+def dglkge(*arguments, python=None, unbuffered="", **options):
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(
+        [*(python or warm.python()), "-m", "dglkge.cli.main", *map(str, arguments)],
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, **environment},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+
+
+EXPORT = "export RUN --output OUT --format"
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "user", "extra"),
+    [
+        ("fastapi", "serve RUN --port 0", "dglkge serve needs fastapi", "serve"),
+        ("uvicorn", "serve RUN --port 0", "dglkge serve needs uvicorn", "serve"),
+        ("faiss", "serve RUN --port 0 --faiss --faiss-from 1", "--faiss needs faiss-cpu", "faiss"),
+        ("faiss", f"{EXPORT} faiss", "the format faiss needs faiss-cpu", "faiss"),
+        ("lancedb", f"{EXPORT} lancedb", "the format lancedb needs lancedb", "lancedb"),
+        ("qdrant_client", f"{EXPORT} qdrant", "the format qdrant needs qdrant-client", "qdrant"),
+        ("plotly", "report RUN --output OUT", "a report needs plotly", "report"),
+        ("jinja2", "report RUN --output OUT", "a report needs jinja2", "report"),
+        ("sklearn", "report RUN --output OUT", "the map of entities (--points 0 leaves it out)", "report"),
+        ("optuna", "tune SPACE --output OUT", "dglkge tune needs optuna", "tune"),
+        ("shtab", "--print-completion bash", "shell completion needs shtab", "completion"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    refusal, run, dataset, tmp_path, monkeypatch, package, words, user, extra
+):
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    space = f"set: {{dataset: {dataset.path}}}\nspace: {{optimizer.lr: [0.1, 1]}}"
+    (tmp_path / "space.yaml").write_text(space)
+    names = {"RUN": run, "OUT": tmp_path / "out", "SPACE": tmp_path / "space.yaml"}
+    line = refusal(*(names.get(word, word) for word in words.split()))
+    assert line.startswith(user) and f": pip install 'dglkge[{extra}]' (" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["inspect", "RUN"], ["predict", "--help"]])
+def test_a_reader_that_leaves(run, words):
+    """The one run of a command by Python itself: a copy of a warm process hides a missing import."""
+    read, write = os.pipe()
+    os.close(read)
+    words = [run if word == "RUN" else word for word in words]
+    done = dglkge(*words, python=[sys.executable], stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [(["--help"], ""), (["similar", "RUN", "person4"], ""), (["similar", "RUN", "person4"], "1")],
+    ids=["argparse", "at-exit", "unbuffered"],
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_stdout_on_a_full_disk_is_one_line_and_status_1(run, words, unbuffered):
+    words = [run if word == "RUN" else word for word in words]
+    with open("/dev/full", "w") as full:
+        done = dglkge(*words, unbuffered=unbuffered, stdout=full)
+    message = "dglkge: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)

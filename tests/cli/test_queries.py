@@ -1,25 +1,20 @@
-"""``dglkge predict`` and ``similar``: answers to queries, scores of triples, and files of both."""
+"""``dglkge predict``, ``similar``, ``complete``, ``ask``, ``explain``, ``attributes``: text, JSON, files."""
 
 from __future__ import annotations
+
+import json
 
 import pandas as pd
 import pytest
 
 import dglkge
-from dglkge.evaluation.queries import score_triples
 from tests.checkpoint.toy_checkpoint import calibrated, save_toy, toy_meta, toy_tables
+from tests.inference.link_scores import names_of
 
 COLUMNS = ["head", "relation", "tail"]
 
 
-def names_of(dataset, triple):
-    head, relation_id, tail = triple.tolist()
-    relation = dataset.relations[relation_id]
-    label = dataset.relations.labels[relation_id]
-    return dataset.vocabulary(relation.lhs)[head], label, dataset.vocabulary(relation.rhs)[tail]
-
-
-def test_tails_as_a_table(shown, run, dataset):
+def test_tails_as_a_table(shown, report, refusal, run, dataset):
     triple = dataset.split("train")[dataset.split("train")[:, 1] == 1][0]
     town, _, country = names_of(dataset, triple)
     words = ["predict", run, "--head", town, "--relation", "lies_in"]
@@ -31,79 +26,67 @@ def test_tails_as_a_table(shown, run, dataset):
     dropped, kept = (shown(*words, "--known", treatment) for treatment in ("drop", "keep"))
     assert country not in dropped and len(dropped.splitlines()) == 4
     assert country in kept and "known" not in kept and "train" not in kept
-
-
-def test_among_the_entities_that_were_seen(report, refusal, run, dataset):
-    """All of this data set were; without it the option is refused."""
-    words = ["predict", run, "--head", "town1", "--relation", "lies_in", "-k", "99"]
-    everything = report(*words)
-    assert report(*words, "--candidates", "seen") == everything
-    assert len(everything["answers"]) == dataset.num_entities("country")
+    # Of this data set all entities were seen; without it the option is refused.
+    assert report(*words, "--candidates", "seen") == report(*words)
     more = ["--known", "keep", "--candidates", "seen", "--dataset", "/nowhere"]
     assert "/nowhere is no dataset folder" in refusal(*words, *more)
 
 
-def test_heads_by_the_type_of_the_tail(report, refusal, run):
+def test_heads_by_the_type_of_the_tail_and_similar_entities(report, shown, run):
     answer = report("predict", run, "--relation", "near (person → town)", "--tail", "town1")
     assert answer["query"] == "(?, near (person → town), town1)"
     assert (answer["asked"], answer["type"]) == ("head", "person")
-    answer = report("predict", run, "--head", "person1", "--relation", "near")
-    assert answer["relation"] == "near (person → town)"
-    line = refusal("predict", run, "--relation", "near", "--tail", "town1")
-    assert "relation 'near' joins several pairs of entity types; say which: 'near (person → town)'" in line
-
-
-def test_relations(report, shown, run, dataset):
-    triple = dataset.split("valid")[0]
-    head, relation, tail = names_of(dataset, triple)
-    words = ["predict", run, "--head", head, "--tail", tail]
-    prediction = report(*words)
-    assert prediction["asked"] == "relation" and "relation" not in prediction and "type" not in prediction
-    pair = dataset.relations[int(triple[1])]
-    fitting = [
-        label
-        for label, other in zip(dataset.relations.labels.names, dataset.relations.relations)
-        if (other.lhs, other.rhs) == (pair.lhs, pair.rhs)
-    ]
-    known = {answer["name"]: answer["known"] for answer in prediction["answers"]}
-    assert sorted(known) == sorted(fitting) and known[relation] == "valid"
-    assert shown(*words).splitlines()[0] == f"({head}, ?, {tail}): best relations"
+    lines = shown("similar", run, "--entity", "person4", "--topk", "3").splitlines()
+    assert lines[0] == "nearest to person4 among entities of type person" and len(lines) == 5
+    neighbours = report("similar", run, "country1")
+    assert neighbours["type"] == "country"
+    names, cosines = zip(*((entity["name"], entity["cosine"]) for entity in neighbours["similar"]))
+    assert set(names) == {"country0", "country2"} and cosines[0] >= cosines[1]
 
 
 def test_a_file_of_queries(report, shown, refusal, run, tmp_path):
-    """An unknown name is the problem of its own query, with its line."""
     queries = tmp_path / "queries.tsv"
     queries.write_text("person1\tknows\t?\n\npersn1\tknows\t?\nperson1\t?\tperson2\n?\tlies_in\tcountry0\n")
     words = ["predict", run, "--input", queries, "--topk", "2"]
     first, second, third, fourth = report(*words)
     assert (first["query"], fourth["query"]) == ("(person1, knows, ?)", "(?, lies_in, country0)")
     assert len(first["answers"]) == len(fourth["answers"]) == 2
-    assert third["asked"] == "relation" and "answers" not in second
+    assert third["asked"] == "relation" and "relation" not in third and "type" not in third
+    assert "answers" not in second and all(set(answer) >= {"name", "known"} for answer in third["answers"])
     problem = f"{queries}:3: unknown entity 'persn1'; did you mean 'person1'"
     assert second["problem"].startswith(problem)
     out = shown(*words)
     assert f"(persn1, knows, ?): no answer: {problem}" in out
     assert out.count("best tails of type person") == 1 and out.count("best heads of type town") == 1
+    assert "(person1, ?, person2): best relations" in out
     assert refusal(*words, "--strict").startswith(problem)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        ("--head a", "give two of --head, --relation and --tail, and the third is predicted"),
-        ("--topk 3", "or all three for their score. Got none"),
-        ("--head a --tail b --relation knows", "unknown entity 'a'"),
-        ("--triples x --head a", "give either --triples or one query, not both"),
-        ("--input nowhere.tsv", "nowhere.tsv: there is no such file"),
-        ("--input EMPTY", "none.tsv"),
-        ("--head person1 --relation know", "unknown relation 'know'; did you mean 'knows'"),
-        ("--head person1 --relation knows --topk 0", "answers must be at least 1, got 0"),
+        ("predict", "--head a", "give two of --head, --relation and --tail, and the third is predicted"),
+        ("predict", "--topk 3", "or all three for their score. Got none"),
+        ("predict", "--head a --tail b --relation knows", "unknown entity 'a'"),
+        ("predict", "--triples x --head a", "give either --triples or one query, not both"),
+        ("predict", "--input nowhere.tsv", "nowhere.tsv: there is no such file"),
+        ("predict", "--input EMPTY", "none.tsv"),
+        ("predict", "--head person1 --relation know", "unknown relation 'know'; did you mean 'knows'"),
+        ("predict", "--head person1 --relation knows --topk 0", "answers must be at least 1, got 0"),
+        ("complete", "-o all.parquet", "fit probabilities first"),
+        ("complete", "-o all.parquet --threads 0", "--threads must be 1 to"),
+        ("explain", "--head person1 --relation lives_in", "give --head and --tail, or neither"),
+        ("explain", "--head nobody --relation lives_in --tail town1", "nobody"),
+        ("similar", "", "give one entity: dglkge similar RUN ENTITY"),
+        ("similar", "nobody", "no entity of any type is called 'nobody'; with a type"),
+        ("similar", "persn4 --type person", "unknown entity 'persn4'; did you mean 'person4'"),
+        ("similar", "x --type planet", "unknown entity type 'planet'; known: 'country', 'person', 'town'"),
     ],
 )
-def test_mistakes(refusal, run, tmp_path, arguments, words):
+def test_mistakes(refusal, run, tmp_path, command, arguments, words):
     (tmp_path / "none.tsv").write_text("")
     arguments = [tmp_path / "none.tsv" if word == "EMPTY" else word for word in arguments.split()]
-    assert words in refusal("predict", run, *arguments)
+    assert words in refusal(command, run, *arguments)
 
 
 def test_without_the_data_set(shown, refusal, tmp_path, caplog):
@@ -119,7 +102,7 @@ def test_without_the_data_set(shown, refusal, tmp_path, caplog):
     assert "/nowhere/toy is not there any more; say with --dataset where it is" in line
 
 
-def test_scores_of_a_file(report, refusal, call, run, tmp_path):
+def test_scores_of_a_file(report, refusal, call, run, dataset, tmp_path):
     path = tmp_path / "triples.tsv"
     path.write_text("person1\tknows\tperson2\n\nnobody\tknows\tperson2\nperson3\tnear\ttown1\n")
     frame = pd.DataFrame([("person1", "knows", "person2"), ("person3", "near", "town1")], columns=COLUMNS)
@@ -137,38 +120,66 @@ def test_scores_of_a_file(report, refusal, call, run, tmp_path):
     assert lines[1].split()[:4] == [f"{expected[0]:.4f}", "person1", "knows", "person2"]
     assert problem in lines[2]
     assert refusal(*words, "--strict").startswith(problem)
+    head, relation, tail = names_of(dataset, dataset.split("test")[0])
+    (tmp_path / "triples.csv").write_text(f"o,s,p\n{tail},{head},{relation}\n")
+    (scored,) = report("score", run, "--input", tmp_path / "triples.csv", "--columns", "s,p,o")
+    assert (scored["head"], scored["tail"], scored["known"]) == (head, tail, "test")
 
 
-def test_columns_known_triples_and_probabilities(report, run, dataset, tmp_path):
-    triple = dataset.split("test")[0]
-    head, relation, tail = names_of(dataset, triple)
-    path = tmp_path / "triples.csv"
-    path.write_text(f"o,s,p\n{tail},{head},{relation}\n")
-    opened, curve = dglkge.open_run(run), calibrated(run, 0.3, -0.1)
-    (scored,) = report("score", run, "--input", path, "--columns", "s,p,o")
-    by_side = score_triples(opened.model, triple[None], dataset.relations.relations, opened.tables)
-    values = [float(curve(scores)[0]) for scores in by_side.values()]
-    assert scored["known"] == "test"
-    assert scored["probability"] == pytest.approx(sum(values) / 2, rel=1e-12)
+def test_writes_the_best_of_each_query(report, refusal, run, tmp_path):
+    path = tmp_path / "best.parquet"
+    words = ["complete", run, "-o", path, "-k", "2", "--relation", "lies_in", "--held-out", "test"]
+    summary = report(*words)
+    expected = dglkge.open_run(run).complete(relations=["lies_in"], k=2, held_out="test")
+    pd.testing.assert_frame_equal(pd.read_parquet(path), expected)
+    assert (summary["triples"], summary["queries"], summary["pairs"]) == (len(expected), 10, 30)
+    written = (run / "completion-test.json").read_text()
+    assert json.loads(written)["curve"] == summary["curve"] and "Infinity" not in written
+    assert f"{path} exists" in refusal(*words)
 
 
-def test_similar(shown, report, run):
-    lines = shown("similar", run, "--entity", "person4", "--topk", "3").splitlines()
-    assert lines[0] == "nearest to person4 among entities of type person" and len(lines) == 5
-    neighbours = report("similar", run, "country1")
-    assert neighbours["type"] == "country"
-    assert {entity["name"] for entity in neighbours["similar"]} == {"country0", "country2"}
-    assert neighbours["similar"][0]["cosine"] >= neighbours["similar"][1]["cosine"]
+def test_says_the_recall_of_an_index(report, shown, run, tmp_path):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    options = "-k 2 --candidates faiss --overwrite".split()
+    words = ["complete", run, "-o", tmp_path / "best.parquet", *options]
+    assert report(*words)["recall"]["recall"] == 1  # one list has all
+    assert "recall of the index: 1.0000, of " in shown(*words)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "give one entity: dglkge similar RUN ENTITY"),
-        (["nobody"], "no entity of any type is called 'nobody'; with a type"),
-        (["persn4", "--type", "person"], "unknown entity 'persn4'; did you mean 'person4'"),
-        (["x", "--type", "planet"], "unknown entity type 'planet'; known: 'country', 'person', 'town'"),
-    ],
-)
-def test_mistakes_about_similar_entities(refusal, run, arguments, words):
-    assert words in refusal("similar", run, *arguments)
+def test_answers_a_question(report, shown, refusal, run):
+    calibrated(run, 1.0, 0.0)
+    words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]
+    result = report(*words)
+    expected = dglkge.open_run(run).ask(words[2], k=3)["entity"].tolist()
+    assert result["type"] == "town" and [answer["entity"] for answer in result["answers"]] == expected
+    lines = shown(*words).splitlines()
+    assert lines[1].split() == ["rank", "probability", "answer", "path"] and "knows" in lines[2]
+    assert "begins with a variable" in refusal("ask", run, "(person1, knows, ?y)")
+
+
+def test_reasons(report, shown, run):
+    link = ["--head", "person1", "--relation", "lives_in", "--tail", "town1"]
+    words = ["explain", run, *link, "-k", "3"]
+    assert report(*words) == dglkge.open_run(run).explain("person1", "lives_in", "town1", 3)
+    text = shown(*words)
+    assert text.startswith("(person1, lives_in, town1): score ")
+    assert all(part in text for part in ("of the", "instead of the", "confidence", "=> (x, lives_in, y)"))
+    rules = report("explain", run, "--relation", "lives_in", "-k", "2")["rules"]
+    assert [rule["rule"] for rule in rules] == dglkge.open_run(run).rules("lives_in", 2)["rule"].tolist()
+    assert rules[0]["rule"] in shown("explain", run, "--relation", "lives_in")
+
+
+def test_numbers(report, shown, refusal, run, tmp_path):
+    opened, path = dglkge.open_run(run), tmp_path / "values.tsv"
+    rows = opened.tables["person"][:30]
+    path.write_text("".join(f"person{number}\t{row[:3].sum()}\n" for number, row in enumerate(rows)))
+    result = report("attributes", run, path, "-k", "3", "-o", tmp_path / "all.parquet")
+    values = {f"person{number}": float(row[:3].sum()) for number, row in enumerate(rows)}
+    expected = opened.predict_numbers(values)
+    unknown = expected[expected["known"].isna()]
+    assert result["r2"] == pytest.approx(expected.attrs["r2"]) and result["values"] == 30
+    assert [entity["entity"] for entity in result["entities"]] == unknown["entity"][:3].tolist()
+    assert pd.read_parquet(tmp_path / "all.parquet")["entity"].tolist() == unknown["entity"].tolist()
+    assert shown("attributes", run, path, "--least", "-k", "1").split()[-1] == unknown["entity"].iloc[-1]
+    path.write_text("person1\tmany\n")
+    assert "the value of 'person1' is 'many'; expected a number" in refusal("attributes", run, path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -19,34 +21,26 @@ from tests import warm
 from tests.functional.job import environment
 
 TOKEN = "correct-horse-battery"
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
 @pytest.fixture
 def start(run):
-    """Start a server; returns its process and what it has printed at its start."""
-    processes = []
+    with contextlib.ExitStack() as stack:
 
-    def start_one(*options, command=None):
-        words = ["-m", "dglkge", "serve", str(run), "--port", "0", "--json", *options]
-        process = subprocess.Popen(
-            [*(command or warm.python()), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        processes.append(process)
-        lines = []
-        while not lines or lines[-1] != "}\n":
-            lines.append(process.stdout.readline())
-            assert lines[-1], process.stderr.read()
-        return process, json.loads("".join(lines))
+        def start_one(*options, command=None):
+            words = [*(command or warm.python()), "-m", "dglkge", "serve", str(run), *options]
+            process = stack.enter_context(subprocess.Popen(words, **PIPES, text=True, env=environment()))
+            stack.callback(process.kill)
+            return process
 
-    yield start_one
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        yield start_one
+
+
+def facts_of(process):
+    lines = list(itertools.takewhile(lambda line: line != "}\n", iter(process.stdout.readline, "")))
+    assert lines, process.stderr.read()
+    return json.loads("".join(lines) + "}")
 
 
 def ask(url, **headers):
@@ -61,15 +55,18 @@ def end_of(process, number):
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_ctrl_c_ends_it(start, run, dataset):
-    process, facts = start()
+def test_ctrl_c_ends_it(start, run, dataset, refusal):
+    process = start("--port", "0", "--json")
+    facts = facts_of(process)
     assert facts["url"] == f"http://127.0.0.1:{facts['port']}/" and facts["port"] > 0
     assert facts["entities"] == {name: dataset.num_entities(name) for name in dataset.entity_types}
     assert ask(f"{facts['url']}health")["status"] == "ok"
     assert len(ask(f"{facts['url']}similar?entity=person1&k=3")["similar"]) == 3
     assert end_of(process, signal.SIGINT) == (130, "", "")
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", facts["port"])) != 0
+    port = facts["port"]
+    with socket.create_server(("127.0.0.1", port)):  # it is free again
+        line = refusal("serve", run, "--port", port)
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0" in line
 
 
 @pytest.mark.usefixtures("in_background")
@@ -77,8 +74,9 @@ def test_in_the_background_with_a_token(start, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     # Plain Python: its command line is looked at.
-    options = ("--token", str(tmp_path / "token"), "--host", "localhost")
-    process, facts = start(*options, command=[sys.executable])
+    options = ("--port", "0", "--json", "--token", str(tmp_path / "token"), "--host", "localhost")
+    process = start(*options, command=[sys.executable])
+    facts = facts_of(process)
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(f"{facts['url']}model")
     assert refused.value.code == 401
@@ -110,44 +108,39 @@ def test_an_agent_asks(run, tmp_path):
 
     predicted, explained, matches, refused = asyncio.run(asyncio.wait_for(ask_all(), 120))
     opened = dglkge.open_run(run).with_rules()
-    answers = json.loads(predicted.content[0].text)["answers"]
-    assert [answer["tail"] for answer in answers] == opened.predict_tails("person1", "lives_in", 3)[
-        "entity"
-    ].tolist()
+    tails = [answer["tail"] for answer in json.loads(predicted.content[0].text)["answers"]]
+    assert tails == opened.predict_tails("person1", "lives_in", 3)["entity"].tolist()
     assert json.loads(explained.content[0].text) == opened.explain("person1", "lives_in", "town1")
     assert json.loads(matches.content[0].text) == {"name": "person1", "type": "person"}
     assert refused.is_error and "begins with a variable" in refused.content[0].text
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_a_signal_ends_what_an_agent_asks(run):
+def test_a_signal_ends_what_an_agent_asks(start):
     pytest.importorskip("mcp")
-    words = [sys.executable, "-m", "dglkge", "serve", str(run), "--mcp"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(words, **pipes, text=True, env=environment())
-    request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    process.stdin.write(json.dumps(request) + "\n")
+    process = start("--mcp", command=[sys.executable])
+    process.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
     process.stdin.flush()
     assert process.stdout.readline()  # it answers now
     assert end_of(process, signal.SIGTERM)[0] == 143
 
 
-def test_ports_and_hosts(refusal, run):
-    def refused(*words):
-        return refusal("serve", run, *words)
-
-    text = refused("--host", "0.0.0.0", "--port", "0")
-    assert "--host 0.0.0.0 can be reached from other machines, so --token FILE is needed" in text
-    assert "allowed without one: 127.0.0.1, ::1, localhost" in text
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        text = f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0"
-        assert text in refused("--port", port)
-    assert "--port must be 0 to 65535, got 65536" in refused("--port", "65536")
-    assert "--host 'no such host' has no address" in refused("--host", "no such host")
-    assert "--threads must be 1 to" in refused("--port", "0", "--threads", "0")
-    assert "--faiss-from must be at least 1" in refused("--port", "0", "--faiss-from", "0")
-    assert "does not exist" in refusal("serve", run / "nothing", "--port", "0")
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("--host 0.0.0.0", "so --token FILE is needed; allowed without one: 127.0.0.1, ::1, localhost"),
+        ("--port 65536", "--port must be 0 to 65535, got 65536"),
+        ("--host no.such.host", "--host 'no.such.host' has no address"),
+        ("--threads 0", "--threads must be 1 to"),
+        ("--faiss-from 0", "--faiss-from must be at least 1"),
+        (f"--token {TOKEN}", "--token takes a file"),
+        ("--token -", "the token that was entered has 5 characters"),
+    ],
+)
+def test_mistakes(refusal, run, monkeypatch, words, text):
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "short")
+    line = refusal("serve", run, "--port", "0", *words.split())
+    assert text in line and TOKEN not in line
 
 
 @pytest.mark.parametrize(
@@ -165,21 +158,3 @@ def test_tokens_that_cannot_be_used(refusal, run, tmp_path, content, mode, text)
     (tmp_path / "token").chmod(mode)
     line = refusal("serve", run, "--port", "0", "--token", tmp_path / "token")
     assert text in line and (not content or content.decode("latin-1").strip() not in line)
-
-
-def test_tokens_in_place_of_a_file(refusal, run, monkeypatch):
-    """One on the command line is not repeated; one may be entered."""
-    line = refusal("serve", run, "--port", "0", "--token", TOKEN)
-    assert "--token takes a file" in line and TOKEN not in line
-    monkeypatch.setattr("getpass.getpass", lambda prompt: "short")
-    line = refusal("serve", run, "--port", "0", "--token", "-")
-    assert "the token that was entered has 5 characters" in line
-
-
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "faiss"])
-def test_without_the_extra(refusal, run, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    needs = f"dglkge serve needs {package}: pip install 'dglkge[serve]'"
-    if package == "faiss":
-        needs = "--faiss needs faiss-cpu: pip install 'dglkge[faiss]'"
-    assert needs in refusal("serve", run, "--port", "0", "--faiss", "--faiss-from", "1")

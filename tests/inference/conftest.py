@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import dglkge
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.toy_kg import toy_dataset
@@ -16,5 +17,9 @@ def dataset():
 
 @pytest.fixture
 def folder(tmp_path, dataset):
-    """A run of random rows in two parts."""
     return save_toy_run(tmp_path / "run", dataset)
+
+
+@pytest.fixture
+def run(folder):
+    return dglkge.open_run(folder)

@@ -19,8 +19,9 @@ from dglkge.inference.links import approximate
 from dglkge.inference.links import completion as completion_module
 from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
-from dglkge.typing import RELATION, Side
+from dglkge.typing import Side
 from tests.checkpoint.toy_checkpoint import calibrated, save_toy_run
+from tests.inference.link_scores import all_scores, known_pairs
 
 CURVE = Platt(slope=3.0, offset=0.5)
 
@@ -34,43 +35,29 @@ def run(folder):
 
 def all_missing(run, splits=("train", "valid", "test")):
     """Every possible triple that no split has: ids, names and score, the best first."""
-    known = {tuple(row) for split in splits for row in run.dataset.split(split).tolist()}
-    rows = []
+    scores, known, parts = all_scores(run), known_pairs(run, splits), []
     for relation_id, relation in enumerate(run.tables.relations.relations):
-        heads, tails = run.tables.vocabulary(relation.lhs), run.tables.vocabulary(relation.rhs)
-        whole = run.tables.gather(relation.rhs, torch.arange(len(tails))).double()
-        row = run.tables.gather(RELATION, torch.tensor([relation_id])).double()
-        for head in range(len(heads)):
-            anchor = run.tables.gather(relation.lhs, torch.tensor([head])).double()
-            scores = run.model.score(anchor, row, whole, Side.TAIL)
-            rows += [
-                (
-                    head,
-                    relation_id,
-                    tail,
-                    heads[head],
-                    run.tables.relations.labels[relation_id],
-                    tails[tail],
-                    score,
-                )
-                for tail, score in enumerate(scores.tolist())
-                if (head, relation_id, tail) not in known
-            ]
-    frame = pd.DataFrame(rows, columns=["h", "r", "t", "head", "relation", "tail", "score"])
-    return frame.sort_values("score", ascending=False, kind="stable")
+        types = relation.lhs, relation.rhs
+        heads, tails = (np.array(run.tables.vocabulary(type_).names) for type_ in types)
+        h, t = np.nonzero(~known[relation_id])
+        names = {"head": heads[h], "relation": run.tables.relations.labels[relation_id], "tail": tails[t]}
+        values = scores[relation_id, Side.TAIL][h, t]
+        parts.append(pd.DataFrame({"h": h, "r": relation_id, "t": t, **names, "score": values}))
+    return pd.concat(parts).sort_values("score", ascending=False, kind="stable")
 
 
-def same(frame, expected):
-    names = ["head", "relation", "tail"]
-    assert frame["score"].is_monotonic_decreasing
+NAMES = ["head", "relation", "tail"]
+
+
+def same(frame, expected, column="score"):
+    assert frame[column].is_monotonic_decreasing
     pd.testing.assert_frame_equal(
-        frame[[*names, "score"]].sort_values(names, ignore_index=True),
-        expected[[*names, "score"]].sort_values(names, ignore_index=True),
-        rtol=1e-12,
+        *(triples[[*NAMES, column]].sort_values(NAMES, ignore_index=True) for triples in (frame, expected)),
+        rtol=1e-12 if column == "score" else 1e-5,
     )
 
 
-def test_above_a_probability(run):
+def test_links_above_a_probability_and_the_best_of_each_query(run):
     expected = all_missing(run)
     probability = CURVE(expected["score"].to_numpy())
     least = float(np.quantile(probability, 0.7))
@@ -78,50 +65,35 @@ def test_above_a_probability(run):
     assert 100 < len(frame) < len(expected)
     same(frame, expected[probability >= least])
     np.testing.assert_allclose(frame["probability"], CURVE(frame["score"].to_numpy()))
+    same(run.complete(k=3), expected.groupby(["h", "r"]).head(3))
+    are_asked = (expected["relation"] == "knows") & expected["head"].isin(["person1", "person7"])
+    frame = run.complete(relations=["knows"], heads=["person7", "person1"], k=2, limit=3)
+    same(frame, expected[are_asked].groupby("h").head(2).head(3))
 
 
 def test_curves_of_relations_are_limits_and_order(run, folder):
     curves = {(id_, Side.TAIL): Platt(1.0 + id_, 0.5 - id_) for id_ in (0, 2)}
     fitted = replace(run.calibration, by_relation=curves)
     (folder / "calibration.json").write_text(json.dumps(fitted.to_dict()))
-    found_by, expected = dglkge.open_run(folder), all_missing(run)
+    expected = all_missing(run)
     expected["probability"] = [
         float(curves.get((id_, Side.TAIL), CURVE)(score))
         for id_, score in zip(expected["r"], expected["score"])
     ]
     least = float(expected["probability"].quantile(0.6))
-    frame = found_by.complete(min_probability=least)
-    assert frame["probability"].is_monotonic_decreasing and not frame["score"].is_monotonic_decreasing
-    names = ["head", "relation", "tail"]
-    expected = expected[expected["probability"] >= least]
-    pd.testing.assert_frame_equal(
-        frame[[*names, "probability"]].sort_values(names, ignore_index=True),
-        expected[[*names, "probability"]].sort_values(names, ignore_index=True),
-    )
+    frame = dglkge.open_run(folder).complete(min_probability=least)
+    same(frame, expected[expected["probability"] >= least], "probability")
+    assert not frame["score"].is_monotonic_decreasing
 
 
-def test_best_k_of_each_query(run):
-    expected = all_missing(run)
-    same(run.complete(k=3), expected.groupby(["h", "r"]).head(3))
-    expected_links = expected[
-        (expected["relation"] == "knows") & expected["head"].isin(["person1", "person7"])
-    ]
-    frame = run.complete(relations=["knows"], heads=["person7", "person1"], k=2, limit=3)
-    same(frame, expected_links.groupby("h").head(2).head(3))
-
-
-def test_seen_candidates_and_a_held_out_split(run, tmp_path):
+def test_seen_candidates_and_a_held_out_split(run):
     expected = all_missing(run, ("train", "valid"))
     train = np.concatenate([run.dataset.split(split) for split in ("train", "valid")])
-    expected_links = expected[
-        [
-            ((train[:, 1] == r) & (train[:, 0] == h)).any()
-            and ((train[:, 1] == r) & (train[:, 2] == t)).any()
-            for h, r, t in zip(expected["h"], expected["r"], expected["t"])
-        ]
-    ]
+    heads, tails = (set(map(tuple, train[:, columns].tolist())) for columns in ((0, 1), (1, 2)))
+    ids = expected[["h", "r", "t"]].to_numpy().tolist()
+    are_seen = [(h, r) in heads and (r, t) in tails for h, r, t in ids]
     frame = run.complete(k=4, candidates="seen", held_out="test")
-    same(frame, expected_links.groupby(["h", "r"]).head(4))
+    same(frame, expected[are_seen].groupby(["h", "r"]).head(4))
 
 
 @pytest.mark.parametrize("question", [{"k": 3}, {"min_probability": 0.4}, {"k": 4, "min_probability": 0.6}])
@@ -130,15 +102,9 @@ def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, mo
     monkeypatch.setattr(approximate, "ROWS_PER_LIST", 8)
     monkeypatch.setattr(approximate, "RECALL_WANTED", 0.4)
     monkeypatch.setattr(approximate, "FIRST_CANDIDATES", 2)
-    names, question_with_relation = (
-        ["head", "relation", "tail", "score"],
-        {"relations": ["knows"], **question},
-    )
-    exact, approximate_frame = (
-        run.complete(**question_with_relation),
-        run.complete(**question_with_relation, candidates="faiss"),
-    )
-    both = approximate_frame[names].merge(exact[names], on=names[:3])
+    question = {"relations": ["knows"], **question}
+    exact, approximate_frame = run.complete(**question), run.complete(**question, candidates="faiss")
+    both = approximate_frame[[*NAMES, "score"]].merge(exact[[*NAMES, "score"]], on=NAMES)
     np.testing.assert_allclose(both["score_x"], both["score_y"], rtol=1e-12)
     if "k" not in question:  # else the fourth best takes the place of one that was missed
         assert len(both) == len(approximate_frame)
@@ -147,7 +113,7 @@ def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, mo
     assert recall["links"] == len(exact) > 10 and recall["recall"] == pytest.approx(len(both) / len(exact))
     index = recall["indexes"]["person"]
     assert 0.2 < recall["recall"] < 1 and index["lists_searched"] < index["lists"]
-    summary = run.complete_to(tmp_path / "all.parquet", **question_with_relation, candidates="faiss")
+    summary = run.complete_to(tmp_path / "all.parquet", **question, candidates="faiss")
     assert summary["recall"] == recall
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), approximate_frame)
 
@@ -169,13 +135,7 @@ def test_an_index_is_built_once_nothing_is_refused(run, folder, tmp_path, monkey
         dglkge.open_run(folder).complete(candidates="faiss")
 
 
-def test_an_index_of_few_rows_prints_no_warning(run, capfd):
-    pytest.importorskip("faiss", reason="faiss is not installed")
-    run.complete(k=1, candidates="faiss")
-    assert "WARNING" not in capfd.readouterr().err
-
-
-def test_the_recall_is_measured_with_full_float32_matmuls(run, monkeypatch):
+def test_an_index_prints_no_warning_and_is_measured_with_full_float32_matmuls(run, monkeypatch, capfd):
     pytest.importorskip("faiss", reason="faiss is not installed")
     precisions, links = set(), completion_module.Completion.links
 
@@ -189,7 +149,7 @@ def test_the_recall_is_measured_with_full_float32_matmuls(run, monkeypatch):
         run.complete(k=1, candidates="faiss")
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert precisions == {"highest"}
+    assert precisions == {"highest"} and "WARNING" not in capfd.readouterr().err
 
 
 def test_precision_and_recall_of_held_out_triples(run, tmp_path):
@@ -249,10 +209,9 @@ def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     merged, unmerged = np.concatenate(blocks), np.concatenate(runs)
-    assert len(blocks) > 3 and (np.diff(completion_module._order(merged)).real >= 0).all()
-    assert np.array_equal(*(np.sort(completion_module._order(links)) for links in (merged, unmerged)))
-    assert np.array_equal(np.sort(completion_module._order(merged)), completion_module._order(merged))
-    assert np.array_equal(np.sort(np.concatenate(blocks)), np.sort(unmerged))
+    order = completion_module._order(merged)
+    assert len(blocks) > 3 and np.array_equal(np.sort(order), order)
+    assert np.array_equal(np.sort(merged), np.sort(unmerged))
 
 
 @pytest.mark.parametrize(
@@ -270,11 +229,6 @@ def test_more_sorted_files_than_may_be_open_are_merged(tmp_path, monkeypatch):
 def test_refuses_bad_questions(run, question, message):
     with pytest.raises(InputError, match=message):
         run.complete(**question)
-
-
-def test_needs_probabilities(folder):
-    with pytest.raises(InputError, match="--calibrate|dglkge calibrate"):
-        dglkge.open_run(folder).complete()
 
 
 @pytest.mark.parametrize("entity_type", ["person", "town"])
@@ -305,6 +259,7 @@ def test_rounding_skips_no_pair(share, is_narrow):
     none = torch.empty(0, dtype=torch.int64)
     norm = float(rows.norm(dim=1).max())
     search = LinkSearch(model, query.double(), norm, (none, none), least, is_narrow=is_narrow)
+    search.add(torch.arange(0), rows[:0])  # a type of one entity has rows in one part of a checkpoint only
     for start in range(0, len(rows), 700):
         search.add(torch.arange(start, start + 700), rows[start : start + 700])
     links = search.take()
@@ -312,13 +267,3 @@ def test_rounding_skips_no_pair(share, is_narrow):
     order = np.lexsort((links["candidate"], links["query"]))
     assert np.array_equal(links["query"][order], query_ids)
     assert np.array_equal(links["candidate"][order], candidate_ids)
-
-
-def test_a_shard_without_rows_is_no_panel():
-    """A type of one entity has rows in one part of a checkpoint only."""
-    model, rows = build_model("distmult", 4, reciprocal=True), torch.ones(1, 4)
-    known = torch.tensor([0]), torch.tensor([0])
-    search = LinkSearch(model, torch.ones(2, 4).double(), 2.0, known, -np.inf, k=3)
-    search.add(torch.arange(0), rows[:0])
-    search.add(torch.arange(1), rows)
-    assert search.take()[["query", "candidate"]].tolist() == [(1, 0)]

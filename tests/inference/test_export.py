@@ -1,24 +1,32 @@
-"""Exported files hold the same float32 numbers, and appear only when they are whole."""
+"""Exported files hold the same float32 numbers, each read back by its own program."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from unittest import mock
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, StorageError
+from dglkge.errors import InputError, JobError, StorageError
 from dglkge.inference.exports import export, import_tables
 from dglkge.inference.exports import files as export_files
 from dglkge.inference.exports.export import export_tables
-from dglkge.typing import RELATION
+from dglkge.inference.run import open_run
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
 
 TABLES = ["person", "film", RELATION]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def toy(tmp_path, monkeypatch):
     """A checkpoint of three parts, exported a few rows at a time."""
     monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 3)
     meta = toy_meta(relations=TWO_PAIRS)
@@ -27,50 +35,29 @@ def run(tmp_path, monkeypatch):
     return open_checkpoint(tmp_path / "run"), tables
 
 
-@pytest.mark.parametrize("file_format", ["npy", "parquet", "safetensors", "tsv", "word2vec"])
-def test_every_format_of_rows_is_read_back(run, tmp_path, file_format):
-    checkpoint, tables = run
-    export_tables(checkpoint, TABLES, file_format, tmp_path / "out", overwrite=False)
-    for table in TABLES:
-        names, rows = import_tables.READERS[file_format](tmp_path / "out", table)
-        assert len(names) == len(rows)
-        # NaN and minus zero keep their meaning in text, not their bits.
-        assert np.array_equal(rows, tables[table].rows.numpy(), equal_nan=True)
+def test_files_have_the_forms_of_their_programs(toy, tmp_path):
+    """Special values too: in text, NaN and minus zero keep their meaning, not their bits."""
+    checkpoint, tables = toy
+    for file_format, ends in (("npy", ["npy", "names.txt"]), ("tsv", ["tsv"]), ("word2vec", ["vec"])):
+        written = export_tables(checkpoint, TABLES, file_format, tmp_path, overwrite=False)
+        assert [path.name for path in written] == [f"{table}.{end}" for table in TABLES for end in ends]
+    labels = ["likes (person → person)", "made", "likes (person → film)"]
+    for table, names in (("film", [f"film-{id_}" for id_ in range(5)]), (RELATION, labels)):
+        rows = tables[table].rows.numpy()
+        assert np.load(tmp_path / f"{table}.npy").tobytes() == rows.tobytes()
+        texts = [tmp_path / f"{table}{end}" for end in (".names.txt", ".tsv", ".vec")]
+        listed, tsv, word2vec = (path.read_text(encoding="utf-8").splitlines() for path in texts)
+        assert word2vec.pop(0) == f"{len(rows)} {rows.shape[1]}"
+        split = [[line.split("\t") for line in tsv], [line.split(" ") for line in word2vec]]
+        assert listed == [words[0] for words in split[0]] == names
+        assert [words[0] for words in split[1]] == [name.replace(" ", "_") for name in names]
+        for lines in split:
+            numbers = np.array([words[1:] for words in lines], np.float64).astype(np.float32)
+            assert np.array_equal(numbers, rows, equal_nan=True)
 
 
-def test_npy(run, tmp_path):
-    checkpoint, tables = run
-    written = export_tables(checkpoint, TABLES, "npy", tmp_path, overwrite=False)
-    names = [f"{table}.{end}" for table in TABLES for end in ("npy", "names.txt")]
-    assert [path.name for path in written] == names
-    for table in TABLES:
-        assert np.load(tmp_path / f"{table}.npy").tobytes() == tables[table].rows.numpy().tobytes()
-    assert (tmp_path / "film.names.txt").read_text().splitlines() == [f"film-{id_}" for id_ in range(5)]
-    relations = (tmp_path / "relation.names.txt").read_text(encoding="utf-8").splitlines()
-    assert relations == ["likes (person → person)", "made", "likes (person → film)"]
-
-
-@pytest.mark.parametrize(
-    ("file_format", "file", "separator", "label"),
-    [
-        ("tsv", "{}.tsv", "\t", "likes (person → person)"),
-        ("word2vec", "{}.vec", " ", "likes_(person_→_person)"),
-    ],
-)
-def test_texts(run, tmp_path, file_format, file, separator, label):
-    checkpoint, tables = run
-    export_tables(checkpoint, ["film", RELATION], file_format, tmp_path, overwrite=False)
-    *head, _, _, row, _, _ = (tmp_path / file.format("film")).read_text().splitlines()
-    assert head == (["5 6"] if file_format == "word2vec" else [])
-    name, *numbers = row.split(separator)
-    assert name == "film-2"
-    assert np.array_equal(np.array(numbers, np.float64).astype(np.float32), tables["film"].rows[2].numpy())
-    lines = (tmp_path / file.format(RELATION)).read_text(encoding="utf-8").splitlines()
-    assert lines[-3].split(separator)[0] == label
-
-
-def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
-    checkpoint, _ = run
+def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
+    checkpoint, _ = toy
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
@@ -116,18 +103,207 @@ def test_what_could_not_be_read_back_is_refused(tmp_path, file_format, name, wor
     assert not (tmp_path / "out").exists()
 
 
-def test_any_name_comes_back_from_parquet(tmp_path):
+def test_names_come_back_from_parquet_and_damaged_tsv_is_refused(tmp_path):
     names = ["a\tb", "x y", 'say "no"']
     export_tables(named(tmp_path, names), ["person"], "parquet", tmp_path / "out", overwrite=False)
     assert import_tables.READERS["parquet"](tmp_path / "out", "person")[0] == names
-
-
-def test_damaged_tsv(tmp_path):
-    path = tmp_path / "film.tsv"
-    for content, words in [
-        ("a\t1\t2\nb\t1\tx\n", "film.tsv:2: 'x' is no number"),
-        ("a\t1\t2\nb\t1\n", "tsv:2: a name and 1 numbers, expected 2"),
-    ]:
-        path.write_text(content)
+    for line, words in (
+        ("b\t1\tx", "film.tsv:2: 'x' is no number"),
+        ("b\t1", "2: a name and 1 numbers, exp"),
+    ):
+        (tmp_path / "film.tsv").write_text(f"a\t1\t2\n{line}\n")
         with pytest.raises(InputError, match=words):
             import_tables.READERS["tsv"](tmp_path, "film")
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 7)
+    return open_run(folder)
+
+
+def rows_of(run, table):
+    names = run.tables.relations.labels if table == "relation" else run.tables.vocabulary(table)
+    return list(names.names), run.tables[table][:].numpy()
+
+
+def same(names, rows, run, table):
+    expected_names, expected_rows = rows_of(run, table)
+    return list(names) == expected_names and np.asarray(rows, np.float32).tobytes() == expected_rows.tobytes()
+
+
+def test_parquet_is_read_by_duckdb_and_polars(run, tmp_path):
+    duckdb = pytest.importorskip("duckdb", reason="needs DuckDB")
+    polars = pytest.importorskip("polars", reason="needs Polars")
+    run.export("parquet", tmp_path)
+    for table in run.tables_in_order:
+        table_rows = duckdb.sql(f"SELECT name, type, embedding FROM '{tmp_path}/{table}.parquet'").fetchall()
+        names, types, rows = zip(*table_rows)
+        assert set(types) == {table} and same(names, rows, run, table)
+        frame = polars.read_parquet(tmp_path / f"{table}.parquet")
+        assert frame.schema["embedding"] == polars.Array(polars.Float32, run.tables[table].shape[1])
+        assert same(frame["name"].to_list(), frame["embedding"].to_numpy(), run, table)
+    # A search as in the documentation: entities of all types in one table, the vectors as arrays.
+    nearest = duckdb.sql(
+        f"""WITH entities AS (FROM read_parquet(['{tmp_path}/person.parquet', '{tmp_path}/town.parquet']))
+        SELECT b.name FROM entities a, entities b WHERE a.name = 'person4' AND b.type = 'person'
+        ORDER BY array_cosine_similarity(a.embedding::FLOAT[6], b.embedding::FLOAT[6]) DESC LIMIT 4"""
+    ).fetchall()
+    assert [row[0] for row in nearest] == ["person4", *run.similar("person4", 3)["entity"]]
+    groups = pq.ParquetFile(tmp_path / "person.parquet").metadata  # one for each block
+    assert [groups.row_group(group).num_rows for group in range(groups.num_row_groups)] == [7] * 5 + [5]
+
+
+@pytest.fixture
+def faiss():
+    return pytest.importorskip("faiss", reason="needs faiss-cpu")
+
+
+def test_faiss_holds_all_rows_and_finds_the_best_answers(run, tmp_path, faiss):
+    """The query of a model whose score is an inner product finds in the index what prediction finds."""
+    run.export("faiss", tmp_path)
+    for table in run.tables_in_order:
+        index = faiss.read_index(str(tmp_path / f"{table}.faiss"))
+        names = (tmp_path / f"{table}.names.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        assert index.metric_type == faiss.METRIC_INNER_PRODUCT and index.is_trained
+        assert same(names, index.reconstruct_n(0, index.ntotal), run, table)
+    head, relation = run.tables["person"]["person3"], run.tables["relation"]["lives_in"]
+    query = run.model.query(head[None], relation[None], Side.TAIL).numpy()
+    index = faiss.read_index(str(tmp_path / "town.faiss"))
+    scores, places = index.search(query, 10)
+    expected = run.predict_tails("person3", "lives_in", k=10)
+    towns = rows_of(run, "town")[0]
+    assert [towns[place] for place in places[0]] == expected["entity"].to_list()
+    assert np.allclose(scores[0], expected["score"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_faiss_with_another_metric_finds_the_exact_neighbours(run, tmp_path, faiss, metric):
+    run.export("faiss", tmp_path, ["person"], metric=metric)
+    index = faiss.read_index(str(tmp_path / "person.faiss"))
+    rows = rows_of(run, "person")[1].astype(np.float64)
+    queries = np.random.default_rng(0).normal(size=(20, 6))
+    products = queries @ rows.T
+    distances = -products / np.linalg.norm(rows, axis=1)
+    if metric == "l2":
+        distances = ((queries[:, None] - rows[None]) ** 2).sum(2)
+    scores, places = index.search(queries.astype(np.float32), 40)
+    assert np.array_equal(places, np.argsort(distances, axis=1))
+    assert np.allclose(np.abs(scores), np.abs(np.sort(distances, axis=1)), rtol=1e-4)
+
+
+def test_metrics_of_score_functions():
+    metrics = {"inner-product": ["complex", "distmult", "rescal"], "cosine": ["translation_cos"]}
+    for metric, names in {**metrics, "l2": ["transe_l2", "transe_l1", "rotate"]}.items():
+        assert {SCORE_FUNCTIONS.get(name).metric for name in names} == {metric}
+
+
+def test_a_release_of_faiss_with_another_form_is_refused(run, tmp_path, faiss, monkeypatch):
+    written = faiss.serialize_index(faiss.IndexFlatIP(6))
+    monkeypatch.setattr(faiss, "serialize_index", lambda _: np.append(np.zeros(8, np.uint8), written))
+    words = f"faiss {faiss.__version__} writes an index in a form that is not known"
+    with pytest.raises(JobError, match=words):
+        run.export("faiss", tmp_path, ["person"])
+    assert not list(tmp_path.glob("*.faiss*"))
+
+
+def test_lancedb(run, tmp_path, monkeypatch):
+    lancedb = pytest.importorskip("lancedb", reason="needs lancedb")
+    out = tmp_path / "out"
+    run.export("lancedb", out)
+    tables = sorted(f"{name}.lance" for name in run.tables_in_order)
+    assert sorted(path.name for path in out.iterdir()) == tables
+    database = lancedb.connect(out)
+    for table in run.tables_in_order:
+        arrow_table = database.open_table(table).to_arrow()
+        assert arrow_table.schema.field("vector").type.list_size == run.tables[table].shape[1]
+        assert same(arrow_table["name"].to_pylist(), arrow_table["vector"].to_pylist(), run, table)
+        assert set(arrow_table["type"].to_pylist()) == {table}
+    query = run.embeddings(["person4"]).to_numpy()[0]
+    near = database.open_table("person").search(query).distance_type("cosine").limit(4).to_list()
+    assert [neighbour["name"] for neighbour in near] == ["person4", *run.similar("person4", 3)["entity"]]
+    # A table is replaced only if allowed, and by a whole one.
+    shutil.rmtree(out / "person.lance")
+    with pytest.raises(InputError, match="town.lance exists; give --overwrite to replace it"):
+        run.export("lancedb", out, ["person", "town"])
+    assert not (out / "person.lance").exists()
+
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(Exception, match="No space left"):
+            run.export("lancedb", out, ["town"], overwrite=True)
+    assert lancedb.connect(out).open_table("town").count_rows() == 10
+    run.export("lancedb", out, ["person", "town"], overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == tables
+    assert lancedb.connect(out).open_table("town").count_rows() == 10
+
+
+def test_projector(run, tmp_path):
+    pytest.importorskip("tensorboard", reason="needs TensorBoard")
+    from google.protobuf import text_format
+    from tensorboard.plugins.projector import projector_config_pb2, projector_plugin
+
+    run.export("projector", tmp_path)
+    text = (tmp_path / "projector_config.pbtxt").read_text()
+    embeddings = text_format.Parse(text, projector_config_pb2.ProjectorConfig()).embeddings
+    assert [embedding.tensor_name for embedding in embeddings] == run.tables_in_order
+    for embedding in embeddings:
+        rows = projector_plugin._read_tensor_tsv_file(str(tmp_path / embedding.tensor_path))
+        lines = (tmp_path / embedding.metadata_path).read_text(encoding="utf-8").split("\n")[:-1]
+        (title, second), *fields = (line.split("\t") for line in lines)
+        assert (title, second) == ("name", "type")
+        assert {type_ for _, type_ in fields} == {embedding.tensor_name}
+        assert same([name for name, _ in fields], rows, run, embedding.tensor_name)
+    # A sample of a large table
+    run.export("projector", tmp_path / "sample", ["person", "town"], max_rows=12)
+    names, rows = rows_of(run, "person")
+    lines = (tmp_path / "sample" / "person.metadata.tsv").read_text().splitlines()[1:]
+    places = [names.index(line.split("\t")[0]) for line in lines]
+    assert len(places) == 12 and places == sorted(set(places)) and places != list(range(12))
+    sample = np.loadtxt(tmp_path / "sample" / "person.tensors.tsv").astype(np.float32)
+    assert np.array_equal(sample, rows[places])
+    assert len((tmp_path / "sample" / "town.tensors.tsv").read_text().splitlines()) == 10
+
+
+def test_qdrant(run, tmp_path):
+    qdrant = pytest.importorskip("qdrant_client", reason="needs qdrant-client")
+    (path,) = run.export("qdrant", tmp_path / "out")
+    with contextlib.closing(qdrant.QdrantClient(path=str(path))) as client:
+        collections = {collection.name for collection in client.get_collections().collections}
+        assert collections == set(run.tables_in_order)
+        for table in run.tables_in_order:
+            points, _ = client.scroll(table, limit=1000, with_vectors=True)
+            points = sorted(points, key=lambda point: point.id)
+            assert [point.id for point in points] == list(range(len(points)))
+            assert {point.payload["type"] for point in points} == {table}
+            assert same([point.payload["name"] for point in points], [p.vector for p in points], run, table)
+        # The best tails are the nearest by the query that the model makes: ComplEx is a product.
+        rows = run.tables["person"]["person1"][None], run.tables["relation"]["lives_in"][None]
+        query = run.model.query(*rows, Side.TAIL)
+        hits = client.query_points("town", query=query[0].tolist(), limit=4).points
+        expected = run.predict_tails("person1", "lives_in", 4)
+        assert [point.payload["name"] for point in hits] == expected["entity"].tolist()
+        assert [point.score for point in hits] == pytest.approx(expected["score"].tolist(), rel=1e-5)
+        server = qdrant.QdrantClient(":memory:")
+        client.migrate(server)
+        assert server.query_points("town", query=query[0].tolist(), limit=4).points == hits
+    with pytest.raises(InputError, match="qdrant exists; give --overwrite"):
+        run.export("qdrant", tmp_path / "out")
+    (path,) = run.export("qdrant", tmp_path / "out", ["town"], overwrite=True, metric="cosine")
+    with contextlib.closing(qdrant.QdrantClient(path=str(path))) as client:
+        hits = client.query_points("town", query=run.tables["town"]["town3"].tolist(), limit=4).points
+        assert [point.payload["name"] for point in hits] == ["town3", *run.similar("town3", 3)["entity"]]
+        assert not client.collection_exists("person")
+
+
+def test_each_block_is_written_before_the_next_is_read(monkeypatch):
+    monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 10)
+    calls = mock.Mock()
+    calls.gather.side_effect = lambda table, ids: torch.zeros(len(ids), 4)
+    table = export_files.ExportedTable(calls, "entity", [str(id_) for id_ in range(35)], (35, 4))
+    export_files.write_rows(calls, table.blocks())
+    assert [name for name, *_ in calls.mock_calls] == ["gather", "write"] * 4
+    assert [len(written) for (written,), _ in calls.write.call_args_list] == [160, 160, 160, 80]

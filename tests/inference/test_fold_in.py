@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference import fold_in, fold_in_loss
@@ -16,11 +15,11 @@ from dglkge.inference.fold_in import _EntityTriples
 from dglkge.inference.fold_in_loss import better_rows, run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
+from dglkge.partition.extend import extend_dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 
 N3 = {"loss": {"name": "softmax"}, "regularizer": {"name": "n3", "weight": 0.05}}
-NO_PENALTY = {"loss": {"name": "softmax"}, "regularizer": {"name": "none"}}
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +28,13 @@ def plain():
 
 
 def toy_run(folder, dataset, score_function="complex", config=N3, **changes) -> Run:
-    """Save a run of random rows on a data set, and open it."""
     save_toy_run(folder, dataset, score_function, config=config, **changes)
     return Run(open_checkpoint(folder))
+
+
+def with_dense_parameters(run, score_function, options=None):
+    module = build_model(score_function, 6, reciprocal=True, options=options or {}).module
+    run.tables.dense_parameters = lambda: dict(module.named_parameters())
 
 
 def frame(*triples) -> pd.DataFrame:
@@ -46,28 +49,23 @@ FACTS = frame(
 )
 
 
-def definition(run: Run, facts: pd.DataFrame, power: str):
+def definition(run: Run, facts: pd.DataFrame, score_function: str):
     """Return the loss of a row of the entity ``new``, from the definitions of ComplEx, DistMult and N3."""
-    known = run.tables.gather("entity", torch.arange(60)).double()
-    relations = run.tables.gather("relation", torch.arange(4)).double()
-    is_complex = power == "complex"
+    known, relations = run.tables["entity"][:].double(), run.tables["relation"][:].double()
 
     def numbers(rows):
-        return torch.complex(*rows.chunk(2, -1)) if is_complex else rows
+        return torch.complex(*rows.chunk(2, -1)) if score_function == "complex" else rows
 
     def queries(anchor, relation, side):
-        anchor, relation = numbers(anchor), numbers(relation)
-        if is_complex and side == "tail":
-            return anchor * relation
-        return anchor * relation.conj() if is_complex else anchor * relation
+        relation = numbers(relation)
+        return numbers(anchor) * (relation if side == "tail" else relation.conj())
 
     def scores(query, rows):
-        return (query * numbers(rows).conj()).sum(-1).real if is_complex else (query * rows).sum(-1)
+        return (query * numbers(rows).conj()).sum(-1).real
 
-    names, labels = run.tables.vocabulary("entity"), run.tables.relations
-    known_ids = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
-           for h, r, t in facts.itertuples(index=False)]  # fmt: skip
-
+    ids = {name: id_ for id_, name in enumerate(run.tables.vocabulary("entity").names)} | {"new": -1}
+    labels = run.tables.relations
+    known_ids = [(ids[h], labels.id(r), ids[t]) for h, r, t in facts.itertuples(index=False)]
     heads, of, tails = torch.from_numpy(run.dataset.split("train").astype(np.int64)).unbind(1)
     trained = [queries(known[heads], relations[of], "tail"), queries(known[tails], relations[of], "head")]
     powers = [scores(query[:, None], known).logsumexp(1) for query in trained]
@@ -112,20 +110,14 @@ def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, pl
     config = {"loss": {"name": "self_adversarial", "margin": 6.0}, "regularizer": {"name": "none"}}
     run = toy_run(tmp_path, plain, score_function, config)
     if score_function == "tucker":
-        module = build_model(score_function, 6, reciprocal=True).module
-        run.tables.dense_parameters = lambda: dict(module.named_parameters())
+        with_dense_parameters(run, score_function)
     more = run.add_entities(FACTS)
     row, triples = more.tables["entity"]["new"], more._added[0]
     assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
-    fold_in = run._fold_in
-    terms = [
-        *fold_in._own_terms("entity", [_EntityTriples(60, triples, 9)])[0],
-        fold_in._training_term("entity"),
-    ]
-    losses = [
-        float(sum(term(some_row[None].double()) for term in terms))
-        for some_row in [row, *run.tables["entity"][:]]
-    ]
+    own_terms = run._fold_in._own_terms("entity", [_EntityTriples(60, triples, 9)])[0]
+    terms = [*own_terms, run._fold_in._training_term("entity")]
+    rows = torch.stack([row, *run.tables["entity"][:]]).double()
+    losses = [float(sum(term(some_row[None]) for term in terms)) for some_row in rows]
     assert losses[0] < np.median(losses[1:])
 
 
@@ -159,16 +151,12 @@ def test_many_at_once_are_those_found_alone(tmp_path, plain, monkeypatch):
     assert fewer.tolist() == pytest.approx(alone[4].tolist(), abs=0.5) and not torch.equal(fewer, alone[4])
 
 
-def test_a_chain_of_new_entities_is_found_from_its_known_end(tmp_path, plain):
-    more = toy_run(tmp_path, plain).add_entities(frame(("a", "turn_1", "e001"), ("a", "turn_7", "b")))
+def test_a_chain_of_new_entities_and_their_types(tmp_path, plain, dataset):
+    more = toy_run(tmp_path / "a", plain).add_entities(frame(("a", "turn_1", "e001"), ("a", "turn_7", "b")))
     assert list(more.tables.vocabulary("entity").names[60:]) == ["a", "b"]
     assert more.tables["entity"][["a", "b"]].abs().sum(1).gt(0).all()
-
-
-def test_relations_give_new_entities_their_types(tmp_path, dataset):
-    run = toy_run(tmp_path, dataset)
     facts = frame(("Ada", "lives_in", "town1"), ("Ada", "near", "town2"), ("town3", "lies_in", "Utopia"))
-    more = run.add_entities(facts)
+    more = toy_run(tmp_path / "b", dataset).add_entities(facts)
     assert more.type_of("Ada") == "person" and more.type_of("Utopia") == "country"
 
 
@@ -176,8 +164,7 @@ def test_times_of_triples(tmp_path):
     """A column of times and names of relations at times are the same."""
     dataset = Dataset.open(temporal_dataset())
     run = toy_run(tmp_path, dataset, "tcomplex", score_options={"num_times": len(TIMES)})
-    module = build_model("tcomplex", 6, reciprocal=True, options={"num_times": len(TIMES)}).module
-    run.tables.dense_parameters = lambda: dict(module.named_parameters())
+    with_dense_parameters(run, "tcomplex", {"num_times": len(TIMES)})
     times = ["2021-04", "2021-06", "2021-03", "2021-04"]
     facts = FACTS.assign(relation=["turn", "open", "turn", "follow"], time=times)
     labels = facts["relation"] + " @ " + facts["time"]
@@ -209,27 +196,22 @@ def test_triples_that_give_no_row_are_refused(tmp_path, dataset, facts, words):
         toy_run(tmp_path, dataset).add_entities(facts)
 
 
-def test_a_step_to_a_loss_that_is_not_a_number_is_halved():
-    # x - log(x): from 3, the curvature there promises the least loss at -3.
+def test_steps_and_terms_of_the_loss(tmp_path, plain):
+    # x - log(x): from 3, the curvature there promises the least loss at -3, which is not a number; halved.
     rows, is_open = better_rows(torch.tensor([[3.0]]), [lambda row: (row - row.log()).sum(1)])
     assert rows.item() == pytest.approx(1, abs=0.01) and not is_open
-
-
-def test_objectives_over_all_candidates_add_their_terms(tmp_path, plain):
+    # Objectives over all candidates add their terms.
     config = {"loss": {"name": "bce"}, "training": {"objective": {"name": "one_vs_all"}}}
     loss = run_loss(toy_run(tmp_path, plain, config=config).checkpoint)
     assert loss(torch.zeros(1), torch.zeros(1, 9)).item() == pytest.approx(10 * np.log(2))
 
 
-def test_a_run_on_an_extended_data_set_has_the_rows(tmp_path, plain):
-    from dglkge.partition.extend import extend_dataset
-
+def test_a_run_on_an_extended_data_set_has_the_rows(tmp_path, plain, call):
     run = toy_run(tmp_path / "run", plain)
     FACTS.to_csv(tmp_path / "more.tsv", sep="\t", header=False, index=False)
     extend_dataset(plain.path, [tmp_path / "more.tsv"], tmp_path / "extended", "more")
-    words = ["checkpoint", "convert", str(tmp_path / "run"), "--to", "run", "--fold-in"]
-    words += ["--dataset", str(tmp_path / "extended"), "--output", str(tmp_path / "grown")]
-    assert main(words) == 0
+    words = ["checkpoint", "convert", tmp_path / "run", "--to", "run", "--fold-in"]
+    assert call(*words, "--dataset", tmp_path / "extended", "--output", tmp_path / "grown")[0] == 0
     grown = open_run(tmp_path / "grown")
     expected = run.add_entities(FACTS).tables["entity"]
     assert torch.equal(grown.tables["entity"]["new"], expected["new"])

@@ -1,23 +1,31 @@
-"""Reasons for links: paths and rules by brute force, influences by training again without a triple."""
+"""Reasons for links and rules beside a model, by brute force and by training again without a triple."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.nn import functional
 
 import dglkge
+from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import Protocol
+from dglkge.inference import rule_scores, rules
 from dglkge.inference.reasons import Explainer, Link
-from dglkge.inference.rules import RuleGraph
+from dglkge.inference.rules import PESSIMISM, Rule, RuleGraph
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Relation, Side
+from tests.checkpoint.toy_checkpoint import calibrated
+from tests.inference.link_scores import names_of
 
 DIM = 16
 
@@ -59,15 +67,13 @@ def test_paths_are_all_chains(dataset, links):
 
 
 def test_rules_count_the_pairs_of_a_chain(dataset, links):
-    """The toy has fewer entities than are sampled."""
     graph = RuleGraph(dataset.known_triples(["train"]), dataset.relations.relations)
     train = {tuple(triple) for triple in dataset.split("train").tolist()}
     for relation_id, relation in enumerate(dataset.relations.relations):
         triples = dataset.split("train")
         rules = graph.rules(relation_id, triples[triples[:, 1] == relation_id], 5, 20)
-        assert [rule.confidence for rule in rules] == sorted(
-            (mined.confidence for mined in rules), reverse=True
-        )
+        confidences = [rule.confidence for rule in rules]
+        assert confidences == sorted(confidences, reverse=True)
         for rule in rules[:4]:
             ends = {entity for entity in links if entity[0] == relation.lhs}
             pairs = {(start, start) for start in ends}
@@ -113,9 +119,8 @@ def test_influences_order_triples_as_training_without_them_does():
     model, triples = build_model("complex", DIM, reciprocal=True), learned_graph()
     train, whole = triples[:-40], trained(triples[:-40])
     relations = SimpleNamespace(relations=[Relation(f"r{number}", "entity", "entity") for number in range(4)])
-    tables = SimpleNamespace(
-        gather=lambda table, ids: whole[table][ids], relations=relations, vocabulary=lambda _: range(30)
-    )
+    rows_of = {"gather": lambda table, ids: whole[table][ids], "vocabulary": lambda _: range(30)}
+    tables = SimpleNamespace(relations=relations, **rows_of)
     run = SimpleNamespace(tables=tables, model=model, known_triples=lambda splits: KnownTriples([train], 4))
 
     def score(rows, head, relation_id, tail):
@@ -136,11 +141,9 @@ def test_influences_order_triples_as_training_without_them_does():
     assert np.mean(falls["strong"]) > 0.1 and np.mean(falls["weak"]) < 0
 
 
-def test_reasons_by_name(dataset, folder):
-    run, train = dglkge.open_run(folder), dataset.split("train")
-    head, relation_id, tail = train[train[:, 1] == dataset.relations.id("knows")][0].tolist()
-    names = dataset.vocabulary("person")
-    link = (names[head], "knows", names[tail])
+def test_reasons_by_name(dataset, run):
+    train = dataset.split("train")
+    link = names_of(dataset, train[train[:, 1] == dataset.relations.id("knows")][0])
     reasons = run.explain(*link, k=4)
     assert (reasons["head"], reasons["relation"], reasons["tail"]) == link and reasons["probability"] is None
     triples = [tuple(reason[role] for role in ("head", "relation", "tail")) for reason in reasons["triples"]]
@@ -158,26 +161,23 @@ def test_reasons_by_name(dataset, folder):
     assert rules["rule"].str.endswith("=> (x, knows, y)").all() and len(rules) == 3
 
 
-def test_similar_links_are_the_known_ones_by_cosine(dataset, folder):
-    run = dglkge.open_run(folder)
+def test_similar_links_are_the_known_ones_by_cosine(dataset, run):
     similar = run.explain("person1", "lives_in", "town1", k=50)["similar"]
-    train, relation_id = run.dataset.split("train"), run.tables.relations.id("lives_in")
-    relation_triples = train[train[:, 1] == relation_id]
-    people, towns = run.tables.vocabulary("person"), run.tables.vocabulary("town")
-    expected = []
-    for column, other, table, names, name in (
-        (0, 2, "person", people, "person1"),
-        (2, 0, "town", towns, "town1"),
+    names = [names_of(dataset, triple) for triple in dataset.split("train")]
+    train = pd.DataFrame(names, columns=["h", "r", "t"])
+    lives = train[train["r"] == "lives_in"]
+    expected = {}
+    for name, others in (
+        ("person1", lives["h"][lives["t"] == "town1"]),
+        ("town1", lives["t"][lives["h"] == "person1"]),
     ):
-        anchor = {0: towns.id("town1"), 2: people.id("person1")}[column]
-        for id_ in set(relation_triples[relation_triples[:, other] == anchor][:, column].tolist()) - {
-            names.id(name)
-        }:
-            rows = run.tables.gather(table, torch.tensor([id_, names.id(name)])).double()
-            expected.append((functional.cosine_similarity(rows[0], rows[1], dim=0).item(), names[id_]))
-    expected.sort(reverse=True)
-    assert [link["entity"] for link in similar] == [name for _, name in expected]
-    assert [link["cosine"] for link in similar] == pytest.approx([cosine for cosine, _ in expected], abs=1e-6)
+        names = [name, *sorted(set(others) - {name})]
+        rows = torch.tensor(run.embeddings(names).to_numpy(np.float64))
+        cosines = functional.cosine_similarity(rows[:1], rows[1:])
+        expected |= dict(zip(names[1:], cosines.tolist()))
+    expected = pd.Series(expected).sort_values(ascending=False)
+    assert [link["entity"] for link in similar] == expected.index.tolist()
+    assert [link["cosine"] for link in similar] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,149 @@ def test_similar_links_are_the_known_ones_by_cosine(dataset, folder):
         (("person1", "near", "town1", 0), "must be at least 1"),
     ],
 )
-def test_refusals(folder, link, words):
+def test_refusals(run, link, words):
     with pytest.raises(InputError, match=words):
-        dglkge.open_run(folder).explain(*link)
+        run.explain(*link)
+
+
+def expected_confidences(links, rules_of_relation, side, relation_id, start):
+    """Greatest confidence by candidate: chains walked link by link, constants counted over all triples."""
+    best = Counter()
+    for rule in rules_of_relation:
+        reached = {start}
+        for step in rule.steps if side is Side.TAIL else rules.mirrored(rule.steps):
+            ends = {end for begin in reached for taken, end in links.get(begin, ()) if taken == step}
+            reached = ends - {start}
+        best |= Counter(dict.fromkeys(reached, rule.confidence))
+    asked = (relation_id, side)
+    pairs = {(begin, end) for begin, steps in links.items() for step, end in steps if step == asked}
+    for step, constant in links.get(start, ()):
+        examples = {begin for begin, steps in links.items() if (step, constant) in steps}
+        for conclusion in {end for _, end in pairs} - ({constant} if step == asked else set()):
+            support = sum((example, conclusion) in pairs for example in examples)
+            confidence = support / (len(examples) + PESSIMISM)
+            if support >= rules.MIN_SUPPORT and confidence >= rules.MIN_CONFIDENCE:
+                best |= Counter({conclusion: confidence})
+    return {id_: confidence for (_, id_), confidence in best.items()}
+
+
+def test_confidences_are_those_of_the_best_rule(run, links, monkeypatch):
+    monkeypatch.setattr(rules, "MIN_SUPPORT", 2)  # the toy has few examples
+    monkeypatch.setattr(rule_scores, "DENSE_NUMBERS", 30)  # few queries at a time
+    scores, num_constants = rule_scores.mined(run, rule_scores.plain_rules(run)), 0
+    for relation_id, relation in enumerate(run.tables.relations.relations):
+        for side in Side:
+            query, candidate, confidence = scores.confidences(side, relation_id, np.arange(8))
+            for anchor in range(8):
+                best = dict(zip(candidate[query == anchor].tolist(), confidence[query == anchor].tolist()))
+                start, chains_of = (relation.anchor_type(side), anchor), scores.rules[relation_id]
+                expected = expected_confidences(links, chains_of, side, relation_id, start)
+                assert best == pytest.approx(expected, rel=1e-6)
+                num_constants += len(expected_confidences(links, [], side, relation_id, start))
+    assert num_constants and any(scores.rules.values())
+
+
+def test_only_the_best_candidates_count(run, monkeypatch):
+    scores = rule_scores.mined(run, rule_scores.plain_rules(run))
+    knows, anchors = run.tables.relations.id("knows"), np.arange(6)
+    query, _, confidence = scores.confidences(Side.TAIL, knows, anchors)
+    monkeypatch.setattr(rule_scores, "MOST_CANDIDATES", 2)
+    few, _, kept = scores.confidences(Side.TAIL, knows, anchors)
+    for place in range(len(anchors)):
+        descending = np.sort(confidence[query == place])[::-1]
+        assert np.sort(kept[few == place])[::-1].tolist() == descending[descending >= descending[1]].tolist()
+    assert len(few) < len(query)
+
+
+def test_one_ranking(run):
+    both = run.with_rules()
+    assert both.bonus.weights.any()
+    relation_id, head = run.tables.relations.id("lives_in"), run.tables.vocabulary("person").id("person1")
+    plain = run.predict_tails("person1", "lives_in", k=100, known="keep").set_index("entity")["score"]
+    scores = both.predict_tails("person1", "lives_in", k=100, known="keep").set_index("entity")["score"]
+    _, towns, added = both.bonus(Side.TAIL, np.array([head]), np.array([relation_id]))
+    names = run.tables.vocabulary("town").names
+    expected = plain.add(pd.Series(added, [names[id_] for id_ in towns.tolist()]), fill_value=0)
+    assert scores.to_dict() == pytest.approx(expected.to_dict(), rel=1e-5) and len(added)
+    assert scores.is_monotonic_decreasing
+    best, bonuses = names.index(scores.index[0]), []
+    for side, anchor, answer in ((Side.TAIL, head, best), (Side.HEAD, best, head)):
+        _, ids, values = both.bonus(side, np.array([anchor]), np.array([relation_id]))
+        bonuses.append(values[ids == answer].sum())
+    frame = pd.DataFrame({"head": ["person1"], "relation": ["lives_in"], "tail": [scores.index[0]]})
+    assert both.score(frame)["score"][0] == pytest.approx(run.score(frame)["score"][0] + np.mean(bonuses))
+    # Ranks are those of the predictions, which no known answer precedes.
+    for row, rank in zip(run.dataset.split("test")[:12], both.evaluate("test").ranks[Side.TAIL]):
+        head, label, name = names_of(run.dataset, row)
+        frame = both.predict_tails(head, label, k=10_000)
+        score = frame["score"][frame["entity"] == name].item()
+        other_scores = frame[(frame["entity"] != name) & frame["known_from"].isna()]["score"]
+        assert (other_scores > score + 1e-5).sum() + 1 <= rank <= (other_scores >= score - 1e-5).sum() + 1
+
+
+def test_new_entities_come_before_or_after_rules(run):
+    triples = [("Ann", "lives_in", "town4"), ("Ann", "knows", "person3"), ("person3", "near", "Utopia")]
+    facts = pd.DataFrame(triples, columns=["head", "relation", "tail"])
+    rows = run.add_entities(facts)
+    run.with_rules()  # mined without the new entities
+    before, after = rows.with_rules(), run.with_rules().add_entities(facts)
+    for name, relation in (("Ann", "near"), ("person3", "lives_in"), ("Ann", "knows")):
+        plain, *both = (model.predict_tails(name, relation, k=100) for model in (rows, before, after))
+        pd.testing.assert_frame_equal(*both)
+        assert both[0]["score"].tolist() != plain["score"].tolist()
+
+
+def test_weights_are_the_best_on_the_valid_split(run, monkeypatch):
+    monkeypatch.setattr(rule_scores, "PRIOR_RANKS", 0)
+    monkeypatch.setattr(rule_scores, "TRIPLES_AT_A_TIME", 7)
+    scores = rule_scores.weighted(run, rule_scores.mined(run, rule_scores.plain_rules(run)))
+    valid = run.dataset.split("valid")
+    for relation_id in np.unique(valid[:, 1]).tolist():
+        relation_triples = valid[valid[:, 1] == relation_id]
+        for number, side in enumerate(Side):
+            means = []
+            for weight in rule_scores.WEIGHTS:
+                run.bonus = replace(scores, weights=np.full_like(scores.weights, weight))
+                means.append((1 / run.evaluate(Protocol("valid"), relation_triples).ranks[side]).mean())
+            assert scores.weights[relation_id, number] == rule_scores.WEIGHTS[int(np.argmax(means))]
+
+
+def test_rules_are_mined_once_for_a_version(run, folder, monkeypatch, caplog):
+    first = run.with_rules().bonus
+    path = folder / "rules.json"
+    fields = json.loads(path.read_text())
+    assert set(fields["relations"]) == set(run.tables.relations.labels.names)
+    with monkeypatch.context() as patch:
+        patch.setattr(rule_scores, "mined", None)
+        again = dglkge.open_run(folder).with_rules().bonus
+    assert again.rules == first.rules and (again.weights == first.weights).all()
+    assert all(isinstance(rule, Rule) for relation_rules in again.rules.values() for rule in relation_rules)
+    # Of another version, they are mined again.
+    path.write_text(json.dumps({**fields, "version": fields["version"] + 1, "relations": {}}))
+    renewed = dglkge.open_run(folder).with_rules().bonus
+    assert renewed.rules == first.rules and json.loads(path.read_text()) == fields
+    path.unlink()
+    monkeypatch.setattr(rule_scores.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
+    assert dglkge.open_run(folder).with_rules().bonus.rules == first.rules
+    assert "rules are not kept: cannot write" in caplog.text and not path.exists()
+
+
+def test_refusals_of_rules(run, folder, monkeypatch):
+    calibrated(folder, 1.0, 0.0)
+    both = run.with_rules()
+    with pytest.raises(InputError, match="scores of the model alone"):
+        both.complete(k=1)
+    with pytest.raises(InputError, match="probabilities are fitted to scores of the model alone"):
+        both.ask("?x : (person1, knows, ?x)")
+    assert "probability" in run.predict_tails("person1", "knows").columns
+    assert "probability" not in both.predict_tails("person1", "knows").columns
+    (folder / "rules.json").write_text("[]")
+    with pytest.raises(InputError, match=r"rules\.json"):
+        dglkge.open_run(folder).with_rules()
+    (folder / "rules.json").unlink()
+    split = Dataset.split
+    monkeypatch.setattr(
+        Dataset, "split", lambda data, name: split(data, name)[: 0 if name == "valid" else None]
+    )
+    with pytest.raises(InputError, match="weights of rules are chosen on the valid split"):
+        dglkge.open_run(folder).with_rules()

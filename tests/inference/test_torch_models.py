@@ -41,13 +41,11 @@ def toy_run(path, score_function, reciprocal=True, relations=ONE_PAIR):
     return run
 
 
-def expected_scores(run, triples=TRIPLES):
-    """Return the scores that ``run.score`` averages, by side, in float64."""
-    return score_triples(run.model, triples, run.tables.meta.relations, run.tables)
+def expected_scores(run):
+    return score_triples(run.model, TRIPLES, run.tables.meta.relations, run.tables)
 
 
-def columns(triples=TRIPLES):
-    return torch.from_numpy(triples).unbind(1)
+COLUMNS = torch.from_numpy(TRIPLES).unbind(1)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +61,9 @@ def test_a_module_has_the_scores_of_the_run_and_gradients(tmp_path, score_functi
     run = toy_run(tmp_path, score_function, reciprocal, TWO_PAIRS)
     expected, model = expected_scores(run), run.torch_model().double()
     for side in Side:
-        assert model(*columns(), side).tolist() == pytest.approx(expected[side].tolist(), rel=1e-12)
+        assert model(*COLUMNS, side).tolist() == pytest.approx(expected[side].tolist(), rel=1e-12)
     mean = (expected[Side.HEAD] + expected[Side.TAIL]) / 2
-    scores = model(*columns())
+    scores = model(*COLUMNS)
     assert scores.tolist() == pytest.approx(mean.tolist(), rel=1e-12)
     scores.sum().backward()
     for name, parameter in model.named_parameters():
@@ -77,27 +75,23 @@ def test_training_a_module_leaves_the_run_as_it_is(tmp_path):
     run = toy_run(tmp_path, "tucker")
     before, model = expected_scores(run), run.torch_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    (-model(*columns()).sum()).backward()
+    (-model(*COLUMNS).sum()).backward()
     optimizer.step()
-    assert model(*columns()).sum() > torch.from_numpy(before[Side.TAIL]).sum()
+    assert model(*COLUMNS).sum() > torch.from_numpy(before[Side.TAIL]).sum()
     for side in Side:
         assert np.array_equal(expected_scores(run)[side], before[side])
     again = run.torch_model()
     again.load_state_dict(model.state_dict())
-    assert torch.equal(again(*columns()), model(*columns()))
+    assert torch.equal(again(*COLUMNS), model(*COLUMNS))
 
 
 @pytest.fixture
 def factory():
     """Triples by the names of the toy run, in PyKEEN's own order of names."""
-    triples = pytest.importorskip("pykeen.triples", reason="needs pykeen")
-    names = [
-        [f"person-{head}", ONE_PAIR[relation].name, f"person-{tail}"]
-        for head, relation, tail in [*TRIPLES.tolist(), *([id_, 0, id_] for id_ in range(23))]
-    ]
-    return lambda inverse: triples.TriplesFactory.from_labeled_triples(
-        np.array(names), create_inverse_triples=inverse
-    )
+    factories = pytest.importorskip("pykeen.triples", reason="needs pykeen").TriplesFactory
+    triples = [*TRIPLES.tolist(), *([id_, 0, id_] for id_ in range(23))]
+    names = np.array([(f"person-{h}", ONE_PAIR[r].name, f"person-{t}") for h, r, t in triples])
+    return lambda inverse: factories.from_labeled_triples(names, create_inverse_triples=inverse)
 
 
 MODES = {"reciprocal": (True, True), "plain": (False, False), "adjoint": (False, True)}
@@ -117,24 +111,25 @@ def test_pykeen_has_the_same_scores(tmp_path, factory, score_function, mode):
         [[entity[f"person-{h}"], relation[ONE_PAIR[r].name], entity[f"person-{t}"]] for h, r, t in TRIPLES]
     )
     assert ids[:, 0].tolist() != TRIPLES[:, 0].tolist()  # names are sorted there
-    scores = model.predict_hrt(ids)[:, 0]
-    assert scores.tolist() == pytest.approx(expected[Side.TAIL].tolist(), rel=1e-4, abs=1e-5)
     # As its evaluators ask: all tails of (h, r), all heads of (r, t); the latter by the inverse relation.
-    tails = model.predict_t(ids[:, :2]).gather(1, ids[:, 2:])[:, 0]
-    heads = model.predict_h(ids[:, 1:]).gather(1, ids[:, :1])[:, 0]
-    assert tails.tolist() == pytest.approx(expected[Side.TAIL].tolist(), rel=1e-4, abs=1e-5)
-    assert heads.tolist() == pytest.approx(expected[Side.HEAD].tolist(), rel=1e-4, abs=1e-5)
+    tails = model.predict_t(ids[:, :2]).gather(1, ids[:, 2:])
+    heads = model.predict_h(ids[:, 1:]).gather(1, ids[:, :1])
+    for scores, side in ((model.predict_hrt(ids), Side.TAIL), (tails, Side.TAIL), (heads, Side.HEAD)):
+        assert scores[:, 0].tolist() == pytest.approx(expected[side].tolist(), rel=1e-4, abs=1e-5)
 
 
-def test_what_pykeen_cannot_take_is_refused(tmp_path, factory):
+def test_what_other_packages_cannot_take_is_refused(tmp_path, factory):
     with pytest.raises(InputError, match="so the factory needs create_inverse_triples=True"):
         toy_run(tmp_path / "a", "complex").pykeen_model(factory(False))
-    with pytest.raises(
-        InputError, match="PyKEEN has models .* of complex, .*; got rotate, person; run.torch"
-    ):
+    words = "PyKEEN has models .* of complex, .*; got rotate, person; run.torch"
+    with pytest.raises(InputError, match=words):
         toy_run(tmp_path / "b", "rotate").pykeen_model(factory(True))
     with pytest.raises(InputError, match="got complex, person, film"):
         toy_run(tmp_path / "c", "complex", relations=TWO_PAIRS).pykeen_model(factory(True))
+    pytest.importorskip("torch_geometric", reason="needs torch_geometric")
+    words = "torch_geometric.nn.kge has models .* complex, distmult; got transe_l2"
+    with pytest.raises(InputError, match=words):
+        toy_run(tmp_path / "d", "transe_l2").geometric_model()
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
@@ -143,17 +138,8 @@ def test_torch_geometric_has_the_same_scores(tmp_path, score_function, reciproca
     pytest.importorskip("torch_geometric", reason="needs torch_geometric")
     run = toy_run(tmp_path, score_function, reciprocal)
     model, expected = run.geometric_model(), expected_scores(run)
-    h, r, t = columns()
+    h, r, t = COLUMNS
     assert model(h, r, t).tolist() == pytest.approx(expected[Side.TAIL].tolist(), rel=1e-4, abs=1e-5)
     if reciprocal:
-        assert model(t, r + len(ONE_PAIR), h).tolist() == pytest.approx(
-            expected[Side.HEAD].tolist(), rel=1e-4, abs=1e-5
-        )
-
-
-def test_what_torch_geometric_does_not_have_is_refused(tmp_path):
-    pytest.importorskip("torch_geometric", reason="needs torch_geometric")
-    with pytest.raises(
-        InputError, match="torch_geometric.nn.kge has models .* complex, distmult; got transe_l2"
-    ):
-        toy_run(tmp_path, "transe_l2").geometric_model()
+        scores = model(t, r + len(ONE_PAIR), h).tolist()
+        assert scores == pytest.approx(expected[Side.HEAD].tolist(), rel=1e-4, abs=1e-5)

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import pandas as pd
 import pytest
 
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.chromium import browser, open_page  # noqa: F401
 from tests.cli.conftest import refusal  # noqa: F401
-from tests.report.toy_report import HOSTILE, stats_lines
-from tests.toy_kg import partition, typed_triples, write_splits
+from tests.serving.conftest import renamed_dataset
+
+HOSTILE = {
+    "person0": "<script>window.broken = 1</script>",
+    "person1": "</script><script>window.broken = 2</script>",
+    "person2": '"><img src=x onerror="window.broken = 3">',
+    "town0": "<b>Rome</b> & %{x} {{ 7 * 7 }}",
+    "near": "<i onclick=alert(1)>near</i>",
+}
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Folders of two runs, and of their data set."""
+def stats_lines() -> list[dict]:
+    """Three epochs of two reports; the second epoch was begun twice."""
+    places = [(0, 2), (0, 4), (1, 2), (1, 2), (1, 4), (2, 2), (2, 4)]
+    lines: list[dict] = []
+    for number, (epoch, done) in enumerate(places):
+        place = {"epoch": epoch, "batches_done": done, "num_batches": 4, "epoch_seconds": done * 1.5}
+        numbers = {
+            "loss": 7.0 - number,
+            "epoch_loss": 3.0,
+            "edges_per_second": 100.0,
+            "bytes_sent": 10 * done,
+        }
+        lines.append({**place, **numbers})
+        if done == 4:
+            phases = {"phase_seconds": {"score": 1.0, "loss": 3.0}}
+            lines[-1] |= {"num_trainers": 2, "trainer_memory_bytes": 2**30, **phases}
+            lines.append({"epoch": epoch, "valid": {"mrr": 0.1 * (epoch + 1), "num_queries": 20}})
+    return lines
 
+
+class Runs(NamedTuple):
     first: Path
     second: Path
     dataset: Dataset
@@ -28,30 +51,12 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Runs:
-    """Runs in two parts on a data set in two partitions."""
     folder = tmp_path_factory.mktemp("report")
-    frame, types = typed_triples()
-    frame = frame.replace(HOSTILE)
-    write_plain_splits(folder / "source", frame)
-    lines = "".join(f"{HOSTILE.get(name, name)}\t{kind}\n" for name, kind in types.items())
-    (folder / "types.tsv").write_text(lines, encoding="utf-8")
-    options = ["--entity-types", str(folder / "types.tsv"), "--method", "random", "--num-parts", "2"]
-    dataset = Dataset.open(partition(folder / "source", folder / "dataset", *options))
-    runs = Runs(
-        save_toy_run(folder / "first", dataset), save_toy_run(folder / "second <b>", dataset), dataset
-    )
+    dataset = renamed_dataset(folder, HOSTILE, 2)
+    first, second = (save_toy_run(folder / name, dataset) for name in ("first", "second <b>"))
     text = "".join(json.dumps(line) + "\n" for line in stats_lines())
-    (runs.first / "stats.jsonl").write_text(text + '{"epoch": 3, "batch', encoding="utf-8")
-    return runs
-
-
-def write_plain_splits(folder: Path, frame: pd.DataFrame) -> None:
-    """Write the splits without the quotes of CSV, which one name has."""
-    write_splits(folder, frame)
-    for path in folder.glob("*.tsv"):
-        part = pd.read_csv(path, sep="\t", header=None)
-        rows = ("\t".join(row) + "\n" for row in part.itertuples(index=False))
-        path.write_text("".join(rows), encoding="utf-8")
+    (first / "stats.jsonl").write_text(text + '{"epoch": 3, "batch', encoding="utf-8")
+    return Runs(first, second, dataset)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dglkge
@@ -15,30 +17,38 @@ from tests.chromium import browser, open_page  # noqa: F401
 from tests.toy_kg import partition, typed_triples, write_splits
 
 IMAGE = "<img src=x onerror='window.hacked=1'>"
-"""Instead of person0."""
 SCRIPT = "</script><script>window.hacked=2</script>"
-"""Instead of the relation knows."""
 ODD = "Zoë & 'co' #/?=+%41 🦊"
-"""Instead of town1: signs with a meaning in addresses."""
+"""Instead of person0, the relation knows, and town1."""
+
+
+def renamed_dataset(folder: Path, renamed: dict[str, str], num_parts: int) -> Dataset:
+    """Partition the typed toy triples under other names, whose files have none of the quotes of CSV."""
+    frame, types = typed_triples()
+    write_splits(folder / "source", frame)
+    for path in (folder / "source").iterdir():
+        rows = pd.read_csv(path, sep="\t", header=None).replace(renamed)
+        path.write_text("".join("\t".join(row) + "\n" for row in rows.values), encoding="utf-8")
+    lines = [f"{renamed.get(name, name)}\t{kind}\n" for name, kind in types.items()]
+    (folder / "types.tsv").write_text("".join(lines), encoding="utf-8")
+    options = ["--entity-types", str(folder / "types.tsv"), "--method", "random", "--num-parts"]
+    return Dataset.open(partition(folder / "source", folder / "dataset", *options, str(num_parts)))
 
 
 @pytest.fixture(scope="session")
 def hostile_dataset(tmp_path_factory) -> Dataset:
-    """People, towns and countries, some of them under names that are code."""
-    folder = tmp_path_factory.mktemp("hostile")
-    frame, types = typed_triples()
     renamed = {"person0": IMAGE, "town1": ODD, "knows": SCRIPT}
-    write_splits(folder / "source", frame.replace(renamed))
-    lines = "".join(f"{renamed.get(name, name)}\t{kind}\n" for name, kind in types.items())
-    (folder / "types.tsv").write_text(lines, encoding="utf-8")
-    options = ["--method", "random", "--num-parts", "1", "--entity-types", str(folder / "types.tsv")]
-    return Dataset.open(partition(folder / "source", folder / "dataset", *options))
+    return renamed_dataset(tmp_path_factory.mktemp("hostile"), renamed, 1)
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory, hostile_dataset):
-    """A run of random rows in two parts; tests only read it."""
     return save_toy_run(tmp_path_factory.mktemp("serving") / "run", hostile_dataset)
+
+
+@pytest.fixture(scope="module")
+def run(run_folder):
+    return dglkge.open_run(run_folder)
 
 
 @contextlib.contextmanager
@@ -68,6 +78,5 @@ def served(run_folder, token=None) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(run_folder) -> Iterator[str]:
-    """The address of a server without a token."""
     with served(run_folder) as url:
         yield url

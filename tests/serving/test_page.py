@@ -24,7 +24,6 @@ def wait_for(page, name):
 
 
 def steps_of(page):
-    """The entities of the path, by the address."""
     return parse_qs(urlsplit(page.url).query, keep_blank_values=True).get("at", [])
 
 
@@ -32,10 +31,18 @@ def names_in(page, section):
     return page.locator(f"section[aria-label='{section}'] .rows .name").all_inner_texts()
 
 
-def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder):
-    run = dglkge.open_run(run_folder)
+@pytest.fixture
+def page(server, open_page):
     page = open_page(server)
     page.wait_for_selector(READY)
+    return page
+
+
+def predicted(page):
+    return page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
+
+
+def test_search_by_keyboard_click_through_and_back(page, run):
     assert page.title() == f"{run.tables.meta.dataset_name} – dglkge"
     page.keyboard.press("/")
     page.keyboard.type("PERSON")
@@ -54,15 +61,12 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     # what it shows is what the run says
     assert names_in(page, "Similar") == run.similar("person10", 20)["entity"].tolist()
     assert "lives_in →" in page.locator("section[aria-label='Known triples'] summary .name").all_inner_texts()
-    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
     expected = run.predict_tails("person10", "lives_in", 10, "drop")
-    assert group.locator(".rows .name").all_inner_texts() == expected["entity"].tolist()
-    assert float(group.locator(".rows .value").first.inner_text()) == pytest.approx(
-        expected["score"][0], abs=6e-4
-    )
-    first = page.url
-    town = expected["entity"][0]
-    group.locator(".rows a").first.click()
+    assert predicted(page).locator(".rows .name").all_inner_texts() == expected["entity"].tolist()
+    score = float(predicted(page).locator(".rows .value").first.inner_text())
+    assert score == pytest.approx(expected["score"][0], abs=6e-4)
+    first, town = page.url, expected["entity"][0]
+    predicted(page).locator(".rows a").first.click()
     wait_for(page, town)
     assert steps_of(page) == ["person10", town]
     assert page.locator("#trail li").all_inner_texts()[1].startswith("lives_in → ?")
@@ -70,17 +74,16 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     page.click("section[aria-label=Similar] .rows a >> nth=0")
     wait_for(page, neighbour)
     assert steps_of(page) == ["person10", town, neighbour]
-    page.go_back()
-    wait_for(page, town)
-    page.go_back()
-    wait_for(page, "person10")
-    assert page.url == first
-    page.go_forward()
-    wait_for(page, town)
-    page.reload()
-    wait_for(page, town)
-    page.click("#trail a >> nth=0")
-    wait_for(page, "person10")
+    for move, name in (
+        (page.go_back, town),
+        (page.go_back, "person10"),
+        (page.go_forward, town),
+        (page.reload, town),
+        (lambda: page.click("#trail a >> nth=0"), "person10"),
+    ):
+        move()
+        wait_for(page, name)
+        assert name == town or page.url == first
     assert steps_of(page) == ["person10"]
     with page.expect_request("**/predict") as request:
         page.check("text=with known answers")
@@ -88,35 +91,31 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     assert (body["known"], body["candidates"]) == ("mark", "seen")
     wait_for(page, "person10")
     marked = run.predict_tails("person10", "lives_in", 10)
-    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
-    group.locator(".rows .name").first.wait_for()
-    assert group.locator(".rows .name").all_inner_texts() == marked["entity"].tolist()
-    assert group.locator(".badge").all_inner_texts() == [split for split in marked["known_from"] if split]
+    predicted(page).locator(".rows .name").first.wait_for()
+    assert predicted(page).locator(".rows .name").all_inner_texts() == marked["entity"].tolist()
+    badges = predicted(page).locator(".badge").all_inner_texts()
+    assert badges == [split for split in marked["known_from"] if split]
     page.click("#home")
     page.wait_for_selector("text=Relations")
 
 
-def test_a_prediction_opens_its_reasons(server, open_page, run_folder):
+def test_a_prediction_opens_its_reasons(server, open_page, run):
     page = open_page(f"{server}?at=person10&type=person&by=")
     wait_for(page, "person10")
-    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
-    town = group.locator(".rows .name").first.inner_text()
-    why = group.locator(".why").first
+    why, reasons = predicted(page).locator(".why").first, predicted(page).locator(".reasons").first
+    town = predicted(page).locator(".rows .name").first.inner_text()
     why.click()
-    group.locator(".reasons li").first.wait_for()
-    shown = group.locator(".reasons").first.inner_text()
-    expected = dglkge.open_run(run_folder).explain("person10", "lives_in", town)
+    reasons.locator("li").first.wait_for()
+    shown, expected = reasons.inner_text(), run.explain("person10", "lives_in", town)
     assert all(rule["rule"] in shown for rule in expected["rules"])
     assert all(f"{link['entity']} instead of" in shown for link in expected["similar"])
     assert len(expected["triples"]) <= shown.count("\n") and why.get_attribute("aria-expanded") == "true"
     why.click()
-    assert group.locator(".reasons").first.inner_text() == ""
+    assert reasons.inner_text() == ""
 
 
 @pytest.mark.parametrize("name", [IMAGE, ODD])
-def test_hostile_names_are_text(server, open_page, name):
-    page = open_page(server)
-    page.wait_for_selector(READY)
+def test_hostile_names_are_text(page, name):
     page.fill("#query", name[:8].upper())
     page.wait_for_selector(MATCHES)
     assert page.locator("#matches [role=option] .name").first.inner_text() == name
@@ -125,33 +124,31 @@ def test_hostile_names_are_text(server, open_page, name):
     assert steps_of(page) == [name] and page.title().startswith(name)
     assert page.locator("main img, main script").count() == 0
     if name == IMAGE:  # a person, whom others know
-        labels = page.locator("section[aria-label='Known triples'] summary .name").all_inner_texts()
-        assert f"{SCRIPT} →" in labels
-        page.locator("section[aria-label='Known triples'] details").filter(has_text=SCRIPT).first.locator(
-            ".rows a"
-        ).first.click()
+        known = page.locator("section[aria-label='Known triples']")
+        assert f"{SCRIPT} →" in known.locator("summary .name").all_inner_texts()
+        known.locator("details").filter(has_text=SCRIPT).first.locator(".rows a").first.click()
         page.wait_for_function("name => document.body.dataset.ready !== name", arg=name)
         assert SCRIPT in page.inner_text("#trail")
 
 
-def test_problems_are_shown(server, open_page, browser):
-    page = browser.new_context().new_page()  # a refusal stands in the browser's console as an error
-    page.goto(f"{server}?at=persn1&type=person&by=")
-    page.wait_for_selector(".problem")
-    assert "did you mean 'person1'" in page.inner_text(".problem")
-    page.context.close()
-    page = open_page(server)
-    page.wait_for_selector(READY)
+def test_problems_are_shown(server, page, browser):
+    refused = browser.new_context().new_page()  # a refusal stands in the browser's console as an error
+    refused.goto(f"{server}?at=persn1&type=person&by=")
+    refused.wait_for_selector(".problem")
+    assert "did you mean 'person1'" in refused.inner_text(".problem")
+    refused.context.close()
     page.fill("#query", "zzz")
     page.wait_for_selector("#matches .none")
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
     assert not page.is_visible("#matches") and steps_of(page) == []
+    page.route("**/entities?*", lambda route: route.fulfill(body="<html>", content_type="text/html"))
+    page.fill("#query", "person1")
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('no JSON')")
+    assert not page.is_visible("#matches")
 
 
-def test_a_search_ended_while_its_answer_is_read(server, open_page):
-    page = open_page(server)
-    page.wait_for_selector(READY)
+def test_a_search_ended_while_its_answer_is_read(page):
     page.evaluate(
         """() => {
             window.reading = 0;
@@ -174,16 +171,7 @@ def test_a_search_ended_while_its_answer_is_read(server, open_page):
     assert not page.is_visible("#matches") and steps_of(page) == []
 
 
-def test_an_answer_that_is_no_json(server, open_page):
-    page = open_page(server)
-    page.wait_for_selector(READY)
-    page.route("**/entities?*", lambda route: route.fulfill(body="<html>", content_type="text/html"))
-    page.fill("#query", "person1")
-    page.wait_for_function("() => document.getElementById('status').textContent.includes('no JSON')")
-    assert not page.is_visible("#matches")
-
-
-def test_colours_and_a_phone(server, open_page, tmp_path):
+def test_colours_and_a_phone(server, open_page):
     address = f"{server}?at=town3&type=town&by="
     brightness = {}
     for scheme in ("light", "dark"):
@@ -199,8 +187,6 @@ def test_colours_and_a_phone(server, open_page, tmp_path):
         top = page.locator("section[aria-label=Similar]").bounding_box()["y"]
         page.tap(".jumps button >> nth=2")
         page.wait_for_function("top => scrollY > 0 || top < 740", arg=top)
-        page.screenshot(path=str(tmp_path / f"phone_{scheme}.png"), full_page=True)
-        assert (tmp_path / f"phone_{scheme}.png").stat().st_size > 10_000
     (light_back, light_text), (dark_back, dark_text) = brightness["light"], brightness["dark"]
     assert light_back > 600 > 200 > light_text and dark_back < 200 < 600 < dark_text
 
@@ -220,27 +206,22 @@ def test_token(run_folder, open_page):
         assert TOKEN not in locked_page.url and "town" in locked_page.inner_text("main")
 
 
-def test_a_new_entity_and_numbers(run_folder, open_page):
-    run = dglkge.open_run(run_folder)
+def test_a_new_entity_and_numbers(page, run):
     fact = ("Ann", "lives_in", "town4")
     expected = run.add_entities(pd.DataFrame([fact], columns=["head", "relation", "tail"]))
+    page.fill("section[aria-label='New entity'] input", "Ann")
+    page.fill("textarea[aria-label=Triples]", "\t".join(fact))
+    page.click("section[aria-label='New entity'] button")
+    page.locator("section[aria-label='New entity'] .rows .name").first.wait_for()
+    near = expected.similar("Ann", 20)["entity"].tolist()
+    assert names_in(page, "New entity")[: len(near)] == near
     values = {f"person{number}": float(number) for number in range(5, 17)}
-    with served(run_folder) as url:
-        page = open_page(url)
-        page.wait_for_selector(READY)
-        page.fill("section[aria-label='New entity'] input", "Ann")
-        page.fill("textarea[aria-label=Triples]", "\t".join(fact))
-        page.click("section[aria-label='New entity'] button")
-        page.locator("section[aria-label='New entity'] .rows .name").first.wait_for()
-        near = expected.similar("Ann", 20)["entity"].tolist()
-        assert names_in(page, "New entity")[: len(near)] == near
-        page.fill(
-            "textarea[aria-label=Values]", "\n".join(f"{name}\t{value}" for name, value in values.items())
-        )
-        page.click("section[aria-label=Numbers] button")
-        page.locator("section[aria-label=Numbers] .rows .name").first.wait_for()
-        frame = run.predict_numbers(values)
-        assert names_in(page, "Numbers") == frame["entity"][frame["known"].isna()].tolist()[:20]
+    text = "\n".join(f"{name}\t{value}" for name, value in values.items())
+    page.fill("textarea[aria-label=Values]", text)
+    page.click("section[aria-label=Numbers] button")
+    page.locator("section[aria-label=Numbers] .rows .name").first.wait_for()
+    frame = run.predict_numbers(values)
+    assert names_in(page, "Numbers") == frame["entity"][frame["known"].isna()].tolist()[:20]
 
 
 def test_a_question_of_several_hops(run_folder, open_page, tmp_path):

@@ -1,7 +1,8 @@
-"""The server's socket."""
+"""The server's socket, and the benchmark of ``dglkge serve``."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -9,6 +10,8 @@ import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
+
+import serve_load
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
@@ -66,3 +69,15 @@ def test_half_sent_headers_are_dropped(run_folder, monkeypatch):
         with urllib.request.urlopen(f"{url}health", timeout=60) as answer:
             assert json.load(answer)["status"] == "ok"
         assert {received(client) for client in clients} == {b""}
+
+
+def test_the_benchmark_measures_every_route_and_ends_at_a_refusal(server):
+    drawn = serve_load.draw_requests(server, 20)
+    routes = {route.partition("?")[0].split()[0] for route in drawn}
+    assert routes == {"/entities", "/similar", "/predict", "/triples"}
+    for route, requests in drawn.items():
+        figures = serve_load.measure(server, route, requests, 3)
+        assert (figures.route, figures.connections, figures.requests) == (route, 3, len(requests))
+        assert figures.requests_per_second > 0 and 0 < figures.p50_ms <= figures.p99_ms
+    with pytest.raises(RuntimeError, match="/similar: .*entity: Field required"):
+        asyncio.run(serve_load.load(server, [serve_load.Request("GET", "/similar")], 1))

@@ -13,8 +13,11 @@ from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
 from dglkge.tuning.tune import Cores, core_numbers, core_shares, triple_cores
+from tests.inference.link_scores import names_of
 from tests.partition_tools.conftest import build_here  # noqa: F401
 from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
+
+pytestmark = pytest.mark.usefixtures("build_here")
 
 NUM_NODES = 9
 
@@ -45,23 +48,10 @@ def test_equals_deletion(pairs):
         assert core_shares(cores).tolist() == shares and shares[0] == 1
 
 
-def test_clique_with_a_tail():
-    """Four nodes joined to each other have core number 3, a path from them 1, a node alone 0."""
-    pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (3, 4), (4, 5)]
-    heads, tails = np.array(pairs).T
-    assert core_numbers(heads, tails, 7).tolist() == [3, 3, 3, 3, 1, 1, 0]
-
-
-pytestmark = pytest.mark.usefixtures("build_here")
-
-
 def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
-    triples = []
-    for head, relation_id, tail in dataset.split(split).tolist():
-        relation = dataset.relations[relation_id]
-        names = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
-        triples.append((names[0], relation.name, names[1], relation.lhs, relation.rhs))
-    return sorted(triples)
+    relations = [dataset.relations[int(relation_id)] for _, relation_id, _ in dataset.split(split)]
+    names = [names_of(dataset, triple) for triple in dataset.split(split)]
+    return sorted((h, r.name, t, r.lhs, r.rhs) for (h, _, t), r in zip(names, relations))
 
 
 @pytest.mark.parametrize("core", [1, 2, 3])
@@ -88,29 +78,20 @@ def test_training_triples_are_held_out_where_valid_ones_are_few(tmp_path):
     columns = "head,relation,tail,weight"
     partition_dataframe(frame, tmp_path / "all", columns=columns, options=Options(method="random"))
     dataset = Dataset.open(tmp_path / "all")
-    weight_of = dict(zip(named(dataset, "train"), [0.0] * len(rows)))
-    weight_of.update({(*row, "entity", "entity"): i + 1.0 for i, row in enumerate(rows)})
+    weight_of = {row: i + 1.0 for i, row in enumerate(rows)}
     Cores(dataset).write(2, tmp_path / "core", seed=1)
     smaller = Dataset.open(tmp_path / "core")
     assert len(smaller.split("valid")) == int(0.05 * len(rows))
     assert sorted(named(smaller, "train") + named(smaller, "valid")) == named(dataset, "train")
-    by_id = [
-        (
-            f"{smaller.vocabulary('entity')[h]}",
-            smaller.relations[r].name,
-            f"{smaller.vocabulary('entity')[t]}",
-        )
-        for h, r, t in smaller.split("train").tolist()
-    ]
-    assert smaller.train_weights().tolist() == [weight_of[(*names, "entity", "entity")] for names in by_id]
+    weights = [weight_of[names_of(smaller, triple)] for triple in smaller.split("train")]
+    assert smaller.train_weights().tolist() == weights
 
 
 def test_nothing_to_rank(tmp_path):
     frame = pd.DataFrame([("a", "r", "b"), ("b", "r", "c")], columns=["head", "relation", "tail"])
     partition_dataframe(frame, tmp_path / "all", options=Options(method="random"))
-    with pytest.raises(
-        InputError, match="the 1-core of .*/all has 2 training triples and no valid ones to rank"
-    ):
+    words = "the 1-core of .*/all has 2 training triples and no valid ones to rank"
+    with pytest.raises(InputError, match=words):
         Cores(Dataset.open(tmp_path / "all")).write(1, tmp_path / "core", seed=0)
     assert not (tmp_path / "core").exists()
 
@@ -121,10 +102,7 @@ def test_a_core_has_the_times_of_its_triples(tmp_path):
     Cores(dataset).write(2, tmp_path / "core", seed=0)
     core = Dataset.open(tmp_path / "core")
     assert set(core.relations.times) == set(dataset.relations.times) == set(TIMES)
-
-    def facts(dataset: Dataset, split: str) -> set[tuple[str, str, str]]:
-        names = dataset.vocabulary("entity")
-        return {(names[h], dataset.relations[r].name, names[t]) for h, r, t in dataset.split(split).tolist()}
-
-    assert facts(core, "train") <= facts(dataset, "train") and len(core.split("train")) > 100
-    assert facts(core, "valid") <= facts(dataset, "valid") | facts(dataset, "train")
+    train, valid, core_train, core_valid = (
+        set(named(data, split)) for data in (dataset, core) for split in ("train", "valid")
+    )
+    assert core_train <= train and len(core_train) > 100 and core_valid <= valid | train

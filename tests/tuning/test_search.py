@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -29,17 +30,11 @@ def test_plans_keep_the_budget(num_trials, reduction, budget, full_epochs, share
     except InputError as error:
         assert "is too small for a search" in str(error) and num_trials > 1
         return
-    assert (
-        sum(rung.num_trials * rung.share * rung.num_epochs / full_epochs for rung in rungs) <= budget + 1e-6
-    )
+    costs = [rung.num_trials * rung.share * rung.num_epochs / full_epochs for rung in rungs]
+    assert sum(costs) <= budget + 1e-6 and rungs[0].num_trials <= num_trials
     assert rungs[-1] == Rung(1, 0, 1.0, full_epochs, full_epochs)
-    assert rungs[0].num_trials <= num_trials
     for rung, after in zip(rungs, rungs[1:]):
-        assert (
-            rung.num_trials > after.num_trials
-            and rung.num_trials // reduction >= after.num_trials
-            or (after is rungs[-1])
-        )
+        assert after is rungs[-1] or rung.num_trials > after.num_trials <= rung.num_trials // reduction
         assert rung.share == shares[rung.core] and 1 <= rung.num_epochs <= full_epochs
         assert rung.cost <= (budget - 1) / (len(rungs) - 1) * 2 + 1e-6
 
@@ -51,6 +46,10 @@ def test_plan_by_hand():
     assert rungs == [Rung(16, 4, 0.25, 10, 40), Rung(4, 3, 0.5, 20, 40), Rung(1, 0, 1.0, 40, 40)]
     assert [rung.cost for rung in rungs] == [1, 1, 1]
     assert plan_rungs(1, 4, 1, 7, shares) == [Rung(1, 0, 1.0, 7, 7)]
+    # One epoch on the densest core is a tenth of a training of two epochs: few trials.
+    first, *rest = plan_rungs(64, 4, 2, 2, [1.0, 0.2])
+    assert (first.num_trials, first.num_epochs) == (3, 1)
+    assert first.cost + sum(rung.cost for rung in rest) <= 2
 
 
 @settings(max_examples=100, deadline=None)
@@ -62,32 +61,19 @@ def test_fidelity_against_all_choices(cost, full_epochs, shares):
     if rungs is None:
         assert not [share for share in shares if share / full_epochs <= cost]
         return
-    assert max(rungs.share / target, target / rungs.share) <= 1e-9 + min(
-        max(share / target, target / share) for share in affordable
-    )
+    nearest = min(max(share / target, target / share) for share in affordable)
+    assert max(rungs.share / target, target / rungs.share) <= nearest + 1e-9
     assert rungs.trial_cost <= cost + 1e-6
     more = rungs.share * (rungs.num_epochs + 1) / full_epochs
     assert rungs.num_epochs == full_epochs or more > cost
 
 
-def test_few_epochs_mean_few_trials():
-    """One epoch on the densest core is a tenth of a training of two epochs."""
-    rungs = plan_rungs(64, 4, 2, 2, [1.0, 0.2])
-    assert [rung.num_trials for rung in rungs][0] == 3 and rungs[0].num_epochs == 1
-    assert sum(rung.cost for rung in rungs) <= 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0, 4, 3, 10), "the number of trials must be at least 1, got 0"),
         ((9, 1, 3, 10), "the reduction must be at least 2, got 1"),
-        ((9, 4, 0.5, 10), "the budget must be at least 1 full training, got 0.5"),
         ((9, 4, 3, 0), "training.num_epochs must be at least 1 for a search, got 0"),
-        (
-            (9, 4, 1, 10),
-            "a budget of 1 full trainings is too small for a search over 9 trials: the winner's own",
-        ),
+        ((9, 4, 1, 10), "a budget of 1 full trainings is too small for a search over 9 trials: the winner's"),
     ],
 )
 def test_mistakes(arguments, words):
@@ -97,103 +83,84 @@ def test_mistakes(arguments, words):
 
 pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")
 
-SPACE = Space(
-    None,
-    (),
-    (
-        Parameter("optimizer.lr", low=0.01, high=1.0, log=True),
-        Parameter("model.dimension", low=10, high=80, step=10),
-        Parameter("loss.name", choices=("softmax", "logistic")),
-        Parameter("negatives.own_entity", choices=(True, False)),
-    ),
-    SearchSettings(trials=9, reduction=3, seed=5),
+PARAMETERS = (
+    Parameter("optimizer.lr", low=0.01, high=1.0, log=True),
+    Parameter("model.dimension", low=10, high=80, step=10),
+    Parameter("loss.name", choices=("softmax", "logistic")),
+    Parameter("negatives.own_entity", choices=(True, False)),
 )
+SPACE = Space(None, (), PARAMETERS, SearchSettings(trials=9, reduction=3, seed=5))
 RUNGS = [Rung(9, 4, 0.2, 1, 10), Rung(3, 2, 0.5, 3, 10), Rung(1, 0, 1.0, 10, 10)]
 
 
 def quality(values) -> float:
-    """Best at lr 0.1 and dimension 80."""
     return 1 - abs(values["optimizer.lr"] - 0.1) - (80 - values["model.dimension"]) / 400
 
 
-def runner(log):
+def runner(log, errors=None, value=quality):
+    """Return a function of trials; some, by number from 0, fail."""
+
     def run_trial(job):
         log.append(job)
-        return Outcome(quality(job.values), 2.0)
+        if errors and len(log) - 1 in errors:
+            raise errors[len(log) - 1]
+        return Outcome(value(job.values), 2.0)
 
     return run_trial
 
 
-def test_best_of_each_rung_go_on(tmp_path):
-    log, ended = [], []
-    best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
-    assert [(job.rung_index, job.rung) for job in log] == [(0, RUNGS[0])] * 9 + [(1, RUNGS[1])] * 3
-    first, second = log[:9], log[9:]
-    for job in first:
-        values = job.values
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> SimpleNamespace:
+    """A search without an interruption."""
+    log, ended, folder = [], [], tmp_path_factory.mktemp("whole")
+    best_settings = Search(SPACE, RUNGS, folder).run(runner(log), ended.append)
+    records = Search(SPACE, RUNGS, folder).records()
+    return SimpleNamespace(log=log, ended=ended, best_settings=best_settings, records=records)
+
+
+def test_best_of_each_rung_go_on(whole):
+    first, second, records = whole.log[:9], whole.log[9:], whole.records
+    assert [(job.rung_index, job.rung) for job in first + second] == [(0, RUNGS[0])] * 9 + [(1, RUNGS[1])] * 3
+    for values in (job.values for job in first):
         assert 0.01 <= values["optimizer.lr"] <= 1 and values["model.dimension"] in range(10, 81, 10)
         assert values["loss.name"] in ("softmax", "logistic") and type(values["negatives.own_entity"]) is bool
     best = sorted((job.values for job in first), key=quality, reverse=True)
     assert [job.values for job in second] == best[:3]
-    assert best_settings == best[0] and sum(ended) == 12
-    records = Search(SPACE, RUNGS, tmp_path).records()
-    assert [record["value"] for record in records] == [quality(job.values) for job in log]
+    assert whole.best_settings == best[0] and sum(whole.ended) == 12
+    assert [record["value"] for record in records] == [quality(job.values) for job in whole.log]
     assert [record["name"] for record in records][::11] == ["rung0-trial000", "rung1-trial002"]
     assert records[9]["source"] == next(r["name"] for r in records if r["values"] == best[0])
     assert {record["seconds"] for record in records} == {2.0}
 
 
-def test_same_seed_gives_the_same_first_settings(tmp_path):
-    logs = [[], []]
-    for log, name in zip(logs, "ab"):
-        (tmp_path / name).mkdir()
-        Search(SPACE, RUNGS, tmp_path / name).run(runner(log))
-    assert [job.values for job in logs[0]] == [job.values for job in logs[1]]
-
-
 @pytest.mark.parametrize("interrupted_at", [0, 4, 11])
-def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
-    log = []
-
-    def run_trial(job):
-        log.append(job)
-        if len(log) == interrupted_at + 1:
-            raise KeyboardInterrupt
-        return Outcome(quality(job.values), 1.0)
+def test_an_interrupted_search_goes_on(tmp_path, whole, interrupted_at):
+    log, ended = [], []
 
     with pytest.raises(KeyboardInterrupt):
-        Search(SPACE, RUNGS, tmp_path).run(run_trial)
+        Search(SPACE, RUNGS, tmp_path).run(runner(log, {interrupted_at: KeyboardInterrupt()}))
     states = [record["state"] for record in Search(SPACE, RUNGS, tmp_path).records()]
     assert states == ["complete"] * interrupted_at + ["unfinished"]
-    ended = []
     best_settings = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
     # the interrupted trial again, under its name and with its settings; no other twice
     assert log[interrupted_at + 1] == log[interrupted_at]
     names = [job.name for job in log]
     assert len(names) == 13 and len(set(names)) == 12 and sum(ended) == 12
-    (tmp_path / "whole").mkdir()
-    whole = []
-    assert Search(SPACE, RUNGS, tmp_path / "whole").run(runner(whole)) == best_settings
-    assert [job.values for job in whole] == [
-        job.values for job in log[:interrupted_at] + log[interrupted_at + 1 :]
-    ]
-    again = []
-    assert Search(SPACE, RUNGS, tmp_path).run(runner(again)) == best_settings and again == []
+    # The same seed gives the same settings without an interruption; a search that has ended does nothing.
+    del log[interrupted_at]
+    assert best_settings == whole.best_settings
+    assert [job.values for job in whole.log] == [job.values for job in log]
+    assert Search(SPACE, RUNGS, tmp_path).run(runner(log)) == best_settings and len(log) == 12
 
 
 def test_failures_are_left_out(tmp_path):
-    log = []
+    log, error = [], JobError("no\nmemory")
 
-    def run_trial(job):
-        log.append(job)
-        if job.rung_index == 0 and len(log) % 2 == 0:
-            raise JobError("no\nmemory")
-        if len(log) == 5:
-            return Outcome(float("nan"), 1.0)
-        return Outcome(quality(job.values), 1.0)
+    def value(values):
+        return math.nan if len(log) == 5 else quality(values)
 
     search = Search(SPACE, RUNGS, tmp_path)
-    best_settings = search.run(run_trial)
+    best_settings = search.run(runner(log, dict.fromkeys((1, 3, 5, 7), error), value))
     records = search.records()
     assert [record["state"] for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
     reasons = [None, "no memory"] * 2 + ["the metric of the valid split is nan"]
@@ -203,37 +170,23 @@ def test_failures_are_left_out(tmp_path):
 
 
 def test_first_failures_end_the_search(tmp_path):
-    log = []
-
-    def run_trial(job):
-        log.append(job)
-        raise InputError("no such field")
-
+    log, error = [], InputError("no such field")
     with pytest.raises(JobError, match="the first 3 trials failed; the last one: no such field"):
-        Search(SPACE, RUNGS, tmp_path).run(run_trial)
+        Search(SPACE, RUNGS, tmp_path).run(runner(log, dict.fromkeys(range(9), error)))
     assert len(log) == 3
 
 
 def test_equal_settings_are_promoted_once(tmp_path):
-    space = Space(None, (), (Parameter("loss.name", choices=("softmax", "logistic")),), SearchSettings(9, 3))
-    log = []
-
-    def run_trial(job):
-        log.append(job)
-        return Outcome(float(job.values["loss.name"] == "softmax"), 1.0)
-
+    space, log = Space(None, (), PARAMETERS[2:3], SearchSettings(9, 3)), []
+    run_trial = runner(log, value=lambda values: float(values["loss.name"] == "softmax"))
     assert Search(space, RUNGS, tmp_path).run(run_trial) == {"loss.name": "softmax"}
     assert [job.values["loss.name"] for job in log[9:]] == ["softmax", "logistic"]
 
 
-def test_another_space_is_refused(tmp_path):
+def test_another_space_is_refused_and_no_search_is_needed(tmp_path):
     Search(SPACE, RUNGS, tmp_path)
     for space, rungs in ((SPACE, RUNGS[1:]), (Space("x", (), SPACE.parameters, SPACE.search), RUNGS)):
-        with pytest.raises(
-            InputError, match="has the trials of another space or plan; give another --output"
-        ):
+        with pytest.raises(InputError, match="trials of another space or plan; give another --output"):
             Search(space, rungs, tmp_path)
-
-
-def test_no_search_at_all(tmp_path):
-    assert Search(SPACE, RUNGS[2:], tmp_path).run(runner([])) == {}
+    (tmp_path / "none").mkdir()
+    assert Search(SPACE, RUNGS[2:], tmp_path / "none").run(runner([])) == {}
