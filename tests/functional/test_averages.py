@@ -30,29 +30,21 @@ def trained(run: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_version_has_the_weighted_mean_of_the_epochs(tmp_path: Path, dtype: str) -> None:
+    """Training itself is that without averages."""
     common = (f"tables.dtype={dtype}", "training.num_epochs=4")
-    plain = settings(tmp_path / "plain", *common, "checkpoint.keep_every_epochs=1", "evaluation.split=none")
-    commands.train(tmp_path, 2, *plain)
-    commands.train(tmp_path, 2, *settings(tmp_path / "mean", *common, "training.averaging=2"))
-    averages, rows = tables(tmp_path / "mean"), trained(tmp_path / "mean")
-    epochs = [tables(tmp_path / "plain" / "checkpoint" / f"epoch_{epoch}") for epoch in (1, 2, 3, 4)]
+    plain, mean = tmp_path / "plain", tmp_path / "mean"
+    commands.train_alone(*settings(plain, *common, "checkpoint.keep_every_epochs=1", "evaluation.split=none"))
+    commands.train_alone(*settings(mean, *common, "training.averaging=2"))
+    averages, rows = tables(mean), trained(mean)
+    epochs = [tables(plain / "checkpoint" / f"epoch_{epoch}") for epoch in (1, 2, 3, 4)]
     for name, average in averages.items():
         # k(k + 1) is what the recursion gives epoch k.
         exact = sum(k * (k + 1) / 40 * epochs[k - 1][name].astype(float) for k in (1, 2, 3, 4))
         assert np.abs(average - exact).max() < 1e-6 < np.abs(average - rows[name]).max()
         assert np.array_equal(rows[name], epochs[-1][name])
-    ranked = metrics(tmp_path / "mean")["both"]["mrr"]
-    from_files = [open_run(tmp_path / name).evaluate("test").both.mrr for name in ("mean", "plain")]
+    ranked = metrics(mean)["both"]["mrr"]
+    from_files = [open_run(run).evaluate("test").both.mrr for run in (mean, plain)]
     assert from_files[0] == pytest.approx(ranked) != from_files[1]
-
-
-def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    commands.kill_and_resume(tmp_path, settings, "training.averaging=4", "tables.dtype=bfloat16")
-    for read in (tables, trained):
-        killed, whole = read(tmp_path / "killed"), read(tmp_path / "whole")
-        assert all(np.array_equal(values, whole[name]) for name, values in killed.items())
-    valid = [metrics(tmp_path / name, "valid")["both"]["mrr"] for name in ("killed", "whole")]
-    assert valid[0] == valid[1]
 
 
 def test_averages_that_begin_in_a_resume(tmp_path: Path) -> None:
