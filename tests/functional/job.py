@@ -98,10 +98,12 @@ def train(
 
 
 @contextlib.contextmanager
-def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the training script under the launcher, an ordinary process, and yield while it runs."""
-    command = launch_command(folder, num_trainers, settings, python=PLAIN)
-    env = warm.runners(environment())
+def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a job whose launcher is an ordinary process, and whose servers and trainers are copies.
+
+    Yields while it runs; then it is told to stop, if it has not ended.
+    """
+    env = {**warm.runners(environment()), **variables}
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         yield job
@@ -112,6 +114,13 @@ def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[su
                 job.wait(30)
         job.kill()
         job.communicate()
+
+
+def training_job(
+    folder: Path, num_trainers: int, *settings: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """Start the training script under the launcher."""
+    return started(launch_command(folder, num_trainers, settings, python=PLAIN))
 
 
 def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py") -> list[psutil.Process]:
