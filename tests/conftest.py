@@ -36,7 +36,8 @@ LEAVE_SECONDS = 20
 JOB_FOLDERS = ("examples", "functional", "launch")
 """Folders whose tests start jobs with the launcher."""
 
-LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
+LONG_FOLDERS = """functional training cluster optim examples launch checkpoint step report serving inference
+kernels tuning""".split()
 """Folders whose files take longest; they are dealt out first."""
 
 SESSION_MARK = pytest.StashKey[str]()
@@ -256,6 +257,13 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return status, captured.out, captured.err
 
     return run_main
+
+
+@pytest.fixture
+def warm_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test starts with ``sys.executable`` begins as a copy of what has imported torch and DGL."""
+    monkeypatch.setattr(sys, "executable", warm.executable())
+    monkeypatch.setenv(warm.COPIED_BUILD, "1")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,20 +37,19 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
     repr_, answers = done.stdout.splitlines()
     assert repr_ == f"Run({folder}: complex, dimension 8, 2 entities, 1 relations, 2 epochs)"
     assert sorted(json.loads(answers.replace("'", '"'))) == ["Alice", "Bob"]
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("epoch")]
-    epochs = [line for line in done.stderr.splitlines() if line.startswith("epoch")]
-    note = lines.pop(1)
-    assert note.startswith("chosen for this data set (docs/quality.md): training.batch_size=500 ")
-    assert "num_epochs" not in note and "optimizer.lr=0.2" in note
-    assert lines[:3] == [
-        "1 triples are too few to split: all are for training",
-        "nothing is ranked: there are no test triples",
-        f"logs: {folder}/logs",
-    ]
-    assert [line.partition(":")[0] for line in epochs] == ["epoch 1/2", "epoch 2/2"]
-    assert lines[3] == f"checkpoint, statistics and metrics are in {folder}"
-    assert lines[4].startswith(f"next: dglkge predict {folder} ") and "dglkge serve" in lines[4]
-    assert lines[5].startswith("next, in Python: run.predict_tails(head, relation); ")
+    lines = done.stderr.splitlines()
+    told = [line.partition(":")[0] for line in lines if line.startswith("epoch")]
+    assert told == ["epoch 1/2", "epoch 2/2"]
+    split, chosen, ranked, logs, files, next_command, in_python = (
+        line for line in lines if not line.startswith("epoch")
+    )
+    assert split == "1 triples are too few to split: all are for training"
+    assert chosen.startswith("chosen for this data set (docs/quality.md): training.batch_size=500 ")
+    assert "num_epochs" not in chosen and "optimizer.lr=0.2" in chosen
+    assert ranked == "nothing is ranked: there are no test triples" and logs == f"logs: {folder}/logs"
+    assert files == f"checkpoint, statistics and metrics are in {folder}"
+    assert next_command.startswith(f"next: dglkge predict {folder} ") and "dglkge serve" in next_command
+    assert in_python.startswith("next, in Python: run.predict_tails(head, relation); ")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +71,7 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
         ({"output": ""}, "output is ''; expected the path of a folder"),
         ({"output": 3}, "output is 3; expected the path of a folder"),
         ({"output": __file__}, "output is .*, which is a file; expected a folder"),
-        (
-            {"output": "/proc/my/run"},
-            "/proc/my/run( cannot be made|, and /proc is not a folder)",
-        ),
+        ({"output": "/proc/my/run"}, "/proc/my/run( cannot be made|, and /proc is not a folder)"),
         ({"config": "fb15k237/comple"}, "config: there is no file .*did you mean 'fb15k237/complex'"),
         ({"config": 3}, "config is '3', of type int; expected a YAML file or the name of a recipe"),
         ({"settings": [1]}, "settings is '.1.', of type list; expected a mapping"),
@@ -95,19 +90,6 @@ def test_what_is_refused_names_the_argument_and_makes_nothing(more, words, tmp_p
     with pytest.raises(dglkge.InputError, match=words):
         dglkge.train(**arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_mistakes_are_found_without_torch(tmp_path):
-    """Torch takes seconds to import, on a busy machine tens of them."""
-    program = """
-import sys, dglkge
-try:
-    dglkge.train([("a", "r", "b")], "complex", output=sys.argv[1])
-except dglkge.InputError as error:
-    print(error, "torch" in sys.modules)
-"""
-    done = run([sys.executable, "-c", program, __file__])
-    assert done.stdout == f"output is {__file__}, which is a file; expected a folder False\n", done.stderr
 
 
 def test_data_sets_have_splits_of_their_own(tmp_path):
@@ -137,16 +119,9 @@ def test_forms_of_a_split(split, expected):
 
 
 def test_forms_of_settings():
-    nested = {
-        "training": {"num_epochs": np.int32(3), "objective": {"name": "x"}},
-        "optimizer.lr": np.float64(0.5),
-    }
-    assert overrides(nested, "RotatE") == [
-        "training.num_epochs=3",
-        "training.objective.name=x",
-        "optimizer.lr=0.5",
-        "model.score_function=rotate",
-    ]
+    nested = {"training": {"num_epochs": np.int32(3), "objective": {"name": "x"}}, "lr": np.float64(0.5)}
+    expected = ["training.num_epochs=3", "training.objective.name=x", "lr=0.5", "model.score_function=rotate"]
+    assert overrides(nested, "RotatE") == expected
     values = {"a": [np.int64(1), 2.0], "b": True, "c": None, "d": Path("x/y"), "e": np.array([1, 2]), "f": {}}
     expected = ["a=[1, 2.0]", "b=true", "c=null", "d=x/y", "e=[1, 2]", "f={}"]
     assert overrides(values, None) == expected
@@ -162,6 +137,7 @@ def test_a_configuration_is_a_file_or_a_recipe(tmp_path, monkeypatch):
     assert config_file("mine") == Path("mine")
 
 
+@pytest.mark.usefixtures("warm_executable")
 def test_a_folder_of_a_call_that_failed_is_used_again(tmp_path, monkeypatch, caplog):
     """The data set of other triples is replaced if nothing was trained on it."""
     from dglkge import train_job
@@ -182,5 +158,4 @@ def test_a_folder_of_a_call_that_failed_is_used_again(tmp_path, monkeypatch, cap
 
 def test_the_public_names():
     assert dir(dglkge) == sorted([*dglkge.__all__, "__version__"])
-    assert dglkge.InputError is dglkge.errors.InputError
     assert all(getattr(dglkge, name) is not None for name in dir(dglkge))
