@@ -29,7 +29,7 @@ def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     endless = ("training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
     with commands.training_job(tmp_path, 2, *settings(killed, *ON_DEVICE, *endless)) as job:
-        commands.wait_for_line(killed / "stats.jsonl", job, num_lines=3)
+        commands.wait_for(killed / "stats.jsonl", job, num_lines=3)
         commands.processes_of(job, "client")[1].send_signal(signal.SIGKILL)
         job.communicate(timeout=60)
     reached = progress(killed)[0]
@@ -66,7 +66,7 @@ def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> No
     small = ("training.batch_size=4", "evaluation.split=none")
     endless = (*small, "training.num_epochs=100000", "checkpoint.every_epochs=0")
     with commands.training_job(tmp_path, 2, *settings(stopped, *ON_DEVICE, *endless)) as job:
-        commands.wait_for_line(stopped / "stats.jsonl", job)
+        commands.wait_for(stopped / "stats.jsonl", job, 1)
         job.send_signal(signal.SIGTERM)
         output, _ = job.communicate(timeout=60)
     assert job.returncode == 143 and "stopped as asked" in output, output

@@ -63,45 +63,23 @@ def test_statistics_name_the_bucket(undisturbed: Path) -> None:
     assert all(0 <= line["bucket"][0] < line["bucket"][1] < 4 for line in lines)
 
 
-class Job:
-    """A launched job of the script, in a folder of its own."""
+def started(folder: Path, trainers: str, command: list[str], *options: str):
+    """Launch the script on a machine with as many cores as stand in the file ``cores``."""
+    if not (folder / "cores").exists():
+        (folder / "cores").write_text("2")
+    words = ["--ip_config", str(commands.ip_config(folder)), "--log_dir", str(folder / "logs")]
+    words += ["--num_trainers", trainers, "--num_omp_threads", "1", *options]
+    return commands.started([*commands.PLAIN, "-c", LAUNCH, str(folder / "cores"), *words, *command])
 
-    def __init__(self, folder: Path, trainers: str, command: list[str], *options: str) -> None:
-        self.folder = folder
-        self.ip_config = commands.ip_config(folder)
-        self.log = folder / "launcher.log"
-        if not (folder / "cores").exists():
-            (folder / "cores").write_text("2")
-        words = [*commands.PLAIN, "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
-        words += ["--num_trainers", trainers, "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
-        env = warm.runners(commands.environment())
-        with self.log.open("w") as log:
-            self.launcher = subprocess.Popen(
-                [*words, *options, *command], stdout=log, stderr=subprocess.STDOUT, env=env
-            )
 
-    def __enter__(self) -> Job:
-        return self
+def process(job: subprocess.Popen[str], role: str, number: int) -> psutil.Process:
+    return commands.processes_of(job, role, "elastic_train.py")[number]
 
-    def __exit__(self, *_: object) -> None:
-        if self.launcher.poll() is None:
-            self.launcher.terminate()
-            try:
-                self.launcher.wait(20)
-            except subprocess.TimeoutExpired:
-                self.launcher.kill()
-        self.launcher.wait(20)
 
-    def wait_until_held(self) -> None:
-        commands.wait_for(self.folder / "held", self.launcher, self.log)
-
-    def process(self, role: str, number: int) -> psutil.Process:
-        return commands.processes_of(self.launcher, role, "elastic_train.py")[number]
-
-    def finish(self) -> tuple[int, str]:
-        """Wait for the end; return the status and what was said."""
-        status = self.launcher.wait(commands.TIME_LIMIT_SECONDS)
-        return status, self.log.read_text()
+def finish(job: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for the end; return the status and what was said."""
+    output, _ = job.communicate(timeout=commands.TIME_LIMIT_SECONDS)
+    return job.returncode, output
 
 
 def hold(folder: Path, place: str, cores: int) -> None:
@@ -142,15 +120,15 @@ def loss_curve(run: Path) -> list[tuple[tuple[int, int], float]]:
 def test_two_then_three_then_one_trainers_train_each_triple_once(undisturbed: Path, tmp_path: Path) -> None:
     """A server is killed while two trainers are inside a bucket, then one of three is told to stop."""
     hold(tmp_path, "1 2 1 kill", cores=2)
-    with Job(tmp_path, "1:3", script(tmp_path), "--max_restarts", "2") as job:
-        job.wait_until_held()
+    with started(tmp_path, "1:3", script(tmp_path), "--max_restarts", "2") as job:
+        commands.wait_for(tmp_path / "held", job)
         hold(tmp_path, "2 3 2 stop", cores=3)
-        job.process("server", 0).send_signal(signal.SIGKILL)
-        job.wait_until_held()
+        process(job, "server", 0).send_signal(signal.SIGKILL)
+        commands.wait_for(tmp_path / "held", job)
         hold(tmp_path, "never 0 0 stop", cores=1)
-        job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
-        job.process("client", 2).send_signal(signal.SIGTERM)
-        status, output = job.finish()
+        (tmp_path / "ip_config.txt").write_text(f"127.0.0.1 {free_ports()} 2\n")
+        process(job, "client", 2).send_signal(signal.SIGTERM)
+        status, output = finish(job)
     assert status == 0, output
     assert "restart 1 of 2 in 1 s" in output and "restart 2 of 2 in " in output
     folders = [tmp_path / "logs" / f"attempt-{number}" for number in (1, 2, 3)]
@@ -169,25 +147,31 @@ def test_two_then_three_then_one_trainers_train_each_triple_once(undisturbed: Pa
 
 
 @pytest.mark.parametrize(
-    ("start", "name"),
+    ("start", "number"),
     [
-        pytest.param("in_foreground", "SIGINT", id="Ctrl-C"),
-        pytest.param("in_background", "SIGTERM", id="SIGTERM, where Ctrl-C is ignored"),
+        pytest.param("in_foreground", signal.SIGINT, id="Ctrl-C"),
+        pytest.param("in_background", signal.SIGTERM, id="SIGTERM, where Ctrl-C is ignored"),
+        pytest.param("in_foreground", signal.SIGHUP, id="SIGHUP to one trainer"),
     ],
 )
-def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(tmp_path, request, start, name):
+def test_a_job_that_is_told_to_stop_commits_and_restarts_nothing(tmp_path, request, start, number):
     request.getfixturevalue(start)
     hold(tmp_path, "0 2 1 stop", cores=2)
-    with Job(tmp_path, "2", script(tmp_path), "--max_restarts", "3") as job:
-        job.wait_until_held()
-        job.launcher.send_signal(signal.SIGINT)
-        if name == "SIGTERM":
-            job.launcher.send_signal(signal.SIGTERM)
-        status, output = job.finish()
+    is_launcher = number != signal.SIGHUP
+    options = ("--max_restarts", "3") if is_launcher else ()
+    with started(tmp_path, "2", script(tmp_path), *options) as job:
+        commands.wait_for(tmp_path / "held", job)
+        if number == signal.SIGTERM:
+            job.send_signal(signal.SIGINT)
+        (job if is_launcher else process(job, "client", 1)).send_signal(number)
+        status, output = finish(job)
     assert status == 143, output
-    assert f"stopped by {name}; all trainers have committed and left" in output
-    assert name == "SIGINT" or "SIGINT" not in output
-    log = (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
+    if is_launcher:
+        assert f"stopped by {number.name}; all trainers have committed and left" in output
+    else:
+        assert "ended with status 143, which says: stopped on request, start me again" in output
+    assert number == signal.SIGINT or "SIGINT" not in output
+    log = next((tmp_path / "logs").rglob("trainer-0.log")).read_text()
     assert "stopped as asked: 0 epochs and 3 batches done, committed" in log
     assert not (tmp_path / "logs" / "attempt-2").exists()
     assert progress(tmp_path / "run") == (0, 3)
@@ -195,8 +179,8 @@ def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(tmp_path, 
 
 def test_a_signal_in_the_evaluation_stops_every_trainer(tmp_path: Path) -> None:
     settings = (*EVALUATED, "training.num_epochs=1")
-    with Job(tmp_path, "2", script(tmp_path, "--signal-in-evaluation", settings=settings)) as job:
-        status, output = job.finish()
+    with started(tmp_path, "2", script(tmp_path, "--signal-in-evaluation", settings=settings)) as job:
+        status, output = finish(job)
     assert status == 143, output
     assert "ended with status 143, which says: stopped on request, start me again" in output
     # Training is committed, and nothing is said of a ranking that was not finished.
@@ -208,11 +192,11 @@ def test_plain_python_that_is_stopped_goes_on_bit_by_bit(undisturbed: Path, tmp_
     """Inside a bucket; and once more in its evaluation."""
     hold(tmp_path, "2 3 0 stop", cores=1)
     command = [*warm.python(), *script(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment()) as process:
-        commands.wait_for(tmp_path / "held", process)
-        process.send_signal(signal.SIGTERM)
-        _, output = process.communicate(timeout=60)
-    assert process.returncode == 143 and "Preempted" not in output, output
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment()) as job:
+        commands.wait_for(tmp_path / "held", job)
+        job.send_signal(signal.SIGTERM)
+        _, output = job.communicate(timeout=60)
+    assert job.returncode == 143 and "Preempted" not in output, output
     assert progress(tmp_path / "run") == (2, 4)
     for words, status in ((["--signal-in-evaluation"], 143), ([], 0)):
         run_alone(tmp_path, *words, settings=EVALUATED, status=status)

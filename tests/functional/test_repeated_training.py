@@ -73,23 +73,6 @@ def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path) -> None:
     assert sorted(tables(tmp_path / "resumed").values()) == sorted(fresh["same"][1].values())
 
 
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
-    script = (
-        "import sys, dglkge\n"
-        "config = dglkge.load_config(None, sys.argv[1:])\n"
-        "def main():\n"
-        "    with dglkge.join_cluster(config):\n"
-        "        with dglkge.join_cluster(config):\n"
-        "            pass\n"
-        "sys.exit(dglkge.run_command('nested', main))\n"
-    )
-    done = run([*warm.python(), "-c", script, *settings(tmp_path / "run")], status=2)
-    assert done.stderr == (
-        "nested: error: this process cannot join a second training: it trains already: leave the block of "
-        "the first join_cluster before, or use processes\n"
-    )
-
-
 def test_a_launched_process_joins_once(tmp_path: Path) -> None:
     script = tmp_path / "twice.py"
     script.write_text(

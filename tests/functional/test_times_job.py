@@ -18,15 +18,7 @@ from dglkge.errors import InputError
 from tests.functional import job as commands
 from tests.functional.results import assert_same_training, metrics, parameters, progress
 from tests.surroundings import made_once
-from tests.toy_kg import (
-    NUM_ENTITIES,
-    STEPS,
-    TIMES,
-    partition,
-    temporal_dataset,
-    toy_dataset,
-    write_splits,
-)
+from tests.toy_kg import NUM_ENTITIES, STEPS, TIMES, partition, temporal_dataset, toy_dataset, write_splits
 
 COMMON = (
     *("model.dimension=32", "model.init_scale=0.01", "training.objective=one_vs_all", "loss.name=softmax"),
