@@ -69,9 +69,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         try:
             is_marked = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
             # Python's own helper of multiprocessing stays until this process ends.
-            helper = is_marked and any(
-                "multiprocessing.resource_tracker" in word for word in process.cmdline()
-            )
+            helper = is_marked and "multiprocessing.resource_tracker" in " ".join(process.cmdline())
             if is_marked and not helper and process.status() != psutil.STATUS_ZOMBIE:
                 marked.append(process)
         except psutil.Error:  # ended meanwhile, or another user's
@@ -174,8 +172,8 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Put the surroundings right and note what lies in shared memory, in the process that the user started.
 
-    The workers of pytest-xdist are started later and inherit all that. Those of root make one more /dev/shm
-    each; an ordinary user's cannot: a process with threads, as they are, enters no user namespace.
+    The workers of pytest-xdist inherit all that. Those of root make one more /dev/shm each; others cannot: a
+    process with threads, as they are, enters no user namespace.
     """
     # While tests are collected: half of that time was the search for garbage among ever more objects.
     gc.disable()
@@ -203,9 +201,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("numprocesses", None):
             template = config.stash[TEMPLATE] = warm.start_template({MARK: config.stash[SESSION_MARK]})
             # The workers of pytest-xdist need not import torch and DGL either.
-            config.option.tx = [f"popen//python={shlex.join(template.plain_python())}"] * len(
-                config.option.tx
-            )
+            python = shlex.join(template.plain_python())
+            config.option.tx = [f"popen//python={python}" for _ in config.option.tx]
     else:
         why_shared = workerinput["why_shared"]
         if workerinput["own_each"]:
