@@ -36,7 +36,8 @@ LEAVE_SECONDS = 20
 JOB_FOLDERS = ("examples", "functional", "launch")
 """Folders whose tests start jobs with the launcher."""
 
-LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
+LONG_FOLDERS = """functional training cluster optim examples launch checkpoint step report serving inference
+kernels tuning""".split()
 """Folders whose files take longest; they are dealt out first."""
 
 SESSION_MARK = pytest.StashKey[str]()
@@ -68,9 +69,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         try:
             is_marked = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
             # Python's own helper of multiprocessing stays until this process ends.
-            helper = is_marked and any(
-                "multiprocessing.resource_tracker" in word for word in process.cmdline()
-            )
+            helper = is_marked and "multiprocessing.resource_tracker" in " ".join(process.cmdline())
             if is_marked and not helper and process.status() != psutil.STATUS_ZOMBIE:
                 marked.append(process)
         except psutil.Error:  # ended meanwhile, or another user's
@@ -173,8 +172,8 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Put the surroundings right and note what lies in shared memory, in the process that the user started.
 
-    The workers of pytest-xdist are started later and inherit all that. Those of root make one more /dev/shm
-    each; an ordinary user's cannot: a process with threads, as they are, enters no user namespace.
+    The workers of pytest-xdist inherit all that. Those of root make one more /dev/shm each; others cannot: a
+    process with threads, as they are, enters no user namespace.
     """
     # While tests are collected: half of that time was the search for garbage among ever more objects.
     gc.disable()
@@ -202,9 +201,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("numprocesses", None):
             template = config.stash[TEMPLATE] = warm.start_template({MARK: config.stash[SESSION_MARK]})
             # The workers of pytest-xdist need not import torch and DGL either.
-            config.option.tx = [f"popen//python={shlex.join(template.plain_python())}"] * len(
-                config.option.tx
-            )
+            python = shlex.join(template.plain_python())
+            config.option.tx = [f"popen//python={python}" for _ in config.option.tx]
     else:
         why_shared = workerinput["why_shared"]
         if workerinput["own_each"]:
@@ -256,6 +254,13 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return status, captured.out, captured.err
 
     return run_main
+
+
+@pytest.fixture
+def warm_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test starts with ``sys.executable`` begins as a copy of what has imported torch and DGL."""
+    monkeypatch.setattr(sys, "executable", warm.executable())
+    monkeypatch.setenv(warm.COPIED_BUILD, "1")
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """What the tests inherit from whoever starts them, put right before the first test.
 
-A shell's background, ``nohup``, a scheduler or a CI system may start them with signals ignored or blocked and
-without a standard input, and other jobs may have their memory in the machine's one ``/dev/shm``, all of which
-some tests look at. So the tests get the signals that every program starts with, and shared memory of their
-own where the kernel allows it.
+They get the signals that every program starts with, which a shell's background or ``nohup`` changes, a
+standard input, and where the kernel allows it a ``/dev/shm`` of their own, without the memory of other jobs.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ _CAPABILITY_VERSION = 0x20080522
 def reset_signals_and_input() -> None:
     """Undo what tests cannot work with: SIGTERM or SIGCHLD ignored, signals blocked, no standard input.
 
-    An ignored SIGINT or SIGHUP stays ignored, for it has a purpose: neither a Ctrl-C that is meant for other
-    processes nor the end of a terminal shall end the tests. See :func:`foreground`.
+    An ignored SIGINT or SIGHUP stays ignored: it was meant for other processes. See :func:`foreground`.
     """
     for number in (signal.SIGTERM, signal.SIGCHLD):
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -54,10 +51,9 @@ def reset_signals_and_input() -> None:
 
 @contextlib.contextmanager
 def foreground() -> Iterator[None]:
-    """Let Ctrl-C and a hangup reach what this process starts, as they reach a job in a shell's foreground.
+    """Let Ctrl-C and a hangup reach what this process starts; a hangup does not end the tests themselves.
 
-    A program starts with the default for each signal that has a handler here. SIGHUP gets one that does
-    nothing, so that a hangup does not end the tests.
+    A program starts with the default for each signal that has a handler here.
     """
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None}
     ignored = [number for number in handlers if signal.getsignal(number) == signal.SIG_IGN]
@@ -82,11 +78,10 @@ def background() -> Iterator[None]:
 
 
 def free_ports(num_ports: int = 1) -> int:
-    """Return the first of so many consecutive ports that nothing listens on.
+    """Return the first of so many consecutive ports that nothing listens on, drawn at random.
 
-    They lie below those of torch's rendezvous and DGL's servers, which another job on the machine may use,
-    and below the range from which the kernel takes ports for connections: one of those may be gone before its
-    use. The choice is random, so that tests that run side by side seldom try the same ports.
+    They lie below those of torch's rendezvous and DGL's servers, and below the range from which the kernel
+    takes ports for connections: one of those may be gone before its use.
     """
     while True:
         first = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT - num_ports)
@@ -129,15 +124,10 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def use_private_shared_memory() -> str | None:
-    """Give this process, and all that it starts, a ``/dev/shm`` of its own; it goes with the last of them.
+    """Give this process, and all that it starts, a ``/dev/shm`` of its own; return why that failed, or None.
 
     Root makes a mount namespace. An ordinary user makes one inside a user namespace, in which he is himself,
     and gives the powers that he has there away again: tests of unwritable folders must see them so.
-
-    Returns
-    -------
-    str or None
-        Why the machine's shared memory is used instead; None where there is a private one.
     """
     if os.environ.get(SWITCH) == "shared":
         return f"{SWITCH} is 'shared'"

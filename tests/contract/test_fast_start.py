@@ -27,23 +27,26 @@ print(json.dumps(heavy))
 """
 
 
+def printed(program: str, *words: str) -> str:
+    """Run a program in a new process; returns what it prints."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True).stdout
+
+
 def heavy_after(calls: list[list[str]]) -> dict[str, list[str]]:
     """Run commands in one new process; returns the heavy packages that are loaded after each."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
-    return json.loads(done.stdout)
+    heavy = json.loads(printed(PROGRAM, json.dumps(calls)))
+    assert len(heavy) == len(calls)
+    return heavy
 
 
-def test_help_and_lists_import_no_heavy_package():
+def test_help_and_lists_import_no_heavy_package(tmp_path):
     calls = [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)]
     calls += [["config", "show"], ["config", "recipes"], ["--print-completion", "bash"]]
-    heavy = heavy_after(calls)
-    assert len(heavy) == len(calls) and not {call: names for call, names in heavy.items() if names}
-
-
-def test_what_is_measured_can_be_found(tmp_path):
-    """A command that reads a run does load torch, so the test above is not blind."""
-    assert "torch" in heavy_after([["inspect", str(tmp_path)]])[f"inspect {tmp_path}"]
+    heavy = heavy_after([*calls, ["inspect", str(tmp_path)]])
+    # A command that reads a run does load torch, so this test is not blind.
+    assert "torch" in heavy.pop(f"inspect {tmp_path}")
+    assert not {call: names for call, names in heavy.items() if names}
 
 
 def test_one_query_needs_torch_and_h5py_only(tmp_path, call):
@@ -59,29 +62,27 @@ def test_formats_of_the_choices_are_those_of_the_code():
     assert list(choices.IMPORT_FORMATS) == sorted(import_tables.FORMATS)
 
 
-def test_a_missing_folder_is_refused_without_torch(tmp_path):
+TRAINED_FROM_PYTHON = """
+import sys, dglkge
+try:
+    dglkge.train([("a", "r", "b")], "complex", output=sys.argv[1])
+except dglkge.InputError as error:
+    print(error, "torch" in sys.modules)
+"""
+
+
+def test_a_mistake_is_refused_without_torch(tmp_path):
     """Torch takes seconds to import, on a busy machine tens of them."""
     nowhere = str(tmp_path / "nowhere")
-    words = (
-        "serve",
-        "predict",
-        "evaluate",
-        "calibrate",
-        "report",
-        "checkpoint inspect",
-        "data build",
-        "data get",
-    )
-    calls = [[*name.split(), nowhere] for name in words]
+    calls = [[name, nowhere] for name in ("serve", "predict", "evaluate", "calibrate", "report")]
+    calls += [[*name.split(), nowhere] for name in ("checkpoint inspect", "data build", "data get")]
     calls += [["train", f"dataset={nowhere}"], ["train", "--recipe", "fb15k237/complex"]]
-    heavy = heavy_after(calls)
-    assert len(heavy) == len(calls) and not [call for call, packages in heavy.items() if "torch" in packages]
+    assert not [call for call, packages in heavy_after(calls).items() if "torch" in packages]
+    told = f"output is {__file__}, which is a file; expected a folder False\n"
+    assert printed(TRAINED_FROM_PYTHON, __file__) == told
 
 
 def test_a_launcher_and_a_node_program_start_without_the_settings():
     """Each machine starts one; a job's configuration is read, once, where there is one."""
     program = "import sys, dglkge.cli.launch, dglkge.launch.node_program; "
-    program += "print({'pydantic', 'numpy'} & {*sys.modules})"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
-    assert done.stdout == "set()\n"
+    assert printed(program + "print({'pydantic', 'numpy'} & {*sys.modules})") == "set()\n"

@@ -34,16 +34,10 @@ def text_of(page: str) -> str:
 
 def test_every_key_of_pytorch_biggraph_is_mapped_once():
     text = text_of("from-pbg.md").partition("## Every key")[2].partition("## Comparing")[0]
-    mapped = [
-        key
-        for line in text.splitlines()
-        if line.startswith("| `")
-        for key in re.findall("`([^`]+)`", line.split(" | ")[0])
-    ]
-    expected = (
-        KEYS + [f"entities.X.{key}" for key in ENTITY_KEYS] + [f"relations.i.{key}" for key in RELATION_KEYS]
-    )
-    assert sorted(mapped) == sorted(expected)
+    cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    mapped = [key for cell in cells for key in re.findall("`([^`]+)`", cell)]
+    expected = [*KEYS, *(f"entities.X.{key}" for key in ENTITY_KEYS)]
+    assert sorted(mapped) == sorted([*expected, *(f"relations.i.{key}" for key in RELATION_KEYS)])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -51,11 +45,8 @@ def test_fields_that_a_page_names_exist(page):
     fields = {name for name, *_ in field_table()}
     sections = {name.partition(".")[0] for name in fields if "." in name}
     named = set(re.findall(r"`(?:\[)?([a-z_]+(?:\.[a-z_]+)+)\b[^`]*`", text_of(page)))
-    named = {
-        name
-        for name in named
-        if name.partition(".")[0] in sections and not name.endswith((".json", ".jsonl"))
-    }
+    named = {name for name in named if name.partition(".")[0] in sections}
+    named = {name for name in named if not name.endswith((".json", ".jsonl"))}
     assert len(named) > 15 and not named - fields
 
 

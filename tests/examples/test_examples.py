@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.examples.scripts import run_script
+from tests.functional.job import ip_config
 from tests.toy_kg import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
@@ -75,6 +77,17 @@ def test_three_models_are_compared_on_the_valid_split(facts: list[Path]) -> None
     best, test = re.findall(r"^(\w+): test MRR (0\.\d+)$", printed, re.MULTILINE)[0]
     assert len(valid) == 3 and 0 < float(test) <= 1
     assert best == max(valid, key=lambda name: float(valid[name]))
+
+
+def test_both_optimizers_train_the_same_script_and_ours_learns(tmp_path: Path) -> None:
+    words = ["--output", str(tmp_path / "graph"), "--ip-config", str(ip_config(tmp_path))]
+    done = run_script("examples/dgl_graphsage/compare.py", *words)
+    curves = json.loads((tmp_path / "graph" / "curves.json").read_text(encoding="utf-8"))
+    sparse, dgl = curves["dglkge"], curves["dgl"]
+    assert len(sparse["losses"]) == len(dgl["losses"]) == 10
+    assert sparse["losses"][-1] < 0.1 * sparse["losses"][0] and sparse["accuracy"] > 0.95
+    for epoch, (mine, other) in enumerate(zip(sparse["losses"], dgl["losses"]), start=1):
+        assert f"{epoch:>8}  {mine:>14.4f}  {other:>22.4f}" in done.stdout
 
 
 def test_examples_are_short_and_listed() -> None:

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--without", action="store_true")
     parser.add_argument("--options", type=json.loads, default={})
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--mistakes", type=json.loads, default=[])
     arguments = parser.parse_args()
     folder = arguments.folder
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
@@ -63,7 +63,7 @@ def main() -> None:
     nodes = dgl.distributed.DistEmbedding(NUM_NODES, 4, "nodes", initial, policies[0])
     edges = NarrowEmbedding(NUM_EDGES, 3, "edges", policies[1])  # the rounding depends on the step
     model = torch.nn.Linear(4, 3)
-    sparse = SparseAdam([nodes], lr=arguments.lr, bias_correction="global"), RowAdagrad([edges], lr=0.1)
+    sparse = SparseAdam([nodes], lr=0.1, bias_correction="global"), RowAdagrad([edges], lr=0.1)
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
     decay = torch.optim.lr_scheduler.ExponentialLR(sparse[0], 0.9)
     objects = {"model": model, "adam": adam, "decay": decay}
@@ -74,6 +74,13 @@ def main() -> None:
             "every": {"epochs": 1, "batches": 2},
             **arguments.options,
         }
+        for options in arguments.mistakes:
+            try:
+                dglkge.elastic(folder / "run", **{**fields, **options})
+            except dglkge.InputError as error:
+                print(f"refused: {error}")
+        if arguments.mistakes:
+            return
         job = dglkge.elastic(folder / "run", **fields)
     rank, size = (0, 1) if arguments.alone else (dist.get_rank(), dist.get_world_size())
     share = torch.arange(rank, NUM_EDGES, size)

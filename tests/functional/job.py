@@ -98,10 +98,12 @@ def train(
 
 
 @contextlib.contextmanager
-def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the training script under the launcher, an ordinary process, and yield while it runs."""
-    command = launch_command(folder, num_trainers, settings, python=PLAIN)
-    env = warm.runners(environment())
+def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a job whose launcher is an ordinary process, and whose servers and trainers are copies.
+
+    Yields while it runs; then it is told to stop, if it has not ended.
+    """
+    env = {**warm.runners(environment()), **variables}
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         yield job
@@ -112,6 +114,13 @@ def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[su
                 job.wait(30)
         job.kill()
         job.communicate()
+
+
+def training_job(
+    folder: Path, num_trainers: int, *settings: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """Start the training script under the launcher."""
+    return started(launch_command(folder, num_trainers, settings, python=PLAIN))
 
 
 def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py") -> list[psutil.Process]:
@@ -128,21 +137,22 @@ def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py"
     return [process for _, process in sorted(numbered, key=lambda pair: pair[0])]
 
 
-def wait_for(path: Path, job: subprocess.Popen[str], log: Path | None = None, num_lines: int = 0) -> None:
+def processes_with(text: str) -> list[psutil.Process]:
+    """Return the processes with a text in their command line."""
+    every = psutil.process_iter(["cmdline"])
+    return [process for process in every if text in " ".join(process.info["cmdline"] or ())]
+
+
+def wait_for(path: Path, job: subprocess.Popen[str], num_lines: int = 0) -> None:
     """Wait until there is a file, of so many lines; fail if the job ends or the limit passes."""
     limit = time.monotonic() + TIME_LIMIT_SECONDS
     while not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < num_lines:
         if job.poll() is not None:
-            output = log.read_text() if log else job.stdout.read() if job.stdout else ""
+            output = job.stdout.read() if job.stdout else ""
             raise RuntimeError(f"the job ended with {job.returncode}:\n{output}")
         if time.monotonic() > limit:
             raise TimeoutError(f"{path} had no {num_lines} lines after {TIME_LIMIT_SECONDS} s")
         time.sleep(0.05)
-
-
-def wait_for_line(path: Path, job: subprocess.Popen[str], num_lines: int = 1) -> None:
-    """Wait until a file has so many lines; fail if the job ends or the limit passes."""
-    wait_for(path, job, num_lines=num_lines)
 
 
 def sets(settings: Sequence[str]) -> list[str]:
@@ -158,7 +168,7 @@ def kill_and_resume(folder: Path, settings: Callable[..., Sequence[str]], *more:
     """
     endless = (*more, "training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
     with training_job(folder, 2, *settings(folder / "killed", *endless)) as job:
-        wait_for_line(folder / "killed" / "stats.jsonl", job, num_lines=4)
+        wait_for(folder / "killed" / "stats.jsonl", job, num_lines=4)
         processes_of(job, "client")[1].send_signal(signal.SIGKILL)
         job.communicate(timeout=60)
     reached = open_checkpoint(folder / "killed").meta.progress

@@ -24,31 +24,30 @@ def everything(trainer: Trainer) -> list[torch.Tensor]:
     return [*(table.local_rows.clone() for table in trainer.tables.values()), *dense]
 
 
-def main() -> None:
-    """Train with the overrides of the command line."""
-    folder = Path(sys.argv[1])
-    config = dglkge.load_config(None, sys.argv[3::2])
+def spoil_gradients(trainer: Trainer, is_first: bool, is_last: bool) -> None:
+    compute = trainer._train_step.objective.gradients
+
+    def gradients(plan: Any, rows: Any) -> Any:
+        finish, index = compute(plan, rows), plan.number % (1 << 32)
+
+        def spoilt() -> Any:
+            result = finish()
+            if index == 1 and is_last:
+                next(iter(trainer._job.dense._parameters.values())).grad.view(-1)[-1] = float("inf")
+            if index == 3 and is_first:
+                next(table.rows for table in rows.collect() if len(table.ids))[0, 0] = float("nan")
+            return result
+
+        return spoilt
+
+    trainer._train_step.objective.gradients = gradients
+
+
+if __name__ == "__main__":
+    config, noted = dglkge.load_config(None, sys.argv[3::2]), []
     with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        world, step = cluster.world, trainer._train_step
-        is_last, is_first = world.rank == world.world_size - 1, world.rank == 0
-        compute, noted = step.objective.gradients, []
-
-        def injected(plan: Any, rows: Any) -> Any:
-            finish = compute(plan, rows)
-
-            def spoilt() -> Any:
-                result, index = finish(), plan.number % (1 << 32)
-                if index == 1 and is_last:
-                    next(iter(trainer._job.dense._parameters.values())).grad.view(-1)[-1] = float("inf")
-                if index == 3 and is_first:
-                    gradients = next(table.rows for table in rows.collect() if len(table.ids))
-                    gradients[0, 0] = float("nan")
-                return result
-
-            return spoilt
-
-        step.objective.gradients = injected
+        trainer, rank = dglkge.build_trainer(config, cluster), cluster.world.rank
+        spoil_gradients(trainer, rank == 0, rank == cluster.world.world_size - 1)
         for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
             for batch in trainer.batches():
                 cluster.barrier()
@@ -56,11 +55,6 @@ def main() -> None:
                 cluster.barrier()
                 trainer.step(batch)
                 cluster.barrier()
-                after = everything(trainer)
-                same = len(before) == len(after) and all(map(torch.equal, before, after))
+                same = all(map(torch.equal, before, everything(trainer)))
                 noted.append([batch.index, same, trainer._job.dense.loss_scale.scale])
-        (folder / f"{world.rank}.json").write_text(json.dumps(noted))
-
-
-if __name__ == "__main__":
-    main()
+        Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(noted))

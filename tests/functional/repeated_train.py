@@ -1,4 +1,4 @@
-"""Trains several times in this one process: ``repeated_train.py FOLDER [JSON list of settings]...``.
+"""Trains several times in this one process: ``repeated_train.py [JSON list of settings]...``.
 
 The settings of a training may begin with what happens in the midst of it: ``raise``, ``interrupt`` or
 ``signal``. What it left is kept, as a notebook keeps what its cells have made.
@@ -15,7 +15,6 @@ from typing import Any
 import dglkge
 
 kept: list[Any] = []
-EVENTS = ("raise", "interrupt", "signal")
 BATCHES_BEFORE = 3
 
 
@@ -31,14 +30,11 @@ def happen(event: str) -> None:
 
 def train(settings: list[str], event: str) -> None:
     """Train as examples/train.py does."""
-    config = dglkge.load_config(None, settings)
-    num_batches = 0
+    config, num_batches = dglkge.load_config(None, settings), 0
     with dglkge.join_cluster(config) as cluster:
-        kept.append(cluster)
         trainer = dglkge.build_trainer(config, cluster)
-        kept.append(trainer)
         epochs = dglkge.remaining_epochs_until(config.training.num_epochs)
-        kept.append(epochs)
+        kept.extend((cluster, trainer, epochs))
         for _ in epochs:
             for batch in trainer.batches():
                 trainer.step(batch)
@@ -49,9 +45,10 @@ def train(settings: list[str], event: str) -> None:
 
 
 for text in sys.argv[1:]:
-    event, *rest = json.loads(text)
+    words = json.loads(text)
+    event = words.pop(0) if words[0] in ("raise", "interrupt", "signal") else ""
     try:
-        train(rest if event in EVENTS else [event, *rest], event)
+        train(words, event)
     except BaseException as error:
         kept.append(error)
         print(f"{type(error).__name__}: {error}")

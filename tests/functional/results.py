@@ -27,7 +27,7 @@ def stats(run: Path) -> list[dict[str, Any]]:
 
 def losses(run: Path) -> list[float]:
     """Return the losses that a run reported."""
-    return [record["loss"] for record in stats(run)]
+    return [record["loss"] for record in stats(run) if "loss" in record]
 
 
 def records(run: Path) -> list[dict[str, Any]]:

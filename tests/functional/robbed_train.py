@@ -24,11 +24,7 @@ def steal(address: str, port: int) -> None:
     note = Path(folder, "stolen")
     if not note.exists():
         note.write_text(f"{address}:{port}", encoding="utf-8")
-        thief = socket.socket()
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind((address, port))
-        thief.listen()
-        stolen.append(thief)
+        stolen.append(socket.create_server((address, port)))
 
 
 role, rank = os.environ["DGL_ROLE"], os.environ.get("RANK")

@@ -1,4 +1,4 @@
-"""Jobs whose entities' rows are stored in 16 bits: they learn, resume bit by bit, and share memory."""
+"""Rows of entities in 16 bits, and averages of rows over epochs: they learn, and resume bit by bit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.inference.run import open_run
 from tests.functional import job as commands
-from tests.functional.results import assert_near as assert_equal
-from tests.functional.results import datasets, losses, metrics, tables
+from tests.functional.results import assert_near, datasets, losses, metrics, progress, tables
 from tests.functional.simulated_hosts import CHECKED_TRAIN, train_on_hosts
 from tests.toy_kg import toy_dataset
 
@@ -26,53 +26,89 @@ def settings(output: Path, *more: str) -> tuple[str, ...]:
     return (f"dataset={toy_dataset()}", f"output={output}", *SETTINGS, *more)
 
 
-def rows(run: Path) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(values) for name, values in tables(run).items()}
+def trained(run: Path) -> dict[str, np.ndarray]:
+    """Return the rows that train beside their averages, by table and original id."""
+    arrays, files = datasets(run), {"relation": "model", "entity": "embeddings_entity_0"}
+    return {table: arrays[f"{file}:optimizer/trained_rows"] for table, file in files.items()}
 
 
-def fits(values: torch.Tensor) -> bool:
+def fits(values: np.ndarray) -> bool:
     """Return whether every number has 16 bits."""
-    return torch.equal(values, values.to(torch.bfloat16).float())
+    rows = torch.from_numpy(values)
+    return torch.equal(rows, rows.to(torch.bfloat16).float())
 
 
-def assert_near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+def assert_rounded(run: Path, expected: Path) -> None:
     """Hold two runs equal but for sums in another order, which may turn the rounding of a few numbers.
 
     Such a number is off by a unit in the last place, 2**-7 of it, and what is trained after it by as little.
     """
-    assert float((left["entity"] == right["entity"]).float().mean()) > 0.9
-    for name, values in left.items():
-        torch.testing.assert_close(values, right[name], rtol=0.02, atol=0.002, msg=name)
+    rows, others = tables(run), tables(expected)
+    assert (rows["entity"] == others["entity"]).mean() > 0.9
+    assert_near(rows, others, 0.02, 0.002)
 
 
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    printed = commands.kill_and_resume(tmp_path, settings)
+    """With averages of the rows that train, which versions have and validation ranks."""
+    more = ("training.averaging=4", "evaluation.valid_every_epochs=2")
+    printed = commands.kill_and_resume(tmp_path, settings, *more)
     assert ["resumed: " in text for text in printed] == [True, False]
-    whole = rows(tmp_path / "whole")
-    assert_equal(datasets(tmp_path / "killed"), datasets(tmp_path / "whole"), 0, 0)
-    assert fits(whole["entity"]) and not fits(whole["relation"])
-    reported = losses(tmp_path / "whole")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert_near(datasets(killed), datasets(whole), 0, 0)
+    assert metrics(killed, "valid")["both"]["mrr"] == metrics(whole, "valid")["both"]["mrr"]
+    rows, reported = trained(whole), losses(whole)
+    assert fits(rows["entity"]) and not fits(rows["relation"])
     assert reported[-1] < reported[0]
     # The live tables were ranked, and these are the files.
-    done = commands.dglkge("evaluate", str(tmp_path / "whole"), "--json")
-    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(tmp_path / "whole")["both"]["mrr"])
+    done = commands.dglkge("evaluate", str(whole), "--json")
+    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(whole)["both"]["mrr"])
     # The random bits do not depend on the number of trainers.
-    epochs = open_checkpoint(tmp_path / "whole").meta.progress["finished_epochs"]
-    commands.train_alone(*settings(tmp_path / "alone", f"training.num_epochs={epochs}"))
-    alone = rows(tmp_path / "alone")
-    assert_near(alone, whole)
+    until = f"training.num_epochs={progress(whole)[0]}"
+    commands.train_alone(*settings(tmp_path / "alone", *more, until))
+    assert_rounded(tmp_path / "alone", whole)
 
 
 def test_two_hosts_send_rows_as_they_are_stored(tmp_path: Path) -> None:
     """The script compares every row that the exchange brings with DGL's kvstore, also in 16 bits."""
-    more = ("training.num_epochs=3", "evaluation.split=test", "sampling.order=global")
-    dataset = toy_dataset(2, method="random")
-    logs = train_on_hosts(
-        tmp_path / "job", dataset, 1, f"output={tmp_path / 'hosts'}", *SETTINGS, *more, script=CHECKED_TRAIN
-    )
+    more = (*SETTINGS, "training.num_epochs=3", "evaluation.split=test", "sampling.order=global")
+    hosts, alone = tmp_path / "hosts", tmp_path / "alone"
+    words = (f"output={hosts}", *more)
+    logs = train_on_hosts(tmp_path / "job", toy_dataset(2), 1, *words, script=CHECKED_TRAIN)
     assert all(re.search(r"compared \d{3,} rows", log) for log in logs), logs
-    commands.train_alone(*settings(tmp_path / "alone", *more))
-    hosts, alone = rows(tmp_path / "hosts"), rows(tmp_path / "alone")
-    assert fits(hosts["entity"]) and fits(alone["entity"])
-    assert_near(alone, hosts)
-    assert losses(tmp_path / "hosts") == pytest.approx(losses(tmp_path / "alone"), rel=0.02)
+    commands.train_alone(f"dataset={toy_dataset()}", f"output={alone}", *more)
+    assert fits(tables(hosts)["entity"]) and fits(tables(alone)["entity"])
+    assert_rounded(alone, hosts)
+    assert losses(hosts) == pytest.approx(losses(alone), rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_version_has_the_weighted_mean_of_the_epochs(tmp_path: Path, dtype: str) -> None:
+    """Training itself is that without averages."""
+    common = (f"tables.dtype={dtype}", "training.num_epochs=4", "evaluation.valid_every_epochs=2")
+    plain, mean = tmp_path / "plain", tmp_path / "mean"
+    commands.train_alone(*settings(plain, *common, "checkpoint.keep_every_epochs=1", "evaluation.split=none"))
+    commands.train_alone(*settings(mean, *common, "training.averaging=2"))
+    averages, rows = tables(mean), trained(mean)
+    epochs = [tables(plain / "checkpoint" / f"epoch_{epoch}") for epoch in (1, 2, 3, 4)]
+    for name, average in averages.items():
+        # k(k + 1) is what the recursion gives epoch k.
+        exact = sum(k * (k + 1) / 40 * epochs[k - 1][name].astype(float) for k in (1, 2, 3, 4))
+        assert np.abs(average - exact).max() < 1e-6 < np.abs(average - rows[name]).max()
+        assert np.array_equal(rows[name], epochs[-1][name])
+    ranked = metrics(mean)["both"]["mrr"]
+    from_files = [open_run(run).evaluate("test").both.mrr for run in (mean, plain)]
+    assert from_files[0] == pytest.approx(ranked) != from_files[1]
+
+
+def test_averages_that_begin_in_a_resume(tmp_path: Path) -> None:
+    plain, mean = tmp_path / "plain", tmp_path / "mean"
+    for run, more in ((plain, ()), (mean, ("training.averaging=1",))):
+        for epochs, words in ((2, ()), (3, more)):
+            common = ("tables.dtype=float32", "evaluation.split=none", "checkpoint.keep_every_epochs=1")
+            commands.train_alone(*settings(run, *words, *common, f"training.num_epochs={epochs}"))
+    before = tables(plain / "checkpoint" / "epoch_2")
+    for name, rows in tables(plain).items():
+        assert np.array_equal(trained(mean)[name], rows)
+        # The weight of epoch 3 is 2/4.
+        exact = (before[name].astype(float) + rows) / 2
+        assert np.abs(tables(mean)[name] - exact).max() < 1e-6

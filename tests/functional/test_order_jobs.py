@@ -1,8 +1,7 @@
-"""Jobs in the order of buckets and of machines: killed, resized and resumed, on one host and on two."""
+"""Jobs in the order of buckets and of machines, with tables on a disk, on one host and on two."""
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.launch.table_storage import MEMORY_FILE_SYSTEMS, file_system
-from tests import warm
 from tests.functional import job as commands
 from tests.functional.results import (
     assert_near,
@@ -26,82 +24,29 @@ from tests.functional.results import (
     tables,
 )
 from tests.functional.simulated_hosts import train_on_hosts
-from tests.functional.test_elastic_job import (
-    NUM_EPOCHS,
-    assert_same_training,
-    script,
-    stop_in_epoch_2,
-    train_resized,
-)
 from tests.toy_kg import toy_dataset
-
-BUCKETS = {"sampling.num_ranges": "4", "training.matmul_dtype": "float32"}
-
-
-def run_alone(folder: Path, *words: str, **changes: str) -> Path:
-    """Run the script in one process to its end; returns the run."""
-    commands.run([*warm.python(), *script(toy_dataset(), folder, *words, **BUCKETS, **changes)])
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_alone(tmp_path_factory.mktemp("undisturbed"))
-
-
-def test_statistics_name_the_bucket(undisturbed: Path) -> None:
-    lines = stats(undisturbed)
-    for epoch in range(NUM_EPOCHS):
-        turns = [line["bucket_number"] for line in lines if line["epoch"] == epoch]
-        assert turns == sorted(turns) and turns[-1] == 5
-    assert {line["num_buckets"] for line in lines} == {6}
-    assert all(line["bucket"][0] < line["bucket"][1] for line in lines)
-    assert all(0 <= number < 4 for line in lines for number in line["bucket"])
-
-
-def toy_ranges(dataset: Dataset) -> np.ndarray:
-    """Return the range of the head and of the tail of each training triple, (n, 2), with P = 4."""
-    layout = dataset.layout()
-    bounds = range_bounds(layout.range_starts("entity"), 4)
-    triples = dataset.split("train")[:, [0, 2]]
-    return ranges_of(np.asarray(layout.node_ids("entity"))[triples], bounds, 4)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: str) -> None:
     """With rows of zeros nothing but the offset is in the loss, and it can be written down."""
-    count = 3000
-    changes = {
-        "loss.name": "softmax",
-        "negatives.num_uniform": str(count),
-        "negatives.own_entity": "false",
-        "regularizer.name": "none",
-        "model.init_scale": "1e-30",
-        "training.num_epochs": "1",
-        "training.kernels": kernels,
-        "model.score_function": "complex",
-    }
-    last = stats(run_alone(tmp_path, **changes))[-1]
-    ranges = toy_ranges(Dataset.open(toy_dataset()))
+    count, dataset = 3000, Dataset.open(toy_dataset())
+    commands.train_alone(
+        *(f"dataset={toy_dataset()}", f"output={tmp_path}", "training.num_epochs=1", "evaluation.split=none"),
+        *("loss.name=softmax", f"negatives.num_uniform={count}", "negatives.own_entity=false"),
+        *("regularizer.name=none", "model.init_scale=1e-30", "model.score_function=complex"),
+        *("sampling.num_ranges=4", "training.matmul_dtype=float32", f"training.kernels={kernels}"),
+        *("model.dimension=16", "negatives.chunk_size=16", "training.batch_size=32"),
+    )
+    layout = dataset.layout()
+    ids = np.asarray(layout.node_ids("entity"))[dataset.split("train")[:, [0, 2]]]
+    ranges = ranges_of(ids, range_bounds(layout.range_starts("entity"), 4), 4)
     is_inside = (ranges[:, 0] == ranges[:, 1]).mean()
     # 15 entities in each of the two ranges; a third of the weight in the query's own; the truth is left out.
     across = np.log(1 + count * (15 / 3 + 14) / 30)
     inside = np.log(1 / 3 + count * (14 / 3 + 15) / 30) + np.log(3)
     expected = 2 * (is_inside * inside + (1 - is_inside) * across)
-    assert last["epoch_loss"] == pytest.approx(expected, abs=0.01)
-
-
-def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_path: Path) -> None:
-    ends = (("client", 1, signal.SIGKILL), ("client", 2, signal.SIGTERM))
-    starts = train_resized(tmp_path, ends, ("1 2 1 kill", "2 3 2 stop"), **BUCKETS)
-    assert starts == [(0, 0), (0, 4), (2, 4)]
-    assert_same_training(tmp_path / "run", undisturbed)
-
-
-@pytest.mark.usefixtures("in_foreground")
-def test_a_resume_inside_a_bucket_is_bit_identical(undisturbed: Path, tmp_path: Path) -> None:
-    stop_in_epoch_2(tmp_path, **BUCKETS)
-    assert_near(tables(run_alone(tmp_path)), tables(undisturbed), 0, 0)
+    assert stats(tmp_path)[-1]["epoch_loss"] == pytest.approx(expected, abs=0.01)
 
 
 def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
@@ -127,20 +72,6 @@ def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
     assert {"embeddings_entity_0:embeddings", "embeddings_entity_0:optimizer/sum"} <= set(memory)
     assert_near(disk, memory, 0, 0)
     assert {line["num_buckets"] for line in stats(tmp_path / "disk" / "run")} == {16}
-
-
-def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:
-    dataset, run = toy_dataset(2, typed=True, method="metis"), tmp_path / "run"
-    settings = (
-        *(f"output={run}", "model.dimension=8", "training.num_epochs=1", "training.batch_size=30"),
-        *("negatives.num_uniform=10", "negatives.local_share=0.5", "negatives.global_share=0.5"),
-        *("negatives.degree_power=0.5", "sampling.num_ranges=3", "sampling.bucket_order=affinity"),
-        *("evaluation.split=none", "checkpoint.every_batches=2"),
-    )
-    train_on_hosts(tmp_path / "job", dataset, 2, *settings)
-    last = stats(run)[-1]
-    assert last["num_buckets"] == 3 and last["bytes_sent"] > 0 and np.isfinite(last["epoch_loss"])
-    assert progress(run) == (1, 0)
 
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
@@ -198,11 +129,3 @@ def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> Non
             assert counter == dict.fromkeys(counters[0], 1) and len(counter) == num_triples - num_held
         assert all(sizes[epoch, index] == size for _, epoch, index, size, _ in batches)
     assert sum(counts[:2]) == num_triples - num_held
-
-
-def test_on_one_machine_the_orders_are_one(tmp_path: Path) -> None:
-    for order in ("machine", "global"):
-        commands.train_alone(
-            f"dataset={toy_dataset()}", f"output={tmp_path / order}", f"sampling.order={order}", *SETTINGS
-        )
-    assert_near(tables(tmp_path / "machine"), tables(tmp_path / "global"), 0, 0)

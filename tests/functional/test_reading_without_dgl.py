@@ -1,7 +1,6 @@
 """All commands that read a run work in an environment from which DGL is removed.
 
-Each begins with nothing of dglkge imported. Partition, extend and train run in plain Python in test_wheel.py,
-tune in test_tune.py.
+Each begins with nothing of dglkge imported. Partition and train run in plain Python in test_wheel.py.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ from tests import warm
 from tests.functional.job import environment, run, train_alone
 from tests.toy_kg import ring_triples, toy_dataset, write_splits
 
-TRAINING = ("data build", "data extend", "train", "tune")
-"""Commands that need DGL."""
-
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,21 +38,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run, and triples."""
-    folder = tmp_path_factory.mktemp("reading")
+    folder, dataset = tmp_path_factory.mktemp("reading"), toy_dataset(typed=True)
     settings = ["training.num_epochs=2", "model.dimension=16", "evaluation.valid_every_epochs=1"]
-    (folder / "dataset").symlink_to(toy_dataset(typed=True))
-    train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
+    (folder / "dataset").symlink_to(dataset)
+    train_alone(f"dataset={dataset}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
-    (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
     (folder / "values.tsv").write_text("".join(f"person{number}\t{number}\n" for number in range(12)))
     # As many triples, entities and relations as Nations has, in place of a download.
     (folder / "named" / "Nations").mkdir(parents=True)
-    first = 0
-    for split, count in (("train", 1592), ("valid", 199), ("test", 201)):
-        rows = "".join(f"e{i % 14}\tr{i % 55}\te{i // 14 % 14}\n" for i in range(first, first + count))
-        (folder / "named" / "Nations" / f"{split}.tsv").write_text(rows)
-        first += count
-    (folder / "run.yaml").write_text(f"dataset: {toy_dataset(typed=True)}\noutput: new\n")
+    rows = [f"e{i % 14}\tr{i % 55}\te{i // 14 % 14}\n" for i in range(1992)]
+    for split, part in (("train", rows[:1592]), ("valid", rows[1592:1791]), ("test", rows[1791:])):
+        (folder / "named" / "Nations" / f"{split}.tsv").write_text("".join(part))
+    (folder / "run.yaml").write_text(f"dataset: {dataset}\noutput: new\n")
     return folder
 
 
@@ -80,16 +73,7 @@ for line in sys.stdin:
 """
 """Runs a module, or a program after ``-c``, with the words of each line in a copy of itself."""
 
-IMPORTED = (
-    "torch",
-    "numba",
-    "pandas",
-    "pyarrow.parquet",
-    "h5py",
-    "pydantic",
-    "rich.progress",
-    "scipy.sparse",
-)
+IMPORTED = "torch numba pandas pyarrow.parquet h5py pydantic rich.progress scipy.sparse".split()
 """Imported once for all copies: what takes longest."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -123,11 +107,6 @@ def command(copy: Command) -> Command:
     return functools.partial(copy, "dglkge")
 
 
-def test_dgl_is_not_there(copy: Command) -> None:
-    done = copy("-c", "import dglkge, dgl")
-    assert done.returncode == 1 and done.stderr.endswith("ModuleNotFoundError: No module named 'dgl'\n")
-
-
 READING = {
     "data list": [],
     "data get": ["nations"],
@@ -156,7 +135,7 @@ READING = {
 
 
 def test_every_command_has_a_case() -> None:
-    """Tests of these two are below."""
+    """Tests of those that read no run are below."""
     assert {*READING, *TRAINING, "serve", "job stop", "launch"} == set(COMMANDS)
 
 
@@ -191,43 +170,36 @@ def test_serve(python: Path, folder: Path) -> None:
 
 
 def test_python(copy: Command, folder: Path) -> None:
-    """The answers are those of an environment with DGL."""
-    program = (
-        "import dglkge\n"
-        "run = dglkge.open_run('run')\n"
-        "print(run.predict_tails('person0', 'lives_in', k=3).to_csv())\n"
-    )
+    """The answers are those of an environment with DGL, which is not there."""
+    done = copy("-c", "import dglkge, dgl")
+    assert done.returncode == 1 and done.stderr.endswith("ModuleNotFoundError: No module named 'dgl'\n")
+    program = "import dglkge\nrun = dglkge.open_run('run')\n"
+    program += "print(run.predict_tails('person0', 'lives_in', k=3).to_csv())\n"
     without = copy("-c", program)
     assert without.returncode == 0, without.stderr
     assert without.stdout.count("town") == 3
     assert run([*warm.python(), "-c", program], folder=folder).stdout == without.stdout
 
 
-WORDS = {
-    "data build": ["--input", "triples", "--output", "made"],
-    "data extend": ["--dataset", "dataset", "--input", "triples", "--output", "made", "--name", "x"],
+TRAINING = {
+    "data build": ["--input", "triples", "--output", "new"],
+    "data extend": ["--dataset", "dataset", "--input", "triples", "--output", "new", "--name", "x"],
     "train": ["run.yaml"],
-    "tune": ["run.yaml", "--output", "made"],
+    "tune": ["run.yaml", "--output", "new"],
 }
+"""Commands that need DGL."""
 
 
-@pytest.mark.parametrize("name", TRAINING)
-def test_training_names_the_extra(command: Command, folder: Path, name: str) -> None:
-    done = command(*name.split(), *WORDS[name])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"dglkge: error: {message(f'dglkge {name}')}\n"
-    assert not (folder / "made").exists() and not (folder / "new").exists()
-
-
-def test_other_doors_name_the_extra(copy: Command, folder: Path) -> None:
+def test_what_trains_names_the_extra(command: Command, copy: Command, folder: Path) -> None:
+    then = " and dglkge-engine" if sys.version_info >= (3, 13) else ""
+    told = f"needs dgl 2.1.0, and it is not installed here: pip install 'dglkge[train]'{then}"
+    for name, words in TRAINING.items():
+        done = command(*name.split(), *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"dglkge: error: dglkge {name} {told}\n"
+    done = copy("dglkge.cli.launch", "some_script.py")
+    assert (done.returncode, done.stderr) == (2, f"dglkge-launch: error: dglkge-launch {told}\n")
     done = copy("-c", "import dglkge; dglkge.train('triples', 'complex', output='new')")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"dglkge.errors.InputError: {message('dglkge.train')}"
-    done = copy("dglkge.cli.launch", "some_script.py")
-    assert (done.returncode, done.stderr) == (2, f"dglkge-launch: error: {message('dglkge-launch')}\n")
+    assert done.stderr.splitlines()[-1] == f"dglkge.errors.InputError: dglkge.train {told}"
     assert not (folder / "new").exists()
-
-
-def message(user: str) -> str:
-    then = " and dglkge-engine" if sys.version_info >= (3, 13) else ""
-    return f"{user} needs dgl 2.1.0, and it is not installed here: pip install 'dglkge[train]'{then}"

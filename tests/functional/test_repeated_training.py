@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,11 +39,6 @@ def tables(output: Path) -> dict[str, bytes]:
     return arrays
 
 
-def alone(output: Path, *changes: str, typed: bool = False) -> tuple[list[str], dict[str, bytes]]:
-    """Train in a fresh process; return what it printed and its tables."""
-    return in_one_process(settings(output, *changes, typed=typed)), tables(output)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Fill numba's cache: the process that compiles a loop may round otherwise than those that load it."""
@@ -52,55 +46,31 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     in_one_process(settings(folder / "adagrad"), settings(folder / "adam", *ADAM))
 
 
-@pytest.fixture(scope="module")
-def plain(compiled: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, bytes]]:
-    """What a training in a fresh process prints, and its tables."""
-    return alone(tmp_path_factory.mktemp("plain") / "alone")
-
-
-def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path, plain: Any) -> None:
-    """The same again, a wider one with another optimizer, and one of another data set."""
-    cases = {"same": ((), False), "wider": (ADAM, False), "typed": ((), True)}
-    trainings = [settings(tmp_path / name, *changes, typed=typed) for name, (changes, typed) in cases.items()]
-    _, *printed = in_one_process(settings(tmp_path / "first"), *trainings)
-    for line, (name, (changes, typed)) in zip(printed, cases.items(), strict=True):
-        fresh = plain if name == "same" else alone(tmp_path / "alone" / name, *changes, typed=typed)
-        assert ([line], tables(tmp_path / name)) == fresh, name
-
-
-@pytest.mark.parametrize(
-    ("event", "told"), [("raise", "ValueError: asked to raise"), ("interrupt", "KeyboardInterrupt: ")]
-)
 @pytest.mark.usefixtures("in_foreground")
-def test_after_a_training_that_did_not_end_well(tmp_path: Path, plain: Any, event: str, told: str) -> None:
-    printed = in_one_process([event, *settings(tmp_path / "first")], settings(tmp_path / "second"))
-    assert printed[0] == told
-    assert (printed[1:], tables(tmp_path / "second")) == plain
-
-
-@pytest.mark.usefixtures("in_foreground")
-def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path, plain: Any) -> None:
-    """What was committed counts: Preempted has committed three batches, the rest follows."""
-    printed = in_one_process(["signal", *settings(tmp_path / "run")], settings(tmp_path / "run"))
-    assert printed[0] == "Preempted: 143"
-    assert sorted(tables(tmp_path / "run").values()) == sorted(plain[1].values())
-
-
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
-    script = (
-        "import sys, dglkge\n"
-        "config = dglkge.load_config(None, sys.argv[1:])\n"
-        "def main():\n"
-        "    with dglkge.join_cluster(config):\n"
-        "        with dglkge.join_cluster(config):\n"
-        "            pass\n"
-        "sys.exit(dglkge.run_command('nested', main))\n"
-    )
-    done = run([*warm.python(), "-c", script, *settings(tmp_path / "run")], status=2)
-    assert done.stderr == (
-        "nested: error: this process cannot join a second training: it trains already: leave the block of "
-        "the first join_cluster before, or use processes\n"
-    )
+def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path) -> None:
+    """Also after some that did not end well; a run that was stopped goes on from its commit."""
+    kinds = {"same": ((), False), "wider": (ADAM, False), "typed": ((), True)}
+    fresh = {}
+    for name, (changes, typed) in kinds.items():
+        output = tmp_path / "fresh" / name
+        fresh[name] = (in_one_process(settings(output, *changes, typed=typed)), tables(output))
+    later = {
+        "raise": ["raise", *settings(tmp_path / "raise")],
+        "after raise": settings(tmp_path / "after raise"),
+        "interrupt": ["interrupt", *settings(tmp_path / "interrupt")],
+        "after interrupt": settings(tmp_path / "after interrupt"),
+        "stop": ["signal", *settings(tmp_path / "resumed")],
+        "resumed": settings(tmp_path / "resumed"),
+        "wider": settings(tmp_path / "wider", *ADAM),
+        "typed": settings(tmp_path / "typed", typed=True),
+    }
+    printed = dict(zip(later, in_one_process(*later.values()), strict=True))
+    endings = [printed[name] for name in ("raise", "interrupt", "stop")]
+    assert endings == ["ValueError: asked to raise", "KeyboardInterrupt: ", "Preempted: 143"]
+    as_fresh = {"after raise": "same", "after interrupt": "same", "wider": "wider", "typed": "typed"}
+    for name, kind in as_fresh.items():
+        assert ([printed[name]], tables(tmp_path / name)) == fresh[kind], name
+    assert sorted(tables(tmp_path / "resumed").values()) == sorted(fresh["same"][1].values())
 
 
 def test_a_launched_process_joins_once(tmp_path: Path) -> None:

@@ -36,34 +36,30 @@ NEGATIVES = ("negatives.mask_known=true", "negatives.degree_power=0.75")
 
 @dataclass(frozen=True)
 class Case:
-    """Settings, a data set, numbers of trainers of launched jobs, and trainers of each of two hosts."""
+    """Settings, a data set, trainers of a job on one machine (0: no such job) and of each of two hosts."""
 
     settings: tuple[str, ...]
     typed: bool = True
-    trainers: tuple[int, ...] = ()
+    trainers: int = 0
     per_host: int = 1
-    sends_candidates: bool = False
-    """Whether trainers of one machine send nothing: what they agree on, all have."""
     atol: float = 1e-4
 
 
 CASES = {
-    # Two trainers of one machine in one case: what three agree on is divided in no other way.
-    "one vs all, one type": Case((ONE_VS_ALL, RELATIONS), False, (2, 3), 2, True),
-    "one vs all, three types": Case((ONE_VS_ALL, RELATIONS), trainers=(3,), sends_candidates=True),
-    "k vs all": Case((K_VS_ALL, "loss.name=logistic"), trainers=(3,), sends_candidates=True),
-    "k vs all by softmax": Case((K_VS_ALL, RELATIONS), trainers=(3,), sends_candidates=True),
+    "one vs all, one type": Case((ONE_VS_ALL, RELATIONS), False, 3, 2),
+    "one vs all, three types": Case((ONE_VS_ALL, RELATIONS)),
+    "k vs all": Case((K_VS_ALL, "loss.name=logistic")),
     "k vs all with pairs": Case(
         ("training.objective=k_vs_all", "loss={name: margin_ranking, adversarial_weights: true}")
     ),
     "k vs all with dura and dropout": Case(
-        (K_VS_ALL, RELATIONS, "regularizer={name: dura, weight: 0.01}", *DROPPED), *(False, (3,), 2, True)
+        (K_VS_ALL, RELATIONS, "regularizer={name: dura, weight: 0.01}", *DROPPED), *(True, 3, 2)
     ),
     "relations beside samples": Case((RELATIONS, "regularizer={name: ivr, weight: 0.01}", DROPPED[0])),
     # A softmax over candidates does not depend on some biases: Adagrad would turn gradients that are nothing
     # but rounding into steps.
     "PyTorch-BigGraph's model, sampled": Case(
-        (*BIGRAPH, "model.score_function=affine_cos_bias", "loss.name=logistic"), trainers=(2,), atol=1e-3
+        (*BIGRAPH, "model.score_function=affine_cos_bias", "loss.name=logistic"), atol=1e-3
     ),
     "PyTorch-BigGraph's model, one vs all": Case(
         (*BIGRAPH, "model.score_function=diagonal_l2", "training.objective=one_vs_all"), atol=1e-3
@@ -73,9 +69,9 @@ CASES = {
             *(*NEGATIVES, "loss.name=bce", "loss.confidences=true", "loss.adversarial_weights=true"),
             *("loss.relation_weights={near: 0.5, knows: 3}", "negatives.num_for_heads=7"),
         ),
-        trainers=(3,),
+        trainers=3,
     ),
-    "averages": Case(("training.averaging=2", "optimizer.lr=0.05"), trainers=(3,)),
+    "averages": Case(("training.averaging=2", "optimizer.lr=0.05")),
     "tails only, compiled": Case((*NEGATIVES, "negatives.num_for_heads=0")),
     "features": Case(
         (
@@ -91,7 +87,7 @@ CASES = {
             *("model.dimension=64", "training.batch_size=150", "negatives.num_uniform=300"),
             *("negatives.chunk_size=150", "optimizer.lr=0.05"),
         ),
-        *(False, (2,), 0),
+        *(False, 2, 0),
         atol=5e-5,
     ),
 }
@@ -116,8 +112,8 @@ def stored_lengths(run: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_parameters_do_not_depend_on_trainers_and_hosts(tmp_path: Path, name: str) -> None:
-    case = CASES[name]
-    settings, alone = (*SETTINGS, *case.settings), tmp_path / "alone"
+    case, runs = CASES[name], {where: tmp_path / where for where in ("alone", "machine", "hosts")}
+    settings = (*SETTINGS, *case.settings)
     if name.startswith("weighted"):
         dataset, on_two = (weighted_dataset(tmp_path / f"data{num}", num_parts=num) for num in (1, 2))
     else:
@@ -125,22 +121,23 @@ def test_losses_and_parameters_do_not_depend_on_trainers_and_hosts(tmp_path: Pat
         dataset, on_two = toy_dataset(typed=case.typed), toy_dataset(2, case.typed, method)
     if name == "features":
         settings += (write_features(tmp_path, dataset),)
-    commands.train_alone(f"dataset={dataset}", f"output={alone}", *settings)
-    runs = [tmp_path / f"run{number}" for number in case.trainers]
-    for number, run in zip(case.trainers, runs):
-        commands.train(tmp_path, number, f"dataset={dataset}", f"output={run}", *settings)
-    if case.sends_candidates:
-        assert not any(record["bytes_sent"] for run in (alone, *runs) for record in stats(run))
+    commands.train_alone(f"dataset={dataset}", f"output={runs['alone']}", *settings)
+    if case.trainers:
+        more = (f"dataset={dataset}", f"output={runs['machine']}")
+        commands.train(tmp_path, case.trainers, *more, *settings)
+        if any("_vs_all" in word for word in case.settings):
+            # What trainers of one machine agree on, all have.
+            assert not any(record["bytes_sent"] for record in stats(runs["machine"]))
     if case.per_host:
-        runs.append(tmp_path / "hosts")
-        train_on_hosts(tmp_path / "job", on_two, case.per_host, f"output={runs[-1]}", *settings)
-        assert all(record["bytes_sent"] > 0 for record in stats(runs[-1]))
-    for run in runs:
-        assert_same_training(run, alone, atol=case.atol)
-    assert len(parameters(alone)) == (2, 4)[case.typed] + {"features": 4}.get(
-        name, 3 * (BIGRAPH[0] in settings)
-    )
-    for run in (alone, *runs) if f"model.max_norm={MAX_NORM}" in settings else ():
+        train_on_hosts(tmp_path / "job", on_two, case.per_host, f"output={runs['hosts']}", *settings)
+        assert all(record["bytes_sent"] > 0 for record in stats(runs["hosts"]))
+    made = [run for run in runs.values() if run.exists()]
+    assert len(made) == 1 + bool(case.trainers) + bool(case.per_host)
+    for run in made:
+        assert_same_training(run, runs["alone"], atol=case.atol)
+    num_dense = {"features": 4}.get(name, 3 * (BIGRAPH[0] in settings))
+    assert len(parameters(runs["alone"])) == (2, 4)[case.typed] + num_dense
+    for run in made if f"model.max_norm={MAX_NORM}" in settings else ():
         lengths = stored_lengths(run)
         assert lengths.max() <= MAX_NORM * (1 + 1e-6) and (lengths > 0.999 * MAX_NORM).mean() > 0.1
 

@@ -18,15 +18,7 @@ from dglkge.errors import InputError
 from tests.functional import job as commands
 from tests.functional.results import assert_same_training, metrics, parameters, progress
 from tests.surroundings import made_once
-from tests.toy_kg import (
-    NUM_ENTITIES,
-    STEPS,
-    TIMES,
-    partition,
-    temporal_dataset,
-    toy_dataset,
-    write_splits,
-)
+from tests.toy_kg import NUM_ENTITIES, STEPS, TIMES, partition, temporal_dataset, toy_dataset, write_splits
 
 COMMON = (
     *("model.dimension=32", "model.init_scale=0.01", "training.objective=one_vs_all", "loss.name=softmax"),
@@ -62,9 +54,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_times_explain_the_graph(trained, tmp_path):
     """``turn`` turns by another step at each time: without time a true answer has three rivals."""
     commands.train_alone(*settings(tmp_path / "static", "complex"))
-    with_times, without = (metrics(run)["both"]["mrr"] for run in (trained, tmp_path / "static"))
-    assert with_times > 0.95
-    assert without < 0.8
+    assert metrics(trained)["both"]["mrr"] > 0.95
+    assert metrics(tmp_path / "static")["both"]["mrr"] < 0.8
 
 
 def complex_rows(rows: torch.Tensor) -> np.ndarray:
@@ -72,29 +63,25 @@ def complex_rows(rows: torch.Tensor) -> np.ndarray:
     return real + 1j * imaginary
 
 
-def brute_force(
-    run: Path, triples: Sequence[tuple[int, int, int]], known: set[tuple[int, ...]]
-) -> list[float]:
+def brute_force(run: Path, triples: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> np.ndarray:
     """Return the filtered ranks of heads and tails out of the arrays of the checkpoint, by the formula."""
     checkpoint = open_checkpoint(run)
     entities = complex_rows(checkpoint["entity"].gather(torch.arange(NUM_ENTITIES)))
     stored = checkpoint["relation"].gather(torch.arange(len(checkpoint.meta.relations)))
     times = complex_rows(checkpoint.dense_parameters()["rows"])
-    dim = 2 * entities.shape[1]
-    ranks = []
+    dim, ranks = 2 * entities.shape[1], []
     for head, number, tail in triples:
         row, time = divmod(number, len(times))
-        for half, anchor, answer, column in zip(stored[row].chunk(2), (head, tail), (tail, head), (2, 0)):
+        tails = [(head, number, other) for other in range(NUM_ENTITIES)]
+        heads = [(other, number, tail) for other in range(NUM_ENTITIES)]
+        for half, anchor, answer, all_triples in zip(
+            stored[row].chunk(2), (head, tail), (tail, head), (tails, heads)
+        ):
             changing, constant = (complex_rows(part[None])[0] for part in (half[:dim], half[dim:-1]))
             scores = (entities[anchor] * (changing * times[time] + constant) * entities.conj()).real.sum(1)
-            filtered = [
-                other
-                for other in range(NUM_ENTITIES)
-                if other == answer
-                or ((head, number, other) if column == 2 else (other, number, tail)) not in known
-            ]
-            ranks.append(1.0 + (scores[filtered] > scores[answer]).sum())
-    return ranks
+            is_negative = [triple not in known for triple in all_triples]
+            ranks.append(1.0 + (scores[is_negative] > scores[answer]).sum())
+    return np.array(ranks)
 
 
 def test_ranks_are_filtered_at_the_time(tmp_path):
@@ -106,14 +93,14 @@ def test_ranks_are_filtered_at_the_time(tmp_path):
     triples = [tuple(row) for row in dataset.split("test").tolist()]
     expected = brute_force(run, triples, known)
     ranking = open_run(run).evaluate("test").both
-    assert ranking.mr == pytest.approx(np.mean(expected))
-    assert ranking.mrr == pytest.approx(np.mean(1 / np.array(expected)))
-    live = metrics(run)["both"]
-    assert live["mrr"] == pytest.approx(ranking.mrr, abs=1e-6)
+    assert ranking.mr == pytest.approx(expected.mean()) and ranking.mrr == pytest.approx(
+        (1 / expected).mean()
+    )
+    assert metrics(run)["both"]["mrr"] == pytest.approx(ranking.mrr, abs=1e-6)
     # With the answers of all times filtered out the ranks are others: the test can fail.
     number = len(TIMES)
     always = {(head, n - n % number + time, tail) for head, n, tail in known for time in range(number)}
-    assert np.mean(brute_force(run, triples, always)) != pytest.approx(np.mean(expected))
+    assert brute_force(run, triples, always).mean() != pytest.approx(expected.mean())
 
 
 def test_questions_at_a_time_and_when(trained):
@@ -168,78 +155,99 @@ def test_questions_by_the_command(trained, tmp_path):
     assert json.loads(commands.dglkge("evaluate", str(trained), *arguments).stdout)["both"]["mrr"] == 1
 
 
+ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
+
+
 @pytest.mark.parametrize(
-    ("name", "trainers", "more"),
+    ("name", "trainers", "where", "more"),
     [
         (
-            *("tcomplex", 3),
+            *("tcomplex", 3, ()),
             (
                 *("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}"),
                 "training.relation_prediction=0.5",
             ),
         ),
         (
-            *("tntcomplex", 2),
+            *("tntcomplex", 2, ON_DEVICE),
             (
                 *("training.objective.name=negative_sampling", "negatives.num_uniform=10"),
                 *("negatives.chunk_size=20", "negatives.mask_known=true", "model.relation_dropout=0.2"),
-                *("training.relation_prediction=0.5", "training.device=cpu_staged", "tables.storage=device"),
+                "training.relation_prediction=0.5",
             ),
         ),
         (
-            *("de_simple", 2),
+            *("de_simple", 2, ON_DEVICE),
             (
                 *("training.objective.name=k_vs_all", "training.relation_prediction=0.5"),
-                *("model.init_scale=0.3", "training.device=cpu_staged", "tables.storage=device"),
+                "model.init_scale=0.3",  # Adagrad makes a step of the rounding of numbers that start near 0
             ),
         ),
     ],
     ids=["one vs all, penalties", "negatives without known ones, dropout, devices", "k vs all, devices"],
 )
-def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, more):
+def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, where, more):
     """Nor on a stop: shares are uneven, and the run goes on from its files."""
     alone, run = tmp_path / "alone", tmp_path / "run"
-    host = [word for word in more if word not in ("training.device=cpu_staged", "tables.storage=device")]
-    commands.train_alone(*settings(alone, name, *host, num_epochs=4))
-    commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=2))
-    assert progress(run) == (2, 0)
-    commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=4))
-    assert progress(run) == (4, 0)
+    commands.train_alone(*settings(alone, name, *more, num_epochs=4))
+    for num_epochs in (2, 4):
+        commands.train(tmp_path, trainers, *settings(run, name, *more, *where, num_epochs=num_epochs))
+        assert progress(run) == (num_epochs, 0)
     assert name == "de_simple" or parameters(alone)["rows"].shape == (len(TIMES), 32)
     assert_same_training(run, alone)
 
 
 def test_a_run_goes_on_at_new_times(trained, tmp_path):
     """Rows of old times and their optimizer's state are taken over by name; only new triples are trained."""
-    rows = [(f"e{i:03d}", "turn", f"e{(i + 17) % NUM_ENTITIES:03d}", time) for i in range(8)
-            for time in ("2021-02-14", "2021-07-01")]  # fmt: skip
-    (tmp_path / "more.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-    command = (
+    (tmp_path / "more.tsv").write_text(
+        "".join(
+            f"e{i:03d}\tturn\te{(i + 17) % NUM_ENTITIES:03d}\t{time}\n"
+            for i in range(8)
+            for time in ("2021-02-14", "2021-07-01")
+        )
+    )
+    data, run = tmp_path / "data", tmp_path / "run"
+    words = (
         f"data extend --dataset {temporal_dataset()} --input {tmp_path}/more.tsv --name more --columns hrtT"
     )
-    commands.dglkge(*command.split(), "-o", str(tmp_path / "data"))
-    more = (f"dataset={tmp_path / 'data'}", f"checkpoint.init_path={trained}", "training.edge_sets=[more]")
-    run, same = tmp_path / "run", ("training.rows=touched", "model.score_function.smoothness=0.0001")
-    done = commands.train_alone(*settings(run, "tntcomplex", *more, *same, num_epochs=30))
+    commands.dglkge(*words.split(), "-o", str(data))
+    more = (f"dataset={data}", f"checkpoint.init_path={trained}", "training.edge_sets=[more]")
+    more += ("training.rows=touched", "model.score_function.smoothness=0.0001")
+    done = commands.train_alone(*settings(run, "tntcomplex", *more, num_epochs=30))
     assert "relation: 3 rows taken over, 0 new" in done.stdout + done.stderr
     before, after = parameters(trained)["rows"], parameters(run)["rows"]
-    times = Dataset.open(tmp_path / "data").relations.times
-    assert list(times) == ["2021-02", *TIMES, "2021-07"]
+    assert list(Dataset.open(data).relations.times) == ["2021-02", *TIMES, "2021-07"]
     # No triple of the new edge set is at an old time, but smoothness moves times to their neighbours.
     assert after[1:-1] == pytest.approx(before, abs=0.05) and after.shape == (6, 32)
     grown = open_run(run)
     assert grown.predict_times("e003", "turn", "e020")["time"][0] in ("2021-02", "2021-07")
     assert grown.evaluate("test").both.mrr > 0.8
-    other = settings(tmp_path / "no", "tntcomplex", *more, *same, "model.dimension=16")
-    assert "has dim 32, this run has 16" in commands.train_alone(*other, status=None).stderr
+
+    refused, old = tmp_path / "refused", tmp_path / "old"
+    done = commands.train_alone(*settings(refused, "tntcomplex", *more, "model.dimension=16"), status=None)
+    assert "has dim 32, this run has 16" in done.stderr
     # In this model the number of a time counts.
-    commands.train_alone(*settings(tmp_path / "old", "de_simple", num_epochs=1))
-    more = (more[0], f"checkpoint.init_path={tmp_path / 'old'}")
-    done = commands.train_alone(*settings(tmp_path / "no", "de_simple", *more), status=None)
-    assert "has the time '2021-03' as number 0, this run as 1, and de_simple computes" in done.stderr
-    target = ("--to", "run", "--dataset", str(tmp_path / "data"), "-o", str(tmp_path / "converted"))
-    done = commands.dglkge("checkpoint", "convert", str(trained), *target, status=None)
+    commands.train_alone(*settings(old, "de_simple", num_epochs=1))
+    words = settings(refused, "de_simple", f"dataset={data}", f"checkpoint.init_path={old}")
+    told = "has the time '2021-03' as number 0, this run as 1, and de_simple computes"
+    assert told in commands.train_alone(*words, status=None).stderr
+    words = ("checkpoint", "convert", str(trained), "--to", "run", "--dataset", str(data))
+    done = commands.dglkge(*words, "-o", str(tmp_path / "converted"), status=None)
     assert done.returncode and "has other times than" in done.stderr
+
+
+def test_what_is_refused_of_times(trained, tmp_path):
+    checkpoint = open_checkpoint(trained)
+    assert checkpoint.meta.times == TIMES
+    assert checkpoint.config["model"]["score_function"]["num_times"] == len(TIMES)
+    words = settings(tmp_path / "run", "tcomplex", num_parts=2)
+    done = commands.train_alone(*words, "model.score_function.num_times=7", status=2)
+    assert "model.score_function.num_times is 7, and" in done.stderr and "allowed: 0" in done.stderr
+    done = commands.train_alone(*words, f"dataset={toy_dataset()}", status=2)
+    assert "model.score_function is tcomplex, and the triples of" in done.stderr
+    words = ("export", str(trained), "-o", str(tmp_path / "exported"), "--format", "npy")
+    done = commands.dglkge(*words, status=2)
+    assert "has relations at 4 times, of which no format has rows" in done.stderr
 
 
 def moving_dataset() -> Path:
@@ -259,34 +267,11 @@ def moving_dataset() -> Path:
 
 
 def test_entities_that_change(tmp_path):
-    """DE-SimplE learns from one relation where another is true; with any number of trainers."""
-
-    def options(name: str, num_epochs: int, *more: str) -> list[str]:
-        return [
-            *(f"dataset={moving_dataset()}", f"output={tmp_path / name}", "model.dimension=64", *COMMON[1:]),
-            *("model.score_function=" + name.partition("-")[0], f"training.num_epochs={num_epochs}", *more),
-        ]
-
+    """DE-SimplE learns from one relation where another is true."""
     for name in ("simple", "de_simple"):
-        commands.train_alone(*options(name, 15))
-    static, changing = (metrics(tmp_path / name)["both"]["mrr"] for name in ("simple", "de_simple"))
-    assert static < 0.6 and changing > 0.99
-    # Adagrad would make a step of the rounding of numbers that start near 0.
-    commands.train_alone(*options("de_simple-alone", 2, "model.init_scale=0.3"))
-    commands.train(tmp_path, 3, *options("de_simple-three", 2, "model.init_scale=0.3"))
-    assert_same_training(tmp_path / "de_simple-three", tmp_path / "de_simple-alone")
-
-
-def test_partitions_and_reading(tmp_path):
-    """Rows of two partitions are found by their relations; another data set and other times are refused."""
-    commands.train_alone(*settings(tmp_path / "one", "tcomplex", num_epochs=2))
-    two = settings(tmp_path / "two", "tcomplex", num_epochs=2, num_parts=2)
-    assert open_checkpoint(tmp_path / "one").meta.times == TIMES
-    assert open_checkpoint(tmp_path / "one").config["model"]["score_function"]["num_times"] == len(TIMES)
-    done = commands.train_alone(*two, "model.score_function.num_times=7", status=2)
-    assert "model.score_function.num_times is 7, and" in done.stderr and "allowed: 0" in done.stderr
-    done = commands.train_alone(*two, f"dataset={toy_dataset()}", status=2)
-    assert "model.score_function is tcomplex, and the triples of" in done.stderr
-    target = tmp_path / "exported"
-    done = commands.dglkge("export", str(tmp_path / "one"), "-o", str(target), "--format", "npy", status=None)
-    assert done.returncode == 2 and "has relations at 4 times, of which no format has rows" in done.stderr
+        commands.train_alone(
+            *(f"dataset={moving_dataset()}", f"output={tmp_path / name}", *COMMON, "model.dimension=64"),
+            *(f"model.score_function={name}", "training.num_epochs=15"),
+        )
+    assert metrics(tmp_path / "simple")["both"]["mrr"] < 0.6
+    assert metrics(tmp_path / "de_simple")["both"]["mrr"] > 0.99

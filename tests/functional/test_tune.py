@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +11,7 @@ import pytest
 import yaml
 
 from dglkge.inference.run import open_run
-from tests import surroundings
+from tests import surroundings, warm
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 
@@ -73,32 +70,22 @@ def test_from_space_to_run(tmp_path):
 
 def test_interrupted_search_goes_on(tmp_path):
     space = write_space(tmp_path, trials=2, num_epochs=INTERRUPTED_EPOCHS)
-    output = tmp_path / "tuned"
-    command = [sys.executable, "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
-    with surroundings.foreground():
-        search = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=commands.environment()
-        )
-    try:
-        log = output / "trials" / "rung0-trial000" / "run" / "stats.jsonl"
-        commands.wait_for_line(log, search)
-        children = psutil.Process(search.pid).children(recursive=True)
+    output, trial = tmp_path / "tuned", tmp_path / "tuned" / "trials" / "rung0-trial000"
+    command = [*warm.python(), "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
+    with surroundings.foreground(), commands.started(command) as search:
+        commands.wait_for(trial / "run" / "stats.jsonl", search, 1)
+        processes = commands.processes_with(str(trial))
+        assert processes
         search.send_signal(signal.SIGINT)
-        out, err = search.communicate(timeout=60)
-    finally:
-        search.kill()
-        search.communicate()
-    assert search.returncode == 130, out + err
-    assert err.endswith("dglkge: interrupted\n")
-    limit = time.monotonic() + 10
-    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
-        assert time.monotonic() < limit, "the trial outlived the search"
-        time.sleep(0.05)
-    trials = json.loads((output / "trials.json").read_text())["trials"]
-    assert [trial["state"] for trial in trials] == ["unfinished"]
+        told, _ = search.communicate(timeout=60)
+    assert search.returncode == 130 and "dglkge: interrupted\n" in told, told
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive, "the trial outlived the search"
+    (unfinished,) = json.loads((output / "trials.json").read_text())["trials"]
+    assert unfinished["state"] == "unfinished"
     done = commands.dglkge("tune", str(space), "--output", str(output))
-    assert "resumed: " in (output / "trials" / "rung0-trial000" / "trial.log").read_text()
-    again = json.loads((output / "trials.json").read_text())
-    assert [trial["state"] for trial in again["trials"]] == ["complete"] * 2
-    assert again["trials"][0]["values"] == trials[0]["values"]
+    assert "resumed: " in (trial / "trial.log").read_text()
+    trials = json.loads((output / "trials.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["complete"] * 2
+    assert trials[0]["values"] == unfinished["values"]
     assert "configuration: " in done.stdout and " mrr " in done.stdout

@@ -24,10 +24,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 
 HERE = Path(__file__).resolve().parent
+CLIENT = [sys.executable, "-I", "-S", str(HERE / "client.py")]
+"""With Python itself, which ``sys.executable`` may not be later."""
+
 VARIABLE = "DGLKGE_TEST_WARM_SOCKET"
 TEMPLATE = "DGLKGE_TEST_WARM_TEMPLATE"
 """Variable with the socket of the server of which those of all workers are copies."""
@@ -43,7 +47,7 @@ PLAIN = "--plain"
 def python() -> list[str]:
     """Return the first words of a command, in place of ``python``; starts the server at the first call."""
     _server()
-    return [sys.executable, "-I", "-S", str(HERE / "client.py")]
+    return [*CLIENT]
 
 
 SITE = """
@@ -80,24 +84,20 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="dglkge-warm-")
         self.socket = Path(self._folder.name, "socket")
         self.executable = Path(self._folder.name, "python")
-        client = [sys.executable, "-I", "-S", str(HERE / "client.py")]
         assignment = shlex.quote(f"{VARIABLE}={self.socket}")
-        self.executable.write_text(f'#!/bin/sh\nexec env {assignment} {shlex.join(client)} "$@"\n')
+        self.executable.write_text(f'#!/bin/sh\nexec env {assignment} {shlex.join(CLIENT)} "$@"\n')
         self.executable.chmod(0o755)
         site = self.socket.with_name("site")
         site.mkdir()
-        text = SITE.format(client=client[-1], variable=VARIABLE, socket=str(self.socket), build=COPIED_BUILD)
+        text = SITE.format(client=CLIENT[-1], variable=VARIABLE, socket=str(self.socket), build=COPIED_BUILD)
         (site / "sitecustomize.py").write_text(text)
         template = environment.get(TEMPLATE)
-        command = [*client, "--serve"] if template else [sys.executable, "-m", "tests.warm.server"]
+        command = [*CLIENT, "--serve"] if template else [CLIENT[0], "-m", "tests.warm.server"]
         # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so
         # with this process, however this ends.
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), VARIABLE: template or ""}
         self._process = subprocess.Popen(
-            [*command, str(self.socket)],
-            env={**environment, **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [*command, str(self.socket)], env={**environment, **variables}, stdin=PIPE, stdout=PIPE
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
