@@ -25,7 +25,7 @@ COMPONENTS = {
 }
 SETTINGS = (
     *("model.dimension=8", "model.init_scale=0.3", "negatives.num_uniform=10", "training.batch_size=60"),
-    *("training.matmul_dtype=float32", "regularizer.name=none", "evaluation.split=none"),
+    *("training.matmul_dtype=float32", "regularizer.name=none"),
 )
 
 
@@ -42,14 +42,22 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)
-def test_a_component_is_trained_saved_and_loaded(tmp_path: Path, kind: str, usual: dict) -> None:
-    """Equal after a resume only if all its state went on. The run names the module by itself."""
+def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.ndarray]) -> None:
     source, settings = COMPONENTS[kind]
-    imports = f"imports=[{shutil.copy(source, tmp_path / 'mine.py')}]"
-    at_once = train(tmp_path / "at_once", 2, *settings, imports)
+    module = shutil.copy(source, tmp_path / "mine.py")
+    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
+    words = ("--json", "--num_trainers", "1", "--import", module, *commands.sets((*SETTINGS, *settings)))
+    (machine,) = json.loads(commands.dglkge("plan", str(tmp_path / "config.yaml"), *words).stdout)["machines"]
+    assert machine["memory"]["tables"] > 0
+    run, at_once = tmp_path / "run", train(tmp_path / "at_once", 2, *settings, f"imports=[{module}]")
     assert any(not np.array_equal(at_once[name], rows) for name, rows in usual.items())
-    train(tmp_path / "run", 1, *settings, imports)
-    assert_near(train(tmp_path / "run", 2, *settings), at_once, 0, 0)
+    # Saved and loaded: equal only if all its state went on. The run names the module by itself.
+    train(run, 1, *settings, f"imports=[{module}]")
+    assert_near(train(run, 2, *settings), at_once, 0, 0)
+    done = commands.dglkge("evaluate", str(run), "--json", "--import", module)
+    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(run)["both"]["mrr"])
+    query = ("--head", "e003", "--relation", "turn_1", "--import", module, "--topk", "5", "--json")
+    assert len(json.loads(commands.dglkge("predict", str(run), *query).stdout)["answers"]) == 5
 
 
 DIM = 16
