@@ -25,6 +25,10 @@ def describe(monkeypatch: pytest.MonkeyPatch, num_triples: int) -> None:
     monkeypatch.setattr(defaults, "read_description", lambda _: description)
 
 
+DEFAULTS = {"training.num_epochs": "12", "training.averaging": "4.0", "training.batch_size": "500",
+            "optimizer.lr": "0.2", "regularizer.weight": "0.04"}  # fmt: skip
+
+
 def defaults_of(dataset: Path, *overrides: str) -> dict[str, str]:
     """Return the adapted settings by key; all of them can be loaded."""
     settings = adapted(None, overrides, dataset)
@@ -32,23 +36,17 @@ def defaults_of(dataset: Path, *overrides: str) -> dict[str, str]:
     return dict(setting.split("=", 1) for setting in settings)
 
 
-def test_all_of_them(dataset: Path) -> None:
-    expected = {
-        "training.num_epochs": "12",
-        "training.averaging": "4.0",
-        "training.batch_size": "500",
-        "optimizer.lr": "0.2",
-        "regularizer.weight": "0.04",
-    }
-    assert defaults_of(dataset) == expected
-    assert defaults_of(dataset, "model.score_function=distmult", "model.dimension=8") == expected
-
-
-def test_what_is_given_stays(dataset: Path) -> None:
-    defaults = defaults_of(dataset, "training.num_epochs=5", "training={batch_size: 100}", "optimizer.lr=0.1")
-    assert defaults.keys() == {"training.num_epochs", "training.averaging", "regularizer.weight"}
-    defaults = defaults_of(dataset, "training.num_epochs=5", "optimizer.lr=0.1", "regularizer.weight=0")
-    assert defaults.keys() == {"training.batch_size", "training.averaging"}
+def test_what_is_not_given_follows_the_size(dataset: Path, tmp_path: Path, monkeypatch) -> None:
+    assert defaults_of(dataset) == DEFAULTS
+    assert defaults_of(dataset, "model.score_function=distmult", "model.dimension=8") == DEFAULTS
+    some = defaults_of(dataset, "training.num_epochs=5", "training={batch_size: 100}", "optimizer.lr=0.1")
+    assert some.keys() == {"training.num_epochs", "training.averaging", "regularizer.weight"}
+    some = defaults_of(dataset, "training.num_epochs=5", "optimizer.lr=0.1", "regularizer.weight=0")
+    assert some.keys() == {"training.batch_size", "training.averaging"}
+    assert adapted(str(tmp_path / "my.yaml"), [], dataset) == []
+    assert adapted(None, [], tmp_path / "elsewhere") == []
+    describe(monkeypatch, num_triples=10**7 + 1)  # large graphs
+    assert defaults_of(dataset) == {}
 
 
 @pytest.mark.parametrize(
@@ -61,21 +59,8 @@ def test_nothing_is_chosen_where_the_rule_was_not_tried(dataset: Path, other: st
     assert defaults_of(dataset, other) == {}
 
 
-def test_large_graphs_have_the_defaults(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    describe(monkeypatch, num_triples=10**7 + 1)
-    assert defaults_of(dataset) == {}
-
-
-def test_nothing_is_chosen_beside_a_file_or_without_the_data(dataset: Path, tmp_path: Path) -> None:
-    assert adapted(str(tmp_path / "my.yaml"), [], dataset) == []
-    assert adapted(None, [], tmp_path / "elsewhere") == []
-
-
-def test_epochs_fall_with_the_fourth_root_of_the_triples() -> None:
+def test_epochs_fall_with_the_fourth_root_of_triples_and_weights_grow_with_the_root_of_entities() -> None:
     assert [num_epochs(count) for count in (1600, 16 * 1600, 10**6, 10**7)] == [87, 43, 17, 10]
-
-
-def test_the_weight_grows_with_the_root_of_the_entities() -> None:
     weights = [regularizer_weight(count) for count in (14, 135, 2034, 14_541, 40_943, 10**7)]
     assert weights == [0.01, 0.01, 0.018, 0.0482, 0.05, 0.05]
 
@@ -102,6 +87,5 @@ def test_trainers_of_a_batch(settings: list[str], expected: int) -> None:
 
 def test_a_batch_is_shared_by_the_machines_and_typed_graphs_have_a_trainer_a_core() -> None:
     config = load_config(None, ["dataset=x", "training.batch_size=6000", "negatives.chunk_size=1000"])
-    untyped, typed = PartSize({"a": 50, "relation": 2}, 500), PartSize({"a": 5, "b": 5, "relation": 2}, 500)
-    numbers = [most_trainers(config, DatasetSize((part,) * 2, {"train": 1})) for part in (untyped, typed)]
-    assert numbers == [6, 8]
+    for nodes, expected in (({"a": 50, "relation": 2}, 6), ({"a": 5, "b": 5, "relation": 2}, 8)):
+        assert most_trainers(config, DatasetSize((PartSize(nodes, 500),) * 2, {"train": 1})) == expected

@@ -20,39 +20,35 @@ def size(num_parts: int = 1) -> DatasetSize:
     return DatasetSize((PART,) * num_parts, {"train": 1000})
 
 
-def test_products_alone() -> None:
-    """1,000 triples of 10 negatives of 20 numbers, 12 operations each."""
-    fast_memory = Rates(1e6, 1e30)
-    assert epoch_seconds(config(), size(), 1, fast_memory) == pytest.approx(1000 * 10 * 20 * 12 / 1e6)
-    assert epoch_seconds(config(), size(2), 1, fast_memory) == pytest.approx(1000 * 10 * 20 * 12 / 2e6)
+PRODUCT_SECONDS = 1000 * 10 * 20 * 12 / 1e6
+"""1,000 triples of 10 negatives of 20 numbers, 12 operations each."""
+
+PASS_SECONDS = ROW_PASSES * 10 * 80 / 1e6
+"""A row of 20 numbers in each of 10 batches."""
+
+FAST_MEMORY, FAST_PRODUCTS = Rates(1e6, 1e30), Rates(1e30, 1e6)
 
 
-def test_one_side_is_half_of_the_products() -> None:
-    fast_memory = Rates(1e6, 1e30)
-    half = epoch_seconds(config("negatives.num_for_heads=0"), size(), 1, fast_memory)
-    assert half == pytest.approx(1000 * 5 * 20 * 12 / 1e6)
-
-
-def test_rows_alone() -> None:
-    """10 batches of 2 x 100 entities, 10 negatives and 100 relations of two rows, of 80 bytes."""
-    fast_products = Rates(1e30, 1e6)
-    seconds = epoch_seconds(config(), size(), 1, fast_products)
-    assert seconds == pytest.approx(ROW_PASSES * 10 * (210 + 200) * 80 / 1e6)
-    shared = epoch_seconds(config(), size(), 2, fast_products)  # each trainer has the negatives
-    assert shared == pytest.approx(ROW_PASSES * 10 * (220 + 200) * 80 / 1e6)
+@pytest.mark.parametrize(
+    ("settings", "num_parts", "num_trainers", "rates", "expected"),
+    [
+        ([], 1, 1, FAST_MEMORY, PRODUCT_SECONDS),
+        ([], 2, 1, FAST_MEMORY, PRODUCT_SECONDS / 2),
+        (["negatives.num_for_heads=0"], 1, 1, FAST_MEMORY, PRODUCT_SECONDS / 2),
+        # Each of 20 numbers of a score is 20 products and sums, and a third of the matmuls is done again.
+        (["model.score_function=transr"], 1, 1, FAST_MEMORY, PRODUCT_SECONDS * 20 * 4 / 3),
+        # 2 x 100 entities, 10 negatives and 100 relations of two rows; each trainer has the negatives.
+        ([], 1, 1, FAST_PRODUCTS, PASS_SECONDS * (210 + 200)),
+        ([], 1, 2, FAST_PRODUCTS, PASS_SECONDS * (220 + 200)),
+        # Rows of two relations of 400 numbers each, beside 210 entities of 20.
+        (["model.score_function=rescal"], 1, 1, FAST_PRODUCTS, PASS_SECONDS * (210 + 100 * 40)),
+    ],
+)
+def test_seconds_of_products_and_of_rows(settings, num_parts, num_trainers, rates, expected) -> None:
+    seconds = epoch_seconds(config(*settings), size(num_parts), num_trainers, rates)
+    assert seconds == pytest.approx(expected)
 
 
 def test_distances_without_products_cost_memory() -> None:
-    fast_products = Rates(1e30, 1e6)
-    product_seconds = epoch_seconds(config(), size(), 1, fast_products)
-    assert epoch_seconds(config("model.score_function=rotate"), size(), 1, fast_products) > product_seconds
-
-
-def test_a_matrix_for_each_relation() -> None:
-    """Each of 20 numbers of a score is 20 products and sums, and a third of the matmuls is done again."""
-    fast_memory, transr = Rates(1e6, 1e30), config("model.score_function=transr")
-    product_seconds = 1000 * 10 * 20 * 12 / 1e6
-    assert epoch_seconds(transr, size(), 1, fast_memory) == pytest.approx(product_seconds * 20 * 4 / 3)
-    # Rows of two relations of 400 numbers each, beside 210 entities of 20.
-    seconds = epoch_seconds(config("model.score_function=rescal"), size(), 1, Rates(1e30, 1e6))
-    assert seconds == pytest.approx(ROW_PASSES * 10 * (210 + 100 * 40) * 80 / 1e6)
+    rotate = epoch_seconds(config("model.score_function=rotate"), size(), 1, FAST_PRODUCTS)
+    assert rotate > epoch_seconds(config(), size(), 1, FAST_PRODUCTS)
