@@ -31,13 +31,6 @@ def folder(tmp_path) -> Path:
     return write_toy_folder(tmp_path / "toy")
 
 
-def describe(folder: Path, **changes: object) -> None:
-    """Change ``dataset.json``; None takes a key out."""
-    path = folder / "dataset.json"
-    description = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in description.items() if value is not None}))
-
-
 def test_content_is_that_of_the_files(folder, tmp_path):
     dataset = Dataset.open(str(folder))
     assert dataset.path == folder and dataset.name == "toy" and dataset.graph_name == "toy"
@@ -57,14 +50,11 @@ def test_content_is_that_of_the_files(folder, tmp_path):
     assert list(dataset.vocabulary("town").names) == TOWNS
     assert dataset.vocabulary("town") is dataset.vocabulary("town")
     assert dataset.train_weights() is None
-    shutil.move(folder, tmp_path / "elsewhere")
-    assert len(Dataset.open(tmp_path / "elsewhere").layout().edge_table(0).triple_ids)
-
-
-def test_weights(tmp_path):
     weighted = Dataset.open(write_toy_folder(tmp_path / "weighted", has_weights=True))
     assert weighted.has_weights and weighted.train_weights().tolist() == [0, 1, 2, 3, 4]
     assert weighted.layout().edge_table(1).weights.dtype == np.float32
+    shutil.move(folder, tmp_path / "elsewhere")
+    assert len(Dataset.open(tmp_path / "elsewhere").layout().edge_table(0).triple_ids)
 
 
 def test_what_is_not_there_is_refused(folder, tmp_path):
@@ -112,11 +102,7 @@ def test_missing_and_cut_off_files_are_named(folder):
         ("partitions/part1/edges.npy", np.zeros((1, 3), np.int64), "part1/edges.npy holds an array"),
         ("partitions/node_ids_person.npy", np.arange(5), r"node_ids_person.npy holds an array \(5,\)"),
         ("partitions/toy.json", '{"num_parts": 2}', "toy.json is no description of DGL partitions"),
-        (
-            "partitions/toy.json",
-            '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}',
-            "toy.json is no description of DGL partitions",
-        ),
+        ("partitions/toy.json", '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}', "toy.json is no desc"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(folder, name, content, message):
@@ -141,20 +127,23 @@ def test_files_that_do_not_fit_are_refused(folder, name, content, message):
     ],
 )
 def test_description_that_does_not_fit_is_refused(folder, change, message):
-    describe(folder, **change)
+    path = folder / "dataset.json"
+    description = {**json.loads(path.read_text()), **change}  # None takes a key out
+    path.write_text(json.dumps({key: value for key, value in description.items() if value is not None}))
     with pytest.raises(InputError, match=message):
         Dataset.open(folder)
 
 
 def test_what_is_no_json_object(folder):
     path = folder / "dataset.json"
-    path.write_text("[1, 2]")
-    with pytest.raises(InputError, match="dataset.json holds list, expected a JSON object"):
-        read_description(folder)
-    for content in (b"{", b"\xff\xfe"):
+    for content, message in (
+        (b"[1, 2]", "dataset.json holds list, expected a JSON object"),
+        (b"{", "dataset.json is cut off or no JSON"),
+        (b"\xff\xfe", "dataset.json is cut off or no JSON"),
+    ):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="dataset.json is cut off or no JSON"):
-            load_json(path)
+        with pytest.raises(InputError, match=message):
+            read_description(folder)
     with pytest.raises(InputError, match="cannot read .*b.json: No such file"):
         load_json(folder / "b.json")
 
@@ -176,7 +165,7 @@ def partitions(folder) -> Path:
     return folder / "partitions"
 
 
-def test_ranges_and_id_maps_count_each_type_for_itself(partitions):
+def test_ranges_id_maps_and_edge_tables_are_those_of_the_files(partitions):
     layout = PartitionLayout.open(partitions, "toy")
     assert layout.num_parts == 2 and layout.ntypes == ["person", "relation", "town"]
     for ntype, (start, middle, end) in BOUNDARIES.items():
@@ -185,13 +174,8 @@ def test_ranges_and_id_maps_count_each_type_for_itself(partitions):
         assert layout.num_nodes(ntype) == end and layout.range_starts(ntype).tolist() == [start, middle, end]
         parts = layout.part_of(ntype, np.arange(end))
         assert parts.dtype == np.int64 and parts.tolist() == [0] * middle + [1] * (end - middle)
-        ids = NODE_IDS[ntype]
-        assert layout.node_ids(ntype).tolist() == ids
-        assert layout.original_ids(ntype)[layout.node_ids(ntype)].tolist() == list(range(len(ids)))
-
-
-def test_edge_tables_hold_every_triple_once(partitions):
-    layout = PartitionLayout.open(partitions, "toy")
+        assert layout.node_ids(ntype).tolist() == NODE_IDS[ntype]
+        assert layout.original_ids(ntype)[NODE_IDS[ntype]].tolist() == list(range(end))
     tables = [layout.edge_table(part_id) for part_id in range(2)]
     assert sorted(np.concatenate([t.triple_ids for t in tables]).tolist()) == list(range(len(TRAIN)))
     for part_id, table in enumerate(tables):

@@ -43,17 +43,16 @@ def folder_of(buckets: EdgeBuckets) -> Path:
     return Path(buckets.table.edges.filename).parent
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
     """Return the range of a node on its own machine, by trying all ranges."""
     part = int(node >= STARTS[kind][1])
     first, end = STARTS[kind][part : part + 2].tolist()
-    length = end - first
-    (turn,) = [
-        turn
-        for turn in range(num_ranges)
-        if first + length * turn // num_ranges <= node < first + length * (turn + 1) // num_ranges
-    ]
-    return turn
+    begins = [first + (end - first) * turn // num_ranges for turn in range(num_ranges + 1)]
+    return max(turn for turn in range(num_ranges) if begins[turn] <= node < begins[turn + 1])
 
 
 @pytest.mark.parametrize("num_ranges, block", [(1, 64), (2, 1 << 20), (4, 7)])
@@ -62,9 +61,7 @@ def test_each_triple_lies_in_its_bucket(tmp_path, monkeypatch, num_ranges, block
     layout = toy_layout(tmp_path)
     buckets = make(layout, num_ranges, tmp_path / "spare")
     table = layout.edge_table(1)
-    rows = {}
-    for turn, triple in enumerate(table.triple_ids.tolist()):
-        rows[triple] = (table.edges[turn].tolist(), float(table.weights[turn]))
+    rows = dict(zip(table.triple_ids.tolist(), zip(table.edges.tolist(), table.weights.tolist())))
     assert sorted(buckets.table.triple_ids.tolist()) == table.triple_ids.tolist()
     counts = np.zeros((2, num_ranges, num_ranges), np.int64)
     for bucket, (start, end) in enumerate(zip(buckets.starts[:-1], buckets.starts[1:])):
@@ -99,14 +96,12 @@ def test_some_triples_in_sets_have_files_of_their_own(tmp_path, monkeypatch, blo
     for number, set_rows in enumerate(rows):
         triple_ids = set(table.triple_ids[set_rows].tolist())
         for bucket in range(9):
-            run, place = slice(*whole.starts[bucket : bucket + 2]), 9 * number + bucket
-            expected = [
-                row for row in range(run.start, run.stop) if whole.table.triple_ids[row] in triple_ids
-            ]
-            start, end = buckets.starts[place : place + 2]
-            assert buckets.table.triple_ids[start:end].tolist() == whole.table.triple_ids[expected].tolist()
-            assert (buckets.table.edges[start:end] == whole.table.edges[expected]).all()
-            assert (buckets.table.weights[start:end] == whole.table.weights[expected]).all()
+            run = range(*whole.starts[bucket : bucket + 2])
+            expected = [row for row in run if whole.table.triple_ids[row] in triple_ids]
+            stored = slice(*buckets.starts[9 * number + bucket :][:2])
+            for field in ("triple_ids", "edges", "weights"):
+                made, of_all = getattr(buckets.table, field), getattr(whole.table, field)
+                assert made[stored].tolist() == of_all[expected].tolist()
             assert buckets.counts[number].sum(axis=0).ravel()[bucket] == len(expected)
 
 
@@ -128,9 +123,7 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
     assert sorted(again.table.triple_ids) == changed.edge_table(1).triple_ids.tolist()
     assert again.checksum() != buckets.checksum()
     assert (buckets.table.triple_ids == old).all()  # whoever has mapped the old ones keeps them
-    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
-        "buckets3", "edges.npy", "triple_ids.npy",
-    ]  # fmt: skip
+    assert names_in(tmp_path / "part1") == ["buckets3", "edges.npy", "triple_ids.npy"]
 
 
 def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch):
@@ -140,9 +133,7 @@ def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch
     assert folder_of(buckets) == tmp_path / "run" / dataset_files.buckets_folder(2)
     assert folder_of(BucketFiles(layout, 1, 2, PAIRS, tmp_path / "run").open()) == folder_of(buckets)
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        (CheckpointError, StorageError), match="cannot write the buckets of part 1 to .*file/buckets4"
-    ):
+    with pytest.raises((CheckpointError, StorageError), match="cannot write .* part 1 to .*file/buckets4"):
         make(layout, 4, tmp_path / "file")
 
 
@@ -155,17 +146,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(edge_buckets.os, "posix_fallocate", full)
     with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
         make(layout, 2, tmp_path)
-    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
-        "edges.npy", "triple_ids.npy", "weights.npy",
-    ]  # fmt: skip
+    assert names_in(tmp_path / "part1") == ["edges.npy", "triple_ids.npy", "weights.npy"]
 
 
 def test_a_part_without_triples(tmp_path: Path) -> None:
     layout = toy_layout(tmp_path)
     part = tmp_path / "part1"
-    np.save(part / "triple_ids.npy", np.empty(0, np.int64))
-    np.save(part / "edges.npy", np.empty((0, 3), np.int64))
-    np.save(part / "weights.npy", np.empty(0, np.float32))
+    for name in ("triple_ids", "edges", "weights"):
+        np.save(part / f"{name}.npy", np.load(part / f"{name}.npy")[:0])
     buckets = make(layout, 2, tmp_path)
     assert isinstance(buckets.table, EdgeTable) and len(buckets.table.triple_ids) == 0
     assert buckets.starts.tolist() == [0] * 5

@@ -18,14 +18,8 @@ NAMES = {
     "person": Vocabulary([f"p{i}" for i in range(9)], "entity"),
     "town": Vocabulary([f"t{i}" for i in range(5)] + ["p3"], "entity"),
 }
-RELATIONS = RelationVocabulary(
-    [
-        Relation("knows", "person", "person"),
-        Relation("near", "person", "town"),
-        Relation("near", "town", "town"),
-        Relation("unused", "town", "person"),
-    ]
-)
+ROWS = "knows person person,near person town,near town town,unused town person"
+RELATIONS = RelationVocabulary([Relation(*row.split()) for row in ROWS.split(",")])
 
 
 def read(path, **options):
@@ -86,9 +80,7 @@ def test_headers_and_blocks_count(tmp_path):
     path.write_text("\n".join(["head,relation,tail", *rows, "p1,knows,?"]))
     with pytest.raises(InputError, match=r"mine.csv:52: unknown entity '\?'"):
         read(path)
-    names, _ = some_lines(5)
-    pd.DataFrame([*names, ("p1", "knows", "x")], columns=["head", "relation", "tail"]).to_parquet(
-        tmp_path / "mine.parquet"
-    )
+    frame = pd.DataFrame([*some_lines(5)[0], ("p1", "knows", "x")], columns=["head", "relation", "tail"])
+    frame.to_parquet(tmp_path / "mine.parquet")
     with pytest.raises(InputError, match="mine.parquet: row 6: unknown entity 'x'"):
         read(tmp_path / "mine.parquet")

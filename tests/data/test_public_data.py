@@ -21,6 +21,7 @@ from dglkge.partition.make_dataset import dataset_of_run, partition_triples
 from dglkge.partition.options import Options
 
 SPLITS = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\ts\tc\n", "test": "c\tr\ta\n"}
+NOWHERE = "http://127.0.0.1:9/"
 COUNTS = {"entities": 3, "relations": 2, "train": 2, "valid": 1, "test": 1}
 
 
@@ -59,17 +60,21 @@ def packed(name: str, inside: str = "") -> bytes:
         with zipfile.ZipFile(buffer, "w") as archive:
             for split, text in SPLITS.items():
                 archive.writestr(f"{inside}{split}.txt", text)
-    else:
-        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for split, text in SPLITS.items():
-                entry = tarfile.TarInfo(f"{inside}{split}.txt")
-                entry.size = len(text)
-                archive.addfile(entry, io.BytesIO(text.encode()))
+        return buffer.getvalue()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for split, text in SPLITS.items():
+            entry = tarfile.TarInfo(f"{inside}{split}.txt")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
     return buffer.getvalue()
 
 
 def entry_of(url: str, files: dict[str, str | None]) -> PublicData:
     return PublicData("Toy-1", url, files, COUNTS, "none", "nobody")
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -81,7 +86,7 @@ def test_an_archive_is_downloaded_once_and_unpacked(served, name, inside, tmp_pa
     folder, url = served
     content = packed(name, inside)
     (folder / name).write_bytes(content)
-    entry = entry_of(url, {name: f"sha256:{hashlib.sha256(content).hexdigest()}"})
+    entry = entry_of(url, {name: sha256(content)})
     for _ in range(2):
         assert texts(local_folder(entry)) == SPLITS
     assert Quiet.requests == [f"/{name}"]
@@ -102,9 +107,7 @@ def test_files_of_which_git_has_the_checksum(served):
 def test_another_checksum_is_refused_and_nothing_stays(served, algorithm, tmp_path):
     folder, url = served
     (folder / "toy.zip").write_bytes(packed("toy.zip")[:-1])
-    words = (
-        re.escape(f"toy.zip of {url} has the {algorithm} checksum ") + "[0-9a-f]+, expected 00: the download"
-    )
+    words = re.escape(f"toy.zip of {url} has the {algorithm} checksum ") + "[0-9a-f]+, expected 00: the down"
     with pytest.raises(InputError, match=words):
         local_folder(entry_of(url, {"toy.zip": f"{algorithm}:00"}))
     assert not (tmp_path / "cache").exists()
@@ -120,16 +123,13 @@ def test_damaged_and_malicious_archives(served, tmp_path):
         member = tarfile.TarInfo("../../../../evil.txt")
         member.size = 1
         archive.addfile(member, io.BytesIO(b"x"))
-    words = "toy.tar.gz cannot be unpacked: .*evil.txt.* outside the destination"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match="toy.tar.gz cannot be unpacked: .*evil.txt.* outside the dest"):
         local_folder(entry)
     assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path.parent / "evil.txt").exists()
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    "url, reason", [(None, "HTTP status 404"), ("http://127.0.0.1:9/", "onnection refused")]
-)
+@pytest.mark.parametrize("url, reason", [(None, "HTTP status 404"), (NOWHERE, "onnection refused")])
 def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url, reason, tmp_path):
     url = url or served[1]
     with pytest.raises(InputError) as caught:
@@ -137,8 +137,7 @@ def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url
     message = str(caught.value)
     assert message.startswith(f"cannot download Toy-1 from {url}toy.zip (") and reason in message
     assert "put toy.zip into FOLDER/Toy-1 and set DGLKGE_DATA=FOLDER" in message
-    assert "<" not in message and "\n" not in message
-    assert not (tmp_path / "cache").exists()
+    assert "<" not in message and "\n" not in message and not (tmp_path / "cache").exists()
 
 
 def test_a_failed_build_leaves_no_folders(served, tmp_path, monkeypatch):
@@ -159,7 +158,7 @@ def test_a_mirror_takes_the_place_of_the_address(served, monkeypatch):
     (folder / "Toy-1").mkdir()
     (folder / "Toy-1" / "toy.zip").write_bytes(packed("toy.zip"))
     monkeypatch.setenv("DGLKGE_DATA", url.rstrip("/"))
-    assert texts(local_folder(entry_of("http://127.0.0.1:9/", {"toy.zip": None}))) == SPLITS
+    assert texts(local_folder(entry_of(NOWHERE, {"toy.zip": None}))) == SPLITS
     assert Quiet.requests == ["/Toy-1/toy.zip"]
 
 
@@ -171,34 +170,25 @@ def test_a_folder_takes_the_place_of_the_network(served, monkeypatch, tmp_path):
     (mine / "toy.zip").write_bytes(content)
     monkeypatch.setenv("DGLKGE_DATA", str(tmp_path / "mine"))
     with pytest.raises(InputError, match="toy.zip of .*mine/toy_1 has the sha256 checksum"):
-        local_folder(entry_of("http://127.0.0.1:9/", {"toy.zip": "sha256:00"}))
-    entry = entry_of("http://127.0.0.1:9/", {"toy.zip": f"sha256:{hashlib.sha256(content).hexdigest()}"})
+        local_folder(entry_of(NOWHERE, {"toy.zip": "sha256:00"}))
+    entry = entry_of(NOWHERE, {"toy.zip": sha256(content)})
     assert texts(local_folder(entry)) == SPLITS
     (mine / "toy.zip").unlink()
     assert local_folder(entry) == mine
     mine.rename(mine.with_name("other"))
-    with pytest.raises(
-        InputError, match="DGLKGE_DATA is .*mine, which has no folder Toy-1; expected its files"
-    ):
+    with pytest.raises(InputError, match="DGLKGE_DATA is .*mine, which has no folder Toy-1; expected its"):
         local_folder(entry)
     assert Quiet.requests == []
 
 
-def test_counts_are_compared():
-    entry = entry_of("", {})
-    entry.check_counts(3, 2, {"train": 2, "valid": 1, "test": 1}, Path("here"))
-    with pytest.raises(InputError, match="here has 4 entities, Toy-1 has 3: another version of the data"):
-        entry.check_counts(4, 2, {"train": 2, "valid": 1, "test": 1}, Path("here"))
-    with pytest.raises(InputError, match="here has 0 test triples, Toy-1 has 1"):
-        entry.check_counts(3, 2, {"train": 2, "valid": 1}, Path("here"))
-
-
-def test_names_in_any_spelling():
+def test_names_in_any_spelling_and_counts():
     for name in ("fb15k-237", "FB15K237", "fb15k_237"):
         assert find_public(name) is public_data.public_data()["FB15k-237"]
     assert find_public("FB15k").name == "FB15k" and find_public("mine") is None
     with pytest.raises(InputError, match="unknown data set 'fb15k-273'; did you mean 'FB15k-237'"):
         get_public("fb15k-273")
+    with pytest.raises(InputError, match="here has 0 test triples, Toy-1 has 1"):
+        entry_of("", {}).check_counts(3, 2, {"train": 2, "valid": 1}, Path("here"))
 
 
 def test_the_registry_is_complete():

@@ -26,11 +26,9 @@ MIRRORED = st.lists(TRIPLE, min_size=1, max_size=25).map(
 )
 
 
-def numbered(rows: dict[str, list[tuple]], dtype: type = np.int32) -> NumberedTriples:
-    splits = {
-        split: tuple(np.array(triples, dtype=dtype).reshape(-1, 3).T) for split, triples in rows.items()
-    }
-    return NumberedTriples(splits, NUM_ENTITIES, NUM_RELATIONS, lambda e: f"e{e}", lambda r: f"r{r}")
+def numbered(rows: dict[str, list[tuple]], num_entities: int = NUM_ENTITIES) -> NumberedTriples:
+    splits = {split: tuple(np.array(triples, np.int32).reshape(-1, 3).T) for split, triples in rows.items()}
+    return NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
 
 
 def near_by_sets(rows: dict[str, list[tuple]], near_share: float, min_overlap: int) -> dict[tuple, tuple]:
@@ -58,11 +56,9 @@ def leaks_by_sets(rows: dict[str, list[tuple]], split: str, near: dict[tuple, tu
     leaks = []
     for h, r, t in rows[split]:
         rest = train - {(h, r, t)}
-        implied = False
-        for first, second, is_inverse in near:
-            for mine, partner in ((first, second), (second, first)):
-                if mine == r:
-                    implied |= ((t, partner, h) if is_inverse else (h, partner, t)) in rest
+        partners = {(partner, is_inverse) for first, second, is_inverse in near
+                    for mine, partner in ((first, second), (second, first)) if mine == r}  # fmt: skip
+        implied = any(((t, p, h) if is_inverse else (h, p, t)) in rest for p, is_inverse in partners)
         reversed_ = any((t, any_relation, h) in rest for any_relation in range(NUM_RELATIONS))
         other_relation = any((h, any_relation, t) in rest for any_relation in range(NUM_RELATIONS))
         leaks.append(((h, r, t) in train, reversed_, other_relation, implied))
@@ -128,40 +124,29 @@ def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, 
     pairs = report["relation_pairs"]["largest"]
     pairs_by_key = {(*pair["relations"], pair["kind"] != "duplicate"): pair for pair in pairs}
     assert len(pairs_by_key) == len(pairs) == report["relation_pairs"]["count"]
-    figures = {key: (pair["overlap"], *pair["triples"]) for key, pair in pairs_by_key.items()}
-    assert figures == {
+    assert {key: (pair["overlap"], *pair["triples"]) for key, pair in pairs_by_key.items()} == {
         (f"r{first}", f"r{second}", kind): value for (first, second, kind), value in near.items()
     }
-    assert all(
-        pair["kind"] == "symmetric" for (first, second, _), pair in pairs_by_key.items() if first == second
-    )
+    symmetric = [pair for (first, second, _), pair in pairs_by_key.items() if first == second]
+    assert all(pair["kind"] == "symmetric" for pair in symmetric)
     assert [pair["overlap"] for pair in pairs] == sorted((pair["overlap"] for pair in pairs), reverse=True)
     for split, leaks in quality.leaks.items():
         expected = leaks_by_sets(rows, split, near)
         assert masks_of(leaks) == expected
-        assert [report["leaks"][split][name]["triples"] for name in LEAKS] == [
-            sum(leak[place] for leak in expected) for place in range(4)
-        ]
+        counts = [report["leaks"][split][name]["triples"] for name in LEAKS]
+        assert counts == np.array(expected).reshape(-1, 4).sum(0).tolist()
         assert report["unseen"][split] == unseen_by_sets(train, rows[split])
     in_valid = sum(row in set(valid) for row in test)
     share = pytest.approx(in_valid / max(len(test), 1))
     assert report["leaks"]["test"]["in_valid"] == {"triples": in_valid, "share": share}
-    both = report["unseen"]["valid_and_test"]
-    assert both == unseen_by_sets(train, valid + test)
+    assert report["unseen"]["valid_and_test"] == unseen_by_sets(train, valid + test)
     assert report["triples"] == {split: len(triples) for split, triples in rows.items()}
-    assert report["duplicates"] == {
-        split: len(triples) - len(set(triples)) for split, triples in rows.items()
-    }
+    repeated = {split: len(triples) - len(set(triples)) for split, triples in rows.items()}
+    assert report["duplicates"] == repeated
     uses = Counter(r for _, r, _ in set(train))
     single = [f"r{r}" for r in sorted(uses) if uses[r] == 1]
     assert report["single_triple_relations"] == {"count": len(single), "examples": single}
     assert degrees_by_counting(train).items() <= report.items()
-
-
-def test_many_parallel_triples_stay_in_one_component():
-    """256 triples of one pair of entities: a count of 8 bits would be 0."""
-    rows = {"train": [(0, 0, 1)] * 256, "valid": [], "test": []}
-    assert measure_quality(numbered(rows)).report["components"]["count"] == 1
 
 
 def test_large_numbers_do_not_overflow():
@@ -171,21 +156,18 @@ def test_large_numbers_do_not_overflow():
     splits = {"train": tuple(columns.T), "valid": tuple(columns[:0].T), "test": tuple(columns[:1].T)}
     index = module.TripleIndex(NumberedTriples(splits, most, 2, str, str))
     assert masks_of(index.leaks("test", np.zeros(0, module._PAIR))) == [(True, True, False, False)]
+    # 256 triples of one pair of entities: a count of 8 bits would be 0.
+    rows = {"train": [(0, 0, 1)] * 256, "valid": [], "test": []}
+    assert measure_quality(numbered(rows)).report["components"]["count"] == 1
 
 
 def test_pairs_are_named(monkeypatch):
     rows = [(0, 0, 1), (2, 0, 3), (1, 1, 0), (3, 1, 2), (0, 2, 4), (4, 2, 0), (0, 3, 5)]
     report = measure_quality(numbered({"train": rows, "valid": [], "test": [(5, 3, 0)]})).report
-    common = {"overlap": 2, "share": 1.0}
-    assert report["relation_pairs"] == {
-        "least_share": NEAR_SHARE,
-        "count": 3,
-        "largest": [
-            {"kind": "inverse", "relations": ["r0", "r1"], "triples": [2, 2], **common},
-            {"kind": "symmetric", "relations": ["r2", "r2"], "triples": [2, 2], **common},
-            {"kind": "symmetric", "relations": ["r3", "r3"], "triples": [2, 2], **common},
-        ],
-    }
+    pairs = (("inverse", "r0", "r1"), ("symmetric", "r2", "r2"), ("symmetric", "r3", "r3"))
+    common = {"triples": [2, 2], "overlap": 2, "share": 1.0}
+    largest = [{"kind": kind, "relations": relations, **common} for kind, *relations in pairs]
+    assert report["relation_pairs"] == {"least_share": NEAR_SHARE, "count": 3, "largest": largest}
     # r3 is symmetric only with the test triple, which its one triple of train gives away.
     assert report["leaks"]["test"]["implied"] == {"triples": 1, "share": 1.0}
     monkeypatch.setattr(module, "MAX_PAIRS", 1)
@@ -216,11 +198,9 @@ def test_buckets_and_workers_do_not_change_the_figures(num_entities, bucket_byte
         triples = list(zip(columns[0], rng.choice([0, 2, 3], num).tolist(), columns[1]))
         rows[split] = triples + [(t, 1, h) for h, r, t in triples if r == 0] + triples[:9]
     rows["test"] += rows["train"][::50] + [(t, r, h) for h, r, t in rows["train"][::60]] + rows["valid"][:5]
-    splits = {split: tuple(np.array(triples, np.int32).T) for split, triples in rows.items()}
     # Several buckets at a time, of several pieces.
     monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 70)
-    triples = NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
-    measured = measure_quality(triples, bucket_bytes, num_workers)
+    measured = measure_quality(numbered(rows, num_entities), bucket_bytes, num_workers)
     near = near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP)
     assert measured.report["relation_pairs"]["count"] == len(near) > 0
     for split, marks in measured.leaks.items():

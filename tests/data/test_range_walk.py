@@ -34,26 +34,15 @@ def loads_of(order: str, num_ranges: int, capacity: int, epoch: int = 0) -> int:
     return loads.count
 
 
-def test_the_configuration_names_all_walks() -> None:
-    assert tuple(WALKS) == BUCKET_ORDERS
-
-
 @pytest.mark.parametrize("order", BUCKET_ORDERS)
 def test_every_pair_occurs_once_in_each_epoch(order: str) -> None:
+    assert tuple(WALKS) == BUCKET_ORDERS
     for num_ranges in SIZES:
         everything = [(head, tail) for head in range(num_ranges) for tail in range(num_ranges)]
         walks = [walk_pairs(order, num_ranges, seed=3, epoch=epoch).tolist() for epoch in range(3)]
         assert [sorted(map(tuple, walk)) for walk in walks] == [everything] * 3
         assert walks[0] == walk_pairs(order, num_ranges, seed=3, epoch=0).tolist()
         assert num_ranges <= 3 or walks[0] != walks[1] != walks[2]
-
-
-def test_loads_of_layers_are_the_fewest() -> None:
-    """Two ranges in memory: the first pair costs two loads, and each load brings one new pair together."""
-    for num_ranges in SIZES:
-        fewest = 1 + num_ranges * (num_ranges - 1) // 2
-        assert loads_of("inside_out", num_ranges, 2) == fewest
-        assert loads_of("outside_in", num_ranges, 2, epoch=1) == fewest
 
 
 @pytest.mark.parametrize("order", BUCKET_ORDERS)
@@ -65,13 +54,16 @@ def test_loads_are_those_of_a_brute_force_simulation(order: str) -> None:
             assert capacity < num_ranges or count == num_ranges
 
 
-def test_orders_are_ranked_by_what_they_share() -> None:
+def test_loads_of_each_order() -> None:
+    """Two ranges in memory: the first pair costs two loads, and each load brings one new pair together."""
+    for num_ranges in SIZES:
+        fewest = 1 + num_ranges * (num_ranges - 1) // 2
+        assert (
+            loads_of("inside_out", num_ranges, 2) == loads_of("outside_in", num_ranges, 2, epoch=1) == fewest
+        )
     counts = {order: loads_of(order, 16, 2) for order in BUCKET_ORDERS}
     assert counts["inside_out"] < counts["affinity"] < counts["hilbert"] < counts["random"]
-
-
-def test_a_step_of_the_curve_changes_one_range() -> None:
-    """On a power of two: the Hilbert curve passes from a cell to a neighbour, under renamed ranges."""
+    # The Hilbert curve passes from a cell to a neighbour on a power of two, under renamed ranges.
     walk = walk_pairs("hilbert", 8, 0, 0)
     assert ((walk[1:] != walk[:-1]).sum(axis=1) == 1).all()
 
@@ -79,10 +71,9 @@ def test_a_step_of_the_curve_changes_one_range() -> None:
 def test_affinity_takes_what_is_in_memory_first() -> None:
     walk = [tuple(pair) for pair in walk_pairs("affinity", 7, 2, 1).tolist()]
     for place in range(1, len(walk)):
-        last, remaining = set(walk[place - 1]), walk[place:]
-        best = max(2 if set(pair) <= last else bool(set(pair) & last) for pair in remaining)
-        shared = 2 if set(walk[place]) <= last else bool(set(walk[place]) & last)
-        assert shared == best, place
+        last = set(walk[place - 1])
+        shared = [2 if set(pair) <= last else bool(set(pair) & last) for pair in walk[place:]]
+        assert shared[0] == max(shared), place
 
 
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4), num_ranges=st.integers(1, 7))
@@ -92,10 +83,9 @@ def test_ranges_are_contiguous_even_and_on_their_machine(lengths: list[int], num
     assert len(bounds) == len(lengths) * num_ranges + 1
     expected = []
     for length in lengths:
-        sizes = [
-            length * (turn + 1) // num_ranges - length * turn // num_ranges for turn in range(num_ranges)
-        ]
-        assert max(sizes) - min(sizes) <= 1 and sum(sizes) == length
+        ends = [length * turn // num_ranges for turn in range(num_ranges + 1)]
+        sizes = np.diff(ends).tolist()
+        assert max(sizes) - min(sizes) <= 1
         expected += [turn for turn, size in enumerate(sizes) for _ in range(size)]
     assert ranges_of(np.arange(starts[-1]), bounds, num_ranges).tolist() == expected
 

@@ -31,14 +31,11 @@ RELATIONS = [
 
 def test_ids_are_places():
     vocabulary = Vocabulary(["b", "a", "c"], "entity")
-    assert len(vocabulary) == 3
-    assert [vocabulary[i] for i in range(3)] == ["b", "a", "c"]
-    assert vocabulary.id("a") == 1
-    ids = vocabulary.ids(["c", "b", "c"])
-    assert ids.dtype == np.int64 and ids.tolist() == [2, 0, 2]
-    assert "a" in vocabulary and "d" not in vocabulary
-    nothing = vocabulary.ids([])
-    assert nothing.shape == (0,) and nothing.dtype == np.int64
+    assert len(vocabulary) == 3 and [vocabulary[i] for i in range(3)] == ["b", "a", "c"]
+    assert vocabulary.id("a") == 1 and "a" in vocabulary and "d" not in vocabulary
+    for names, expected in ((["c", "b", "c"], [2, 0, 2]), ([], [])):
+        ids = vocabulary.ids(names)
+        assert ids.dtype == np.int64 and ids.tolist() == expected
 
 
 @given(names=st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), unique=True))
@@ -88,12 +85,10 @@ def test_damaged_file_is_an_input_error(tmp_path, content, message):
     path = tmp_path / "names.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        Vocabulary.load(path, "entity")
-    assert str(path) in str(caught.value)
-    with pytest.raises(InputError) as mapped:
-        MappedNames(path)
-    assert str(mapped.value) == str(caught.value)
+    for load in (lambda path: Vocabulary.load(path, "entity"), MappedNames):
+        with pytest.raises(InputError, match=message) as caught:
+            load(path)
+        assert str(path) in str(caught.value)
 
 
 def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(tmp_path):
@@ -106,24 +101,18 @@ def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(t
     assert [vocabulary.id(label) for label in labels] == [0, 1, 2]
     assert len(vocabulary) == 3 and vocabulary[2] == RELATIONS[2]
     assert vocabulary.id("near", lhs="town") == 2 and vocabulary.id("near", lhs="person", rhs="town") == 1
-    (tmp_path / "relations.tsv").write_text("a\tb\tc\na\tb\n")
-    with pytest.raises(InputError, match="relations.tsv:2: got 2 fields"):
-        RelationVocabulary.load(tmp_path / "relations.tsv")
-
-
-@pytest.mark.parametrize(
-    "name, types, message",
-    [
+    for name, types, message in (
         ("near", {}, r"'near' joins several pairs.*'near \(person → town\)', 'near \(town"),
         ("near", {"rhs": "town"}, "joins several pairs"),
         ("near", {"rhs": "person"}, "'near' does not join any → person; known: "),
         ("born_in", {"lhs": "town"}, "does not join town → any"),
         ("born_im", {}, "unknown relation 'born_im'; did you mean 'born_in'"),
-    ],
-)
-def test_relations_that_are_not_there(name, types, message):
-    with pytest.raises(InputError, match=message):
-        RelationVocabulary(RELATIONS).id(name, **types)
+    ):
+        with pytest.raises(InputError, match=message):
+            vocabulary.id(name, **types)
+    (tmp_path / "relations.tsv").write_text("a\tb\tc\na\tb\n")
+    with pytest.raises(InputError, match="relations.tsv:2: got 2 fields"):
+        RelationVocabulary.load(tmp_path / "relations.tsv")
 
 
 TIMED = [Relation("visits", "person", "town"), Relation("near", "town", "town")]
@@ -164,17 +153,14 @@ def test_times_are_in_their_order(stamps, granularity, times):
     ],
 )
 def test_other_times_are_refused(stamps, granularity, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=f"^{message}"):
         in_time_order(stamps, granularity)
-    assert str(caught.value).startswith(message)
 
 
 def test_numbers_of_relations_at_a_time():
     made = at_times(TIMED, ["1", "2", "3"])
     assert [relation.name for relation in made] == [label_at(r.name, t) for r in TIMED for t in "123"]
-    assert [(relation.lhs, relation.rhs) for relation in made] == [("person", "town")] * 3 + [
-        ("town", "town")
-    ] * 3
+    assert [(r.lhs, r.rhs) for r in made] == [("person", "town")] * 3 + [("town", "town")] * 3
     assert at_times(TIMED, []) == TIMED
     # The map of an edge's relation goes with that of its row, and the time stays.
     node_ids = np.array([2, 0, 1])
@@ -184,25 +170,20 @@ def test_numbers_of_relations_at_a_time():
     assert extended(np.argsort(node_ids), 4)[extended(node_ids, 4)].tolist() == numbers.tolist()
 
 
-def test_vocabulary(tmp_path):
+def test_relations_at_times(tmp_path):
     made = RelationVocabulary(TIMED, ["2013", "2014"])
     assert len(made) == 4 and made.num_times == 2 and made.timeless == TIMED
     assert made.id("near @ 2014") == 3 and made.ids_of("visits @ 2013") == [0]
-    assert (
-        made.at("visits", None) == [0, 1]
-        and made.at(None, "2014") == [1, 3]
-        and made.at("near", "2013") == [2]
-    )
+    assert made.at("visits", None) == [0, 1] and made.at(None, "2014") == [1, 3]
+    assert made.at("near", "2013") == [2]
     assert made.at(None, None) == [0, 1, 2, 3]
     made.save(tmp_path / "relations.tsv")
     assert RelationVocabulary.load(tmp_path / "relations.tsv").relations == TIMED
     again = RelationVocabulary.load(tmp_path / "relations.tsv", made.times)
     assert again.relations == made.relations
-    for call, message in (
-        (lambda: made.id("visits"), "relation 'visits' has times, from 2013 to 2014; say which"),
-        (lambda: made.at("visit", "2014"), "unknown relation 'visit'; did you mean 'visits'?"),
-        (lambda: made.at("visits", "2015"), "unknown time '2015'; did you mean '2014' or '2013'?"),
-    ):
-        with pytest.raises(InputError) as caught:
-            call()
-        assert str(caught.value).startswith(message)
+    with pytest.raises(InputError, match="^relation 'visits' has times, from 2013 to 2014; say which"):
+        made.id("visits")
+    with pytest.raises(InputError, match="^unknown relation 'visit'; did you mean 'visits'?"):
+        made.at("visit", "2014")
+    with pytest.raises(InputError, match="^unknown time '2015'; did you mean '2014' or '2013'?"):
+        made.at("visits", "2015")

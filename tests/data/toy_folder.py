@@ -37,33 +37,22 @@ def node_map() -> dict[str, list[list[int]]]:
 def write_toy_folder(folder: Path, has_weights: bool = False) -> Path:
     """Write a dataset of two entity types in two partitions."""
     (folder / "entities").mkdir(parents=True)
-    (folder / "entities" / "person.txt").write_bytes("".join(f"{n}\n" for n in PERSONS).encode())
-    (folder / "entities" / "town.txt").write_bytes("".join(f"{n}\n" for n in TOWNS).encode())
+    for type_, names in (("person", PERSONS), ("town", TOWNS)):
+        (folder / "entities" / f"{type_}.txt").write_bytes("".join(f"{name}\n" for name in names).encode())
     (folder / "relations.tsv").write_text("".join("\t".join(r) + "\n" for r in RELATIONS))
-    np.save(folder / "train.npy", TRAIN)
-    np.save(folder / "valid.npy", VALID)
-    np.save(folder / "test.npy", np.zeros((0, 3), np.int64))
+    for split, triples in (("train", TRAIN), ("valid", VALID), ("test", np.zeros((0, 3), np.int64))):
+        np.save(folder / f"{split}.npy", triples)
     if has_weights:
         np.save(folder / "train_weights.npy", np.arange(len(TRAIN), dtype=np.float32))
     write_toy_partitions(folder / "partitions", has_weights)
     description = {
-        "format_version": 1,
-        "name": "toy",
-        "entity_types": {"person": 4, "town": 2},
-        "num_relations": 3,
+        "format_version": 1, "name": "toy", "graph_name": "toy", "num_parts": 2, "part_method": "random",
+        "entity_types": {"person": 4, "town": 2}, "num_relations": 3,
         "splits": {"train": 5, "valid": 1, "test": 0},
-        "edge_types": [["person", "person", 0, 3], ["person", "town", 3, 5]],
-        "has_weights": has_weights,
-        "fingerprint": "f" * 64,
-        "graph_name": "toy",
-        "num_parts": 2,
-        "part_method": "random",
-        "seed": 0,
-        "unseen": {},
-        "duplicates": {},
-        "ids": "names",
+        "edge_types": [["person", "person", 0, 3], ["person", "town", 3, 5]], "has_weights": has_weights,
+        "fingerprint": "f" * 64, "seed": 0, "unseen": {}, "duplicates": {}, "ids": "names",
         "created_by": "a test",
-    }
+    }  # fmt: skip
     (folder / "dataset.json").write_text(json.dumps(description))
     return folder
 

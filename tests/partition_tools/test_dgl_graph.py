@@ -33,14 +33,11 @@ pytestmark = pytest.mark.usefixtures("build_here")
 def typed_graph() -> dgl.DGLGraph:
     """Three node types, five edge types of four relations."""
     frame, types = typed_triples()
-    numbers: dict[str, dict[str, int]] = {}
+    # Nodes of a type are numbered from 0.
+    number = {name: int(name[len(type_) :]) for name, type_ in types.items()}
     edges: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for head, relation, tail in frame.itertuples(index=False):
-        ends = [numbers.setdefault(types[name], {}) for name in (head, tail)]
-        pair = tuple(
-            ids_of_type.setdefault(name, len(ids_of_type)) for ids_of_type, name in zip(ends, (head, tail))
-        )
-        edges.setdefault((types[head], relation, types[tail]), []).append(pair)
+        edges.setdefault((types[head], relation, types[tail]), []).append((number[head], number[tail]))
     made = dgl.heterograph({key: tuple(map(torch.tensor, zip(*pairs))) for key, pairs in edges.items()})
     for node_type in made.ntypes:
         made.nodes[node_type].data["orig_id"] = torch.arange(made.num_nodes(node_type))
@@ -66,11 +63,9 @@ def triples_of(dataset: Dataset) -> Counter:
     """Count the same of a data set: names of entities are numbers."""
     triples: Counter = Counter()
     for head, number, tail in dataset.split("train").tolist():
-        relation = dataset.relations[number]
-        names = [
-            int(dataset.vocabulary(type_)[id_]) for type_, id_ in ((relation.lhs, head), (relation.rhs, tail))
-        ]
-        triples[relation.lhs, names[0], relation.name, relation.rhs, names[1]] += 1
+        name, *types = dataset.relations[number]
+        ends = [int(dataset.vocabulary(type_)[id_]) for type_, id_ in zip(types, (head, tail))]
+        triples[types[0], ends[0], name, types[1], ends[1]] += 1
     return triples
 
 
@@ -83,10 +78,9 @@ def partition(graph: dgl.DGLGraph, folder: Path, num_parts: int) -> dict[str, np
     """Partition with DGL; returns the original id of each of its node ids."""
     # DGL fails where a partition gets no node of some type; with this seed each has one.
     dgl.seed(2)
+    options = {"part_method": "random", "return_mapping": True}
     with contextlib.redirect_stdout(io.StringIO()):
-        ids, _ = dgl.distributed.partition_graph(
-            graph, "kg", num_parts, str(folder), part_method="random", return_mapping=True
-        )
+        ids, _ = dgl.distributed.partition_graph(graph, "kg", num_parts, str(folder), **options)
     ids = ids if isinstance(ids, dict) else {"_N": ids}
     return {name: type_ids.numpy() for name, type_ids in ids.items()}
 
@@ -161,12 +155,9 @@ def test_partitions_are_those_of_dgl(graph, tmp_path, change: Callable):
     assert dataset.part_method == "random"
     # The triples, with DGL's ids translated.
     place = {name: dict(zip(original[name].tolist(), ids.tolist())) for name, ids in names.items()}
-    expected = Counter(
-        {
-            (lhs, place[lhs][head], relation, rhs, place[rhs][tail]): count
-            for (lhs, head, relation, rhs, tail), count in edges_of(graph).items()
-        }
-    )
+    expected: Counter = Counter()
+    for (lhs, head, relation, rhs, tail), count in edges_of(graph).items():
+        expected[lhs, place[lhs][head], relation, rhs, place[rhs][tail]] += count
     assert triples_of(dataset) == expected
 
 
@@ -186,8 +177,7 @@ def test_relations_in_edge_data(tmp_path):
     expected = Counter(("entity", head, str(relation), "entity", tail) for head, relation, tail in rows)
     partition(graph, tmp_path / "parts", 2)
     for number, source in enumerate((graph, save(tmp_path / "g.bin", graph), tmp_path / "parts")):
-        dataset = make(source, tmp_path / f"made{number}")
-        assert triples_of(dataset) == expected
+        assert triples_of(make(source, tmp_path / f"made{number}")) == expected
     del graph.edata["etype"]
     plain = make(graph, tmp_path / "plain")
     assert [relation.name for relation in plain.relations.relations] == ["edge"]
@@ -214,60 +204,37 @@ def twice_the_same_id(folder: Path) -> Path:
     return folder
 
 
+def with_several(folder: Path) -> Path:
+    shutil.copy(partitioned(folder) / "kg.json", folder / "other.json")
+    return folder
+
+
+NO_NODE, RELATION_KIND = {"_N": [[0, 40], [40, 40]]}, ReadingOptions(relation_attribute="kind")
+
+
 @pytest.mark.parametrize(
     ("prepare", "options", "words"),
     [
         (lambda f: save(f / "g.bin", relational(), relational()), {}, "g.bin has 2 graphs, expected one"),
-        (
-            lambda f: cut(save(f / "g.bin", relational()), 2000),
-            {},
-            "g.bin: cannot be read as a graph of DGL: ",
-        ),
-        (
-            lambda f: cut(partitioned(f) / "part1" / "graph.dgl", 0).parents[1],
-            {},
-            "graph.dgl: cannot be read as a partition of DGL: ",
-        ),
-        (
-            lambda f: save(f / "g.bin", relational(torch.float32)),
-            {},
-            "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer",
-        ),
-        (
-            lambda f: Path(shutil.copy(partitioned(f) / "kg.json", f / "other.json")).parent,
-            {},
-            "has several graphs of DGL: kg.json, other.json",
-        ),
+        (lambda f: cut(save(f / "g.bin", relational()), 2000), {}, "g.bin: cannot be read as a graph of D"),
+        (lambda f: cut(partitioned(f) / "part1" / "graph.dgl", 0).parents[1], {},
+         "graph.dgl: cannot be read as a partition of DGL: "),
+        (lambda f: save(f / "g.bin", relational(torch.float32)), {},
+         "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer"),
+        (with_several, {}, "has several graphs of DGL: kg.json, other.json"),
         (lambda f: partitioned(f, num_parts="two"), {}, "kg.json: is no description of DGL partitions: "),
-        (
-            lambda f: partitioned(f, node_map={"_N": [[0, 40], [40, 40]]}),
-            {},
-            "kg.json: partition 1 has no node of the type '_N'; every",
-        ),
+        (lambda f: partitioned(f, node_map=NO_NODE), {}, "kg.json: partition 1 has no node of the type '_N'"),
         (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),
-        (
-            lambda f: make(relational(), f / "made").path / "partitions",
-            {},
-            "partitions has the partitions of the data set .*/made: give that",
-        ),
+        (lambda f: make(relational(), f / "made").path / "partitions", {},
+         "partitions has the partitions of the data set .*/made: give that"),
         (partitioned, {"num_parts": 3}, "the input has 2 partitions, which are kept; --num-parts is 3"),
-        (
-            partitioned,
-            {"reading": ReadingOptions(relation_attribute="kind")},
-            "kg.json: the graph's edges have no data 'kind'; they have etype",
-        ),
-        (
-            partitioned,
-            {"reading": ReadingOptions(name_attribute="kind")},
-            "--name-attribute is for GraphML, and the input is a partitioned graph of DGL",
-        ),
-        (
-            lambda f: save(f / "g.bin", typed_graph()),
-            {"reading": ReadingOptions(types_from="near")},
-            "the input has entity types of its own: give no --types-from",
-        ),
+        (partitioned, {"reading": RELATION_KIND}, "the graph's edges have no data 'kind'; they have etype"),
+        (partitioned, {"reading": ReadingOptions(name_attribute="kind")},
+         "--name-attribute is for GraphML, and the input is a partitioned graph of DGL"),
+        (lambda f: save(f / "g.bin", typed_graph()), {"reading": ReadingOptions(types_from="near")},
+         "the input has entity types of its own: give no --types-from"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(tmp_path, prepare, options, words):
     with pytest.raises(InputError, match=words):
         partition_triples(prepare(tmp_path), tmp_path / "out", Options(**options))
@@ -294,20 +261,15 @@ def test_training_from_a_partitioned_graph(graph, tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["answers"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
+def test_what_is_refused_before_processes_start(tmp_path):
+    save(tmp_path / "g.bin", relational())
+    partition(relational(), tmp_path / "parts", 2)
+    make(tmp_path / "parts", tmp_path / "made")
+    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
+    for source, message in (
         ("g.bin", "g.bin is a file and no dataset folder; dglkge data build makes one of it"),
         ("made", "partitions/made.json has 2 partitions and ip_config has 1 machines"),
-    ],
-)
-def test_what_is_refused_before_processes_start(tmp_path, source, message):
-    if source == "g.bin":
-        save(tmp_path / "g.bin", relational())
-    else:
-        partition(relational(), tmp_path / "parts", 2)
-        make(tmp_path / "parts", tmp_path / "made")
-    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
-    script = ["-m", "dglkge.cli.training_script", f"dataset={tmp_path / source}", f"output={tmp_path}/run"]
-    done = dglkge("launch", "--ip_config", str(tmp_path / "ip_config.txt"), *script, status=2)
-    assert message in done.stderr and not (tmp_path / "run").exists()
+    ):
+        script = f"-m dglkge.cli.training_script dataset={tmp_path}/{source} output={tmp_path}/run"
+        done = dglkge("launch", "--ip_config", f"{tmp_path}/ip_config.txt", *script.split(), status=2)
+        assert message in done.stderr and not (tmp_path / "run").exists()

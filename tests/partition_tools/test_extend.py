@@ -28,6 +28,11 @@ def write(path: Path, *rows: tuple[str, ...]) -> Path:
     return path
 
 
+def flip_last_bit(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 def test_flipped_bits_are_found(tmp_path):
     """In every file of a data set and of one that was extended; oracle: zlib over the whole file."""
     source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"))
@@ -39,20 +44,29 @@ def test_flipped_bits_are_found(tmp_path):
     dataset.verify()
     for name, checksum in checksums.items():
         path = dataset.path / name
-        content = path.read_bytes()
-        assert zlib.crc32(content) == checksum
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert zlib.crc32(path.read_bytes()) == checksum
+        flip_last_bit(path)
         with pytest.raises(InputError, match=re.escape(f"{path} is damaged: its CRC-32 is ")):
             dataset.verify()
-        path.write_bytes(content)
+        flip_last_bit(path)
     # what extend.py reads is compared too
     path = dataset.path / "partitions/part1/edges.npy"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    flip_last_bit(path)
     with pytest.raises(InputError, match="part1/edges.npy is damaged"):
         extend.extend_dataset(dataset.path, [source], tmp_path / "newer", "even more")
     shutil.rmtree(path.parent)  # a partition of another machine
     dataset.verify()
+
+
+def parts_of(dataset: Dataset, type_: str) -> np.ndarray:
+    """Return the partition of each entity of a type."""
+    return dataset.layout().part_of(type_, np.asarray(dataset.layout().node_ids(type_)))
+
+
+def stored_ids(dataset: Dataset, type_: str, part: int) -> np.ndarray:
+    """Return the original ids of a partition, as rows of a checkpoint's file stand."""
+    layout = dataset.layout()
+    return np.sort(layout.original_ids(type_)[slice(*layout.node_range(type_, part))])
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -60,11 +74,8 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
     old = Dataset.open(toy_dataset(2, typed))
     rows = [("e003", "turn_1", "e990"), ("e990", "spin", "e991"), ("e005", "turn_7", "e001")]
     if typed:
-        rows = [
-            ("person3", "lives_in", "town99"),
-            ("person90", "knows", "person1"),
-            ("person3", "saw", "town1"),
-        ]
+        rows = [("person3", "lives_in", "town99"), ("person90", "knows", "person1")]
+        rows.append(("person3", "saw", "town1"))
     source = write(tmp_path / "more.tsv", *rows)
     extend.extend_dataset(old.path, [source], tmp_path / "new", "more")
     new = Dataset.open(tmp_path / "new")
@@ -72,21 +83,13 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
     for type_ in old.entity_types:
         before, after = list(old.vocabulary(type_).names), list(new.vocabulary(type_).names)
         assert after[: len(before)] == before
-        parts = [
-            dataset.layout().part_of(type_, np.asarray(dataset.layout().node_ids(type_)))
-            for dataset in (old, new)
-        ]
-        assert np.array_equal(parts[0], parts[1][: len(parts[0])])
+        parts = parts_of(old, type_)
+        assert np.array_equal(parts, parts_of(new, type_)[: len(parts)])
         for part in range(2):
-            # In a checkpoint's file rows stand by original id: the old ones, then the new ones.
-            stored = [
-                np.sort(
-                    dataset.layout().original_ids(type_)[slice(*dataset.layout().node_range(type_, part))]
-                )
-                for dataset in (old, new)
-            ]
-            assert np.array_equal(stored[1][: len(stored[0])], stored[0])
-            assert (stored[1][len(stored[0]) :] >= len(before)).all()
+            # The old ones, then the new ones.
+            old_ids, new_ids = (stored_ids(dataset, type_, part) for dataset in (old, new))
+            assert np.array_equal(new_ids[: len(old_ids)], old_ids)
+            assert (new_ids[len(old_ids) :] >= len(before)).all()
     assert new.relations.relations[: old.num_relations] == old.relations.relations
     assert new.num_relations == old.num_relations + 1
     sets = new.edge_set_of_triples()
@@ -104,22 +107,18 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
 def test_a_new_entity_goes_where_its_neighbours_are(tmp_path):
     old = Dataset.open(toy_dataset(2))
     names = old.vocabulary("entity")
-    part_of = old.layout().part_of("entity", np.asarray(old.layout().node_ids("entity")))
     for part in (0, 1):
-        near = [names[entity] for entity in np.flatnonzero(part_of == part)[:5].tolist()]
+        near = [names[entity] for entity in np.flatnonzero(parts_of(old, "entity") == part)[:5].tolist()]
         source = write(tmp_path / "more.tsv", *[("novum", "turn_1", entity) for entity in near])
         extend.extend_dataset(old.path, [source], tmp_path / f"new{part}", "more")
         new = Dataset.open(tmp_path / f"new{part}")
-        node = new.layout().node_ids("entity")[[new.vocabulary("entity").id("novum")]]
-        assert new.layout().part_of("entity", node).tolist() == [part]
+        assert parts_of(new, "entity")[new.vocabulary("entity").id("novum")] == part
 
 
 def test_refusals(tmp_path):
     old = toy_dataset(2, True)
     source = write(tmp_path / "more.tsv", ("person1", "owns", "yacht1"))
-    with pytest.raises(
-        InputError, match="1 new entities have no type, the first is 'yacht1'.*--entity-types"
-    ):
+    with pytest.raises(InputError, match="1 new entities have no type, the first is 'yacht1'.*--entity-t"):
         extend.extend_dataset(old, [source], tmp_path / "new", "more")
     types = write(tmp_path / "types.tsv", ("yacht1", "ship"))
     with pytest.raises(InputError, match="'yacht1' has the type 'ship', which the data set lacks"):
@@ -148,15 +147,10 @@ def test_command_and_training_of_touched_rows(tmp_path, capsys):
     assert extend_script.main(list(map(str, words))) == 2
     err = capsys.readouterr().err
     assert "exists" in err and err.count("\n") == 1
-    common = [
-        "model.dimension=8",
-        "training.batch_size=50",
-        "negatives.chunk_size=10",
-        "negatives.num_uniform=10",
-    ]
-    common += ["evaluation.split=none"]
-    done = train_alone(*common, f"dataset={old}", f"output={tmp_path / 'a'}", "training.num_epochs=2")
-    done = train_alone(
+    common = ["model.dimension=8", "training.batch_size=50", "negatives.chunk_size=10",
+              "negatives.num_uniform=10", "evaluation.split=none"]  # fmt: skip
+    train_alone(*common, f"dataset={old}", f"output={tmp_path / 'a'}", "training.num_epochs=2")
+    train_alone(
         *common, f"dataset={tmp_path / 'new'}", f"output={tmp_path / 'b'}", "training.num_epochs=3",
         f"checkpoint.init_path={tmp_path / 'a'}", "training.edge_sets=[more]", "training.rows=touched",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile, frame_chunks
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA
-from dglkge.partition.ingest import IdMaps, IdTriples, bytes_at_a_time, ingest, table_chunks
+from dglkge.partition.ingest import IdMaps, IdTriples, ingest, table_chunks
 from dglkge.partition.make_dataset import hash_triples, split_by_hash
 from dglkge.partition.options import parse_fractions
 from tests.kernels.test_hashing import MASK, reference_split_mix
@@ -51,17 +51,14 @@ def test_ids_lead_back_to_the_names_and_do_not_depend_on_chunks(train, test, siz
     assert all(np.array_equal(whole.splits[split], pieces.splits[split]) for split in whole.splits)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_names_that_no_file_can_hold_are_refused():
+    for row, message in (
         (("a\nb", "r", "c"), r"the entity name 'a\\nb' holds '\\n'"),
         (("a", "r\ns", "c"), r"the relation name 'r\\ns' holds '\\n'"),
         (("a", "r\ts", "c"), r"the relation name 'r\\ts' holds '\\t'"),
-    ],
-)
-def test_names_that_no_file_can_hold_are_refused(row, message):
-    with pytest.raises(InputError, match=message):
-        ingest({"train": chunks([row])})
+    ):
+        with pytest.raises(InputError, match=message):
+            ingest({"train": chunks([row])})
     assert ingest({"train": chunks([("a\tb", "r", "c")])}).entities == ["a\tb", "c"]
 
 
@@ -136,36 +133,30 @@ def test_rows_stay_in_the_order_of_the_files(num_workers, read_bytes, in_files, 
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
-def test_the_error_of_the_first_wrong_file_counts(num_workers, paths):
+def test_the_error_of_the_first_wrong_file_counts(num_workers, paths, tmp_path):
+    """An error or an interrupt ends the threads; a bad line before the damage of a file counts."""
     paths[4].write_text("a\tb\tc\n" * 40 + "a\tb\n" + "a\tb\tc\n" * 40 + "a\n")
     paths[6].write_text("a\n")
     threads = threading.active_count()
     with pytest.raises(InputError, match=r"4.tsv:41: got 2 columns separated by tabs, expected 3"):
         read(paths, num_workers, 32)
-    assert threading.active_count() == threads
     paths[2].unlink()
     with pytest.raises(InputError, match="2.tsv: there is no such file"):
         read(paths, num_workers, 32)
-
-
-def test_a_bad_line_before_the_damage_of_a_file_counts(tmp_path):
-    path = tmp_path / "t.tsv.gz"
-    content = gzip.compress(b"a\tb\tc\n" * 10 + b"a\t\tc\n" + np.random.default_rng(0).bytes(4000))
-    path.write_bytes(content[:-2000])
-    with pytest.raises(InputError, match=r"t.tsv.gz:11: the relation is empty"):
-        ingest(table_chunks({"train": [TripleFile(path, read_bytes=16)]}, lambda path: print), num_workers=2)
-
-
-def test_an_interrupt_ends_the_threads(paths):
-    threads = threading.active_count()
 
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         files = {"train": [TripleFile(paths[0], read_bytes=32)]}
-        ingest(table_chunks(files, lambda path: stop), num_workers=3)
+        ingest(table_chunks(files, lambda path: stop), num_workers=num_workers)
     assert threading.active_count() == threads
+    damaged = tmp_path / "t.tsv.gz"
+    content = gzip.compress(b"a\tb\tc\n" * 10 + b"a\t\tc\n" + np.random.default_rng(0).bytes(4000))
+    damaged.write_bytes(content[:-2000])
+    files = {"train": [TripleFile(damaged, read_bytes=16)]}
+    with pytest.raises(InputError, match=r"t.tsv.gz:11: the relation is empty"):
+        ingest(table_chunks(files, lambda path: print), num_workers=num_workers)
 
 
 def test_weights_and_integers(tmp_path):
@@ -180,25 +171,15 @@ def test_weights_and_integers(tmp_path):
     assert triples.weights["train"].tolist() == [0.5] * 9 + [2] * 9
 
 
-def test_blocks_are_smaller_where_many_are_in_memory():
-    assert bytes_at_a_time(1 << 40, 8) == BLOCK_BYTES
-    assert bytes_at_a_time(512 << 20, 16) == 1 << 20 and bytes_at_a_time(512 << 20, 4) == 4 << 20
-    assert bytes_at_a_time(64 * 10**6, 64) == 1 << 20
-
-
 def random_triples(num: int) -> IdTriples:
     rows = np.random.default_rng(0).integers(0, 500, (num, 3)).astype(np.int32)
     return IdTriples([], [], {"train": rows}, {"train": np.arange(num, dtype=np.float32)})
 
 
 def test_fractions():
-    for text, fractions in {
-        "0.9,0.05,0.05": (0.9, 0.05, 0.05),
-        "0.8": (0.8, 0.1, 0.1),
-        "1": (1, 0, 0),
-        "0.5, 0.5, 0": (0.5, 0.5, 0),
-    }.items():
-        assert parse_fractions(text) == pytest.approx(fractions)
+    texts = ("0.9,0.05,0.05", "0.8", "1", "0.5, 0.5, 0")
+    expected = [(0.9, 0.05, 0.05), (0.8, 0.1, 0.1), (1, 0, 0), (0.5, 0.5, 0)]
+    np.testing.assert_allclose([parse_fractions(text) for text in texts], expected)
     for text in ("", "a", "0.9,0.1", "0,0.5,0.5", "1.2,-0.1,-0.1", "nan,0,1", "2"):
         with pytest.raises(InputError, match="give one or three fractions"):
             parse_fractions(text)
@@ -211,22 +192,21 @@ def test_a_split_keeps_every_triple_with_its_weight():
     # five standard deviations of a binomial
     assert sizes == pytest.approx([16000, 3000, 1000], abs=5 * (20000 * 0.8 * 0.2) ** 0.5)
     weights = np.concatenate([after.weights[name] for name in after.splits])
-    rows = np.concatenate(list(after.splits.values()))
     assert sorted(weights.tolist()) == list(range(20_000))
+    rows = np.concatenate(list(after.splits.values()))
     assert np.array_equal(rows, before.splits["train"][weights.astype(int)])
 
 
 def test_a_split_depends_on_the_triple_and_the_seed_alone():
     rows = random_triples(400).splits["train"]
-    where: dict[tuple, str] = {}
-    for order in (np.arange(400), np.random.default_rng(1).permutation(400)):
-        split = split_by_hash(IdTriples([], [], {"train": rows[order]}), (0.5, 0.25, 0.25), seed=7)
-        for name, part in split.splits.items():
-            assert {where.setdefault(tuple(row), name) for row in part.tolist()} == {name}
-    other = split_by_hash(IdTriples([], [], {"train": rows}), (0.5, 0.25, 0.25), seed=8)
-    assert {tuple(row) for row in other.splits["test"].tolist()} != {
-        row for row, name in where.items() if name == "test"
-    }
+
+    def split_of(seed: int, order: np.ndarray) -> set[tuple]:
+        split = split_by_hash(IdTriples([], [], {"train": rows[order]}), (0.5, 0.25, 0.25), seed)
+        return {(name, *row) for name, part in split.splits.items() for row in part.tolist()}
+
+    expected = split_of(7, np.arange(400))
+    assert len(expected) == len(np.unique(rows, axis=0))
+    assert split_of(7, np.random.default_rng(1).permutation(400)) == expected != split_of(8, np.arange(400))
     with pytest.raises(InputError, match="no triple is left to train on out of 2"):
         split_by_hash(random_triples(2), (1e-9, 0.5, 0.5), seed=0)
 

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 from dglkge.data.text_format import Columns
+from dglkge.data.triples import BLOCK_BYTES
 from dglkge.errors import InputError
 from dglkge.partition import rows
+from dglkge.partition.ingest import bytes_at_a_time
 from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_triples
 from dglkge.partition.options import Options
 from dglkge.partition.readers import files
@@ -48,10 +50,8 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
 ) -> None:
     rng = np.random.default_rng(4)
     names = [f"{kind}{i}" for kind in "ab" for i in range(40)]
-    frame = pd.DataFrame(
-        {"head": rng.choice(names, 900), "relation": rng.integers(0, 6, 900), "tail": rng.choice(names, 900)}
-    )
-    frame["weight"] = rng.random(900).astype(np.float32)
+    frame = pd.DataFrame({"head": rng.choice(names, 900), "relation": rng.integers(0, 6, 900)})
+    frame = frame.assign(tail=rng.choice(names, 900), weight=rng.random(900).astype(np.float32))
     frame = pd.concat([frame, frame[:50]])
     frame.to_csv(tmp_path / "all.tsv", sep="\t", header=False, index=False)
     (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
@@ -76,12 +76,16 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
         partition_triples([tmp_path / "all.tsv"], tmp_path / str(number), options)
         contents.append(content(tmp_path / str(number)))
     assert sorted(contents[0]) == sorted(contents[1])
-    for name, expected in contents[0].items():
-        assert contents[1][name] == expected, name
+    assert [name for name, expected in contents[0].items() if contents[1][name] != expected] == []
     report = json.loads(contents[0]["partitions/report.json"])
     assert report["method"] == method and report["quality"]["duplicates"]["train"] > 0
-    # Nothing is left of the temporary files.
-    assert {path.name for path in tmp_path.iterdir()} == {"all.tsv", "types.tsv", "0", "1"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "all.tsv", "types.tsv"]
+
+
+def test_blocks_are_smaller_where_many_are_in_memory() -> None:
+    assert bytes_at_a_time(1 << 40, 8) == BLOCK_BYTES
+    assert bytes_at_a_time(512 << 20, 16) == 1 << 20 and bytes_at_a_time(512 << 20, 4) == 4 << 20
+    assert bytes_at_a_time(64 * 10**6, 64) == 1 << 20
 
 
 @pytest.mark.parametrize("in_file", [False, True])

@@ -68,16 +68,16 @@ def pykeen_dataset(folder):
     return folder
 
 
-LAYOUTS = [
-    (openke, "OpenKE's files"),
-    (lambda folder: openke(folder, "\t", False, ""), "DGL-KE's files of Freebase (head, tail, relation)"),
-    (dglke, "DGL-KE's files"),
-    (lambda folder: dglke(folder, ids=True), "DGL-KE's files"),
-    (pykeen_dataset, "PyKEEN triples factories"),
-]
-
-
-@pytest.mark.parametrize("make, layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "make, layout",
+    [
+        (openke, "OpenKE's files"),
+        (lambda folder: openke(folder, "\t", False, ""), "DGL-KE's files of Freebase (head, tail, relation)"),
+        (dglke, "DGL-KE's files"),
+        (lambda folder: dglke(folder, ids=True), "DGL-KE's files"),
+        (pykeen_dataset, "PyKEEN triples factories"),
+    ],
+)
 def test_folders_keep_their_ids(tmp_path, make, layout):
     folder = make(tmp_path / "theirs")
     source, reading = read(folder)
@@ -88,12 +88,10 @@ def test_folders_keep_their_ids(tmp_path, make, layout):
 
 def test_names_win_where_they_are_numbers(tmp_path):
     """1, 0 and 2 are names with other ids here."""
-    folder = tmp_path / "d"
-    folder.mkdir()
-    (folder / "entities.dict").write_text("0\t1\n1\t2\n2\t0\n")
-    (folder / "relations.dict").write_text("0\t1\n1\t0\n")
-    (folder / "train.txt").write_text("1\t0\t2\n")
-    source, reading = read(folder)
+    for name, text in (("entities.dict", "0\t1\n1\t2\n2\t0\n"), ("relations.dict", "0\t1\n1\t0\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "train.txt").write_text("1\t0\t2\n")
+    _, reading = read(tmp_path)
     assert reading.triples.splits["train"].tolist() == [[0, 1, 1]]
     assert reading.figures["layout"].endswith("triples of names")
 
@@ -108,13 +106,20 @@ def test_pykeen_factories_one_by_one(tmp_path):
     assert reading.triples.entities[0] == "Ro\tme"
 
 
-def test_a_folder_with_tables_is_read_as_before(tmp_path):
+def test_which_format_a_folder_has(tmp_path):
     """OpenKE's files beside triples of names are read if the user says so."""
     folder = openke(tmp_path / "d")
+    with pytest.raises(InputError, match="its files are not those of a DGL-KE data set .--format dglke"):
+        read(folder, format="dglke")
+    with pytest.raises(InputError, match="--columns is for tables, and the input is OpenKE's files"):
+        find_input([folder], Options(columns=parse_columns("htr")))
     (folder / "train.txt").write_text("a\tb\tc\n")
     assert find_input([folder], Options()).title == "tab-separated text"
     source, reading = read(folder, format="openke")
     assert source.line.endswith("OpenKE's files (as --format says)") and names(reading) == TRAIN
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty has no file called train .*no data set of DGL-KE, OGB, Open"):
+        read(tmp_path / "empty")
 
 
 def edit(path, old, new):
@@ -123,7 +128,9 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-FOLDER_ERRORS = [
+@pytest.mark.parametrize(
+    "make, name, old, new, message",
+    [
     (openke, "train2id.txt", "3\n", "4\n", "train2id.txt:1: it says 4 triples, the file has 3"),
     (openke, "train2id.txt", "3\n", "", "train2id.txt:1: got '2 0 0', expected the number of lines"),
     (openke, "train2id.txt", "0 2 1", "0 3 1", "train2id.txt:3: the tail id is 3, allowed is 0 to 2"),
@@ -134,10 +141,8 @@ FOLDER_ERRORS = [
     (dglke, "train.txt", "Italy\n", "Itly\n", "train.txt:2: unknown entity 'Itly'; did you mean 'Italy'"),
     (dglke, "test.txt", "in", "inn", "test.txt:1: unknown relation 'inn'; did you mean 'in'"),
     (dglke, "entities.dict", "2\t", "3\t", "entities.dict: 3 entity ids reach 3, but 2 is missing"),
-]
-
-
-@pytest.mark.parametrize("make, name, old, new, message", FOLDER_ERRORS)
+    ],
+)
 def test_errors_of_folders(tmp_path, make, name, old, new, message):
     folder = make(tmp_path / "d")
     edit(folder / name, old, new)
@@ -151,29 +156,14 @@ def test_errors_of_pykeen(tmp_path):
     pykeen(folder / "validation", TEST, ["Rome", "Italy", "New York"])
     with pytest.raises(InputError, match="validation: its ids are not those of .*training"):
         read(folder)
-    path = folder / "training" / "numeric_triples.tsv.gz"
-    path.write_bytes(gzip.compress(b"head\trelation\ttail\n0\t0\t1\n0\t7\t1\n"))
-    with pytest.raises(InputError, match="numeric_triples.tsv.gz:3: the relation id is 7, allowed is 0 to 1"):
-        read(folder / "training")
-    path = folder / "training" / "entity_to_id.tsv.gz"
-    path.write_bytes(gzip.compress(b"id\tlabel\n0\tRome\n1\n"))
-    with pytest.raises(InputError, match="entity_to_id.tsv.gz:3: got 1 columns, expected id and label"):
-        read(folder / "training")
-    path.write_bytes(gzip.compress(b"\n"))
-    with pytest.raises(InputError, match="entity_to_id.tsv.gz:1: the header is .., expected id and label"):
-        read(folder / "training")
-
-
-def test_wrong_folder_for_a_format(tmp_path):
-    with pytest.raises(InputError, match="its files are not those of a DGL-KE data set .--format dglke"):
-        read(openke(tmp_path / "d"), format="dglke")
-    with pytest.raises(InputError, match="--columns is for tables, and the input is OpenKE's files"):
-        find_input([tmp_path / "d"], Options(columns=parse_columns("htr")))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        InputError, match="empty has no file called train .*no data set of DGL-KE, OGB, OpenKE"
+    for name, rows, message in (
+        ("numeric_triples", b"head\trelation\ttail\n0\t0\t1\n0\t7\t1\n", "3: the relation id is 7, allowed is"),
+        ("entity_to_id", b"id\tlabel\n0\tRome\n1\n", "3: got 1 columns, expected id and label"),
+        ("entity_to_id", b"\n", "1: the header is .., expected id and label"),
     ):
-        read(tmp_path / "empty")
+        (folder / "training" / f"{name}.tsv.gz").write_bytes(gzip.compress(rows))
+        with pytest.raises(InputError, match=f"{name}.tsv.gz:{message}"):
+            read(folder / "training")
 
 
 GRAPHML = """\
@@ -204,11 +194,8 @@ def test_graphml(tmp_path, name, pack):
     assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
     assert names(reading) == [("n0", "lives in", "n1"), ("n1", "home of", "n0")]
     assert {"nodes": 3, "edges": 2, "relation_attribute": "label"}.items() <= reading.figures.items()
-    assert reading.notes == [
-        source.line,
-        "the relation is the edges' attribute 'label'",
-        "1 undirected edges: one triple each, from source to target",
-    ]
+    undirected = "1 undirected edges: one triple each, from source to target"
+    assert reading.notes == [source.line, "the relation is the edges' attribute 'label'", undirected]
 
 
 def test_graphml_attributes(tmp_path):
@@ -234,7 +221,9 @@ def test_graphml_without_relations_and_with_ids(tmp_path):
     assert names(reading) == [("a", "likes", "b"), ("b", "knows", "c")]
 
 
-GRAPHML_ERRORS = [
+@pytest.mark.parametrize(
+    "old, new, options, message",
+    [
     ("</edge>", "</node>", {}, "g.graphml:12: column 24: mismatched tag .read as GraphML"),
     ('<data key="d2">home of</data>', "", {}, "g.graphml:13: the edge from 'n1' to 'n0' has no 'label'"),
     ('target="n1"', "", {}, "g.graphml:11: the <edge> has no 'target'"),
@@ -244,10 +233,8 @@ GRAPHML_ERRORS = [
     ("Rome", "Ann &amp; Co", {"name_attribute": "name"}, "the nodes 'n0' and 'n1' have the same 'name'"),
     ("a", "a", {"types_from": "color"}, "--types-from: no node has the attribute 'color'"),
     ("a", "a", {"literals": "entities"}, "--literals is for RDF, and the input is GraphML"),
-]
-
-
-@pytest.mark.parametrize("old, new, options, message", GRAPHML_ERRORS)
+    ],
+)
 def test_errors_of_graphml(tmp_path, old, new, options, message):
     path = tmp_path / "g.graphml"
     path.write_text(GRAPHML)

@@ -18,20 +18,20 @@ from tests.partition_tools.reading_back import named_triples, owned_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
+ROLES = ["head", "relation", "tail"]
 LAYOUTS = [(1, "metis"), (3, "metis"), (2, "random")]
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:
-    return list(frame[["head", "relation", "tail"]].itertuples(index=False, name=None))
+    return list(frame[ROLES].itertuples(index=False, name=None))
 
 
 @pytest.mark.parametrize("num_parts, method", LAYOUTS)
 def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
     options = Options(num_parts=num_parts, method=method)
     partition_dataframe(ring[:200], tmp_path / "out", ring[200:220], ring[220:], options=options)
-    assert named_triples(tmp_path / "out", "train") == rows(ring[:200])
-    assert named_triples(tmp_path / "out", "valid") == rows(ring[200:220])
-    assert named_triples(tmp_path / "out", "test") == rows(ring[220:])
+    for split, start, end in (("train", 0, 200), ("valid", 200, 220), ("test", 220, 240)):
+        assert named_triples(tmp_path / "out", split) == rows(ring[start:end])
     owned = owned_triples(tmp_path / "out")
     assert len(owned) == num_parts and all(owned)
     assert sum(owned, Counter()) == Counter(rows(ring[:200]))
@@ -45,7 +45,7 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     frame, types, path = typed
     options = Options(num_parts=num_parts, method=method, entity_types=path)
     # A pair of types that the relation joins in test only.
-    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=["head", "relation", "tail"])
+    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=ROLES)
     partition_dataframe(frame, tmp_path / "out", test=test, options=options)
     assert named_triples(tmp_path / "out", "test") == rows(test)
     assert Counter(named_triples(tmp_path / "out", "train")) == Counter(rows(frame))
@@ -57,24 +57,21 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     labels = set(dataset.relations.labels.names)
     assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
     assert dataset.num_relations == len(labels) == 6
-    end, triples = 0, named_triples(tmp_path / "out", "train")
-    rows_of_pair: dict[tuple, list] = {}
-    for row in rows(frame):
-        rows_of_pair.setdefault((types[row[0]], types[row[2]]), []).append(row)
+    start, triples = 0, named_triples(tmp_path / "out", "train")
     for lhs, rhs, first, last in dataset.edge_types:
-        assert first == end and triples[first:last] == rows_of_pair[lhs, rhs]
-        end = last
+        pair_rows = [row for row in rows(frame) if (types[row[0]], types[row[2]]) == (lhs, rhs)]
+        assert first == start and triples[first:last] == pair_rows
+        start = last
         for relation in np.unique(dataset.split("train")[first:last, 1]).tolist():
             assert (dataset.relations[relation].lhs, dataset.relations[relation].rhs) == (lhs, rhs)
-    assert end == len(frame)
+    assert start == len(frame)
 
 
 def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
     """And partitions on the seed."""
     results = []
-    for place, (num_parts, method, seed) in enumerate(
-        [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
-    ):
+    layouts = [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
+    for place, (num_parts, method, seed) in enumerate(layouts):
         options = Options(num_parts=num_parts, method=method, seed=seed, name="same")
         partition_dataframe(ring, tmp_path / str(place), options=options)
         parts = np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy").tolist()
@@ -87,13 +84,11 @@ def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
 
 def test_pair_with_fewer_triples_than_partitions(tmp_path):
     """DGL itself cannot store a partition without an edge of some type."""
-    frame = pd.DataFrame(
-        [(f"a{i}", "r", f"a{(i + 1) % 9}") for i in range(9)] + [("a0", "s", "b0"), ("b1", "t", "b2")],
-        columns=["head", "relation", "tail"],
-    )
+    triples = [(f"a{i}", "r", f"a{(i + 1) % 9}") for i in range(9)]
+    triples += [("a0", "s", "b0"), ("b1", "t", "b2"), ("b0", "t", "b1")]
+    frame = pd.DataFrame(triples, columns=ROLES)
     types = tmp_path / "types.tsv"
     types.write_text("".join(f"{x}{i}\t{x}\n" for x in "ab" for i in range(9)))
-    frame.loc[len(frame)] = ("b0", "t", "b1")
     for method in ("metis", "random"):
         options = Options(num_parts=3, method=method, entity_types=types, overwrite=True)
         figures = partition_dataframe(frame, tmp_path / "out", options=options)
@@ -105,15 +100,14 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
     frame, _, path = typed
     frame["score"] = np.arange(len(frame)) / 8
     columns = "head=head,relation=relation,tail=tail,weight=score"
-    partition_dataframe(
-        frame, tmp_path / "out", columns=columns, options=Options(num_parts=2, entity_types=path)
-    )
+    options = Options(num_parts=2, entity_types=path)
+    partition_dataframe(frame, tmp_path / "out", columns=columns, options=options)
     weight_of = dict(zip(rows(frame), frame["score"].tolist()))
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.has_weights
     triples = named_triples(tmp_path / "out", "train")
     assert dataset.train_weights().tolist() == [weight_of[row] for row in triples]
-    partition_dataframe(frame, tmp_path / "unweighted", options=Options(num_parts=2, entity_types=path))
+    partition_dataframe(frame, tmp_path / "unweighted", options=options)
     assert Dataset.open(tmp_path / "unweighted").fingerprint != dataset.fingerprint
     for part_id in range(2):
         table = dataset.layout().edge_table(part_id)
@@ -121,13 +115,9 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
 
 
 def test_duplicates_unseen_loops_and_isolated_entities_are_kept_and_counted(tmp_path):
-    columns = ["head", "relation", "tail"]
     train = [*[("a", "r", "b")] * 3, ("b", "r", "a"), ("a", "s", "a"), ("c", "r", "c")]
-    train, test = (
-        pd.DataFrame(train, columns=columns),
-        [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")],
-    )
-    test = pd.DataFrame(test, columns=columns)
+    test = [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")]
+    train, test = (pd.DataFrame(triples, columns=ROLES) for triples in (train, test))
     figures = partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
     assert figures["splits"] == {"train": 6, "valid": 0, "test": 3}
     assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
@@ -187,9 +177,8 @@ def test_splits_of_the_user_stay(tmp_path, ring):
 def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
     rng = np.random.default_rng(0)
     tails = (400 * rng.random(6000) ** 3).astype(int)
-    frame = pd.DataFrame(
-        {"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000), "tail": tails}
-    )
+    frame = pd.DataFrame({"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000)})
+    frame = frame.assign(tail=tails)
     for method in ("metis", "ldg", "random"):
         options = Options(num_parts=2, method=method, overwrite=True)
         figures = partition_dataframe(frame, tmp_path / "out", options=options)

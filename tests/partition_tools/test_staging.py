@@ -1,21 +1,39 @@
-"""A dataset appears complete or not at all."""
+"""A dataset appears complete or not at all: overwritten, killed, interrupted, on a disk that is full."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import json
+import os
+import signal
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import faults
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PENDING_DESCRIPTION
 from dglkge.errors import InputError
+from dglkge.partition import make_dataset
 from dglkge.partition.dataset_writer import staged
+from tests import warm
 from tests.data.toy_folder import write_toy_folder
+from tests.partition_tools.conftest import run_script
+from tests.toy_kg import REPOSITORY, partition, ring_triples, write_splits
+
+NUM_TRIPLES = 20_000
+SPLIT_KIB = NUM_TRIPLES * 24 // 1024
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def fill(folder, *files):
@@ -56,34 +74,31 @@ def test_overwrite_replaces_a_dataset_if_the_block_succeeds(tmp_path, error):
     assert names(output) == (before if error else ["dataset.json", "new"]) and names(tmp_path) == ["out"]
 
 
-def dataset(output):
-    write_toy_folder(output)
-
-
-def foreign(output, content=None):
-    output.mkdir()
-    (output / "precious.txt").write_text("x")
-    if content:
-        (output / "dataset.json").write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
-    ("prepare", "place", "overwrite", "message"),
+    ("content", "place", "overwrite", "message"),
     [
-        (dataset, "out", False, "exists; choose another, or give --overwrite"),
-        (foreign, "out", True, "--overwrite replaces only a dataset"),
-        (lambda out: foreign(out, {"a": 1}), "out", True, "--overwrite replaces only a dataset"),
-        (lambda out: foreign(out, {"format_version": 99}), "out", True, "--overwrite replaces only"),
-        (lambda out: out.write_text("x"), "out", True, "exists and is no folder"),
-        (lambda out: out.write_text("x"), "out/in", True, "cannot be made"),
+        ("dataset", "out", False, "exists; choose another, or give --overwrite"),
+        ({}, "out", True, "--overwrite replaces only a dataset"),
+        ({"dataset.json": '{"a": 1}'}, "out", True, "--overwrite replaces only a dataset"),
+        ({"dataset.json": '{"format_version": 99}'}, "out", True, "--overwrite replaces only"),
+        ("file", "out", True, "exists and is no folder"),
+        ("file", "out/in", True, "cannot be made"),
     ],
 )
-def test_what_is_there_stays(tmp_path, prepare, place, overwrite, message):
-    prepare(tmp_path / "out")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+def test_what_is_there_stays(tmp_path, content, place, overwrite, message):
+    output = tmp_path / "out"
+    if content == "dataset":
+        write_toy_folder(output)
+    elif content == "file":
+        output.write_text("x")
+    else:
+        output.mkdir()
+        for name, text in {"precious.txt": "x", **content}.items():
+            (output / name).write_text(text)
+    before = contents(tmp_path)
     with pytest.raises(InputError, match=message), staged(tmp_path / place, overwrite):
         pytest.fail("the block must not run")
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
 
 
 def test_output_that_appeared_meanwhile_stays(tmp_path):
@@ -94,41 +109,206 @@ def test_output_that_appeared_meanwhile_stays(tmp_path):
     assert names(output) == ["a"] and names(tmp_path) == ["out"]
 
 
-def test_remains_of_a_killed_run_are_removed(tmp_path):
-    remains = tmp_path / ".out.partial"
-    (remains / "partitions").mkdir(parents=True)
-    (remains / "train.npy").touch()
-    (remains / ".lock").touch()
-    with staged(tmp_path / "out", overwrite=False) as folder:
-        assert names(folder) == [".lock"]
-        fill(folder)
-    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["dataset.json"]
-
-
 def test_two_runs_for_one_output(tmp_path):
-    with staged(tmp_path / "out", overwrite=False) as folder, open(folder / ".lock") as lock:
+    output = tmp_path / "out"
+    with staged(output, overwrite=False) as folder, open(folder / ".lock") as lock:
         fill(folder, "a")
-        with pytest.raises(
-            BlockingIOError
-        ):  # held by the operating system, and so no longer than the process
+        with pytest.raises(BlockingIOError):  # held by the system, and so no longer than the process
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with (
-            pytest.raises(InputError, match="another run is writing"),
-            staged(tmp_path / "out", overwrite=False),
-        ):
+        with pytest.raises(InputError, match="another run is writing"), staged(output, overwrite=False):
             pytest.fail("the block must not run")
         assert (folder / "a").exists()
-    assert names(tmp_path / "out") == ["a", "dataset.json"]
+    assert names(output) == ["a", "dataset.json"]
 
 
 def test_a_dataset_that_was_being_replaced_is_given_back(tmp_path) -> None:
     """The run before was killed when the old one had lost its name and the new one had none yet."""
-    output = tmp_path / "data"
-    write_toy_folder(output)
-    expected = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    output = write_toy_folder(tmp_path / "data")
+    expected = contents(output)
     for overwrite, error in ((False, InputError), (True, KeyboardInterrupt)):
         output.rename(tmp_path / ".data.replaced")
         with pytest.raises(error), staged(output, overwrite=overwrite):
             raise KeyboardInterrupt
-        assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
+        assert contents(output) == expected
     assert names(tmp_path) == ["data"]
+
+
+RUN = """
+import os, sys
+sys.path.insert(0, {root!r})
+from dglkge.partition import {module}
+from partition_tools import partition
+
+def stop(*arguments, **options):
+    os.kill(os.getpid(), {signal})
+
+{module}.{function} = stop
+sys.exit(partition.main(sys.argv[1:]))
+"""
+
+
+def run_stopped(source: Path, output: Path, module: str, function: str, number: int):
+    """Partition, and send a signal in place of a call of a function."""
+    code = RUN.format(root=str(REPOSITORY), module=module, function=function, signal=int(number))
+    words = ["--input", str(source), "--output", str(output), "--num-parts", "2", "--method", "random"]
+    env = {**os.environ, warm.COPIED_BUILD: "1"}
+    command = [*warm.python(), "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def loadable(folder: Path) -> list[Path]:
+    datasets = []
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        with contextlib.suppress(InputError):
+            Dataset.open(path)
+            datasets.append(path)
+    return datasets
+
+
+def test_killed_runs_leave_nothing_that_loads_and_the_next_one_clears_up(tmp_path):
+    source, output = write_splits(tmp_path / "source", ring_triples()), tmp_path / "out"
+    calls = "make_dataset.write_triples dataset_writer.run_build dataset_writer._replace"
+    for call in calls.split():
+        done = run_stopped(source, output, *call.split("."), signal.SIGKILL)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not output.exists() and (tmp_path / ".out.partial").exists()
+        assert loadable(tmp_path) == []
+    partition(source, output, "--num-parts", "2", "--method", "random")
+    assert names(tmp_path) == ["out", "source"] and loadable(tmp_path) == [output]
+
+
+@pytest.mark.parametrize(
+    "number, status, message",
+    [(signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "partition.py: interrupted\n")],
+)
+@pytest.mark.usefixtures("in_foreground")
+def test_signal_leaves_nothing_at_all(tmp_path, number, status, message):
+    source = write_splits(tmp_path / "source", ring_triples())
+    done = run_stopped(source, tmp_path / "out", "dataset_writer", "run_build", number)
+    assert (done.returncode, done.stderr) == (status, message)
+    assert names(tmp_path) == ["source"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """Triples of 4,000 entities: 469 KiB as a split, 1.3 MiB as a partitioned graph."""
+    rows = np.random.default_rng(0).integers((4000, 20, 4000), size=(NUM_TRIPLES, 3)).tolist()
+    path = tmp_path_factory.mktemp("source") / "train.tsv"
+    path.write_text("".join(f"e{h}\tr{r}\te{t}\n" for h, r, t in rows))
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    with contextlib.ExitStack() as disks:
+
+        def mount(kib: int) -> Path:
+            disk = disks.enter_context(faults.small_disk(tmp_path / f"disk-{kib}", kib * 1024))
+            if not disk.is_mount():
+                pytest.skip("only root can mount a small tmpfs, and not in every container")
+            return disk
+
+        yield mount
+
+
+def run(source: Path, output: Path, *more, **options):
+    """Return exit status, stdout and stderr of a run as a user starts it."""
+    words = ["--input", source, "--output", output, "--split", "1", "--method", "random", *more]
+    done = run_script(*words, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("kib", [40, SPLIT_KIB * 3 // 4, 850, 1100])
+def test_full_disk(kib, source, small_disk):
+    """Temporary ids, vocabularies, splits, DGL's files and the edge tables: wherever it happens."""
+    disk = small_disk(kib)
+    target = f"a temporary file in {disk / '.out.partial'}" if kib == 40 else disk / "out"
+    fault = f"partition.py: error: cannot write {target}: No space left on device\n"
+    assert run(source, disk / "out", "--num-parts", "2") == (1, "", fault)
+    assert list(disk.iterdir()) == []
+
+
+def test_full_disk_keeps_the_dataset_that_was_to_be_replaced(source, small_disk):
+    disk = small_disk(6000)
+    status, _, err = run(source, disk / "out")
+    assert status == 0, err
+    free = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize - 300 * 1024))
+    fault = f"partition.py: error: cannot write {disk / 'out'}: No space left on device\n"
+    assert run(source, disk / "out", "--overwrite") == (1, "", fault)
+    assert names(disk) == ["filler", "out"]
+    assert len(Dataset.open(disk / "out").split("train")) == NUM_TRIPLES
+
+
+def test_a_file_system_that_takes_no_files(source, small_disk):
+    disk = small_disk(4096)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    fault = f"partition.py: error: the parent folder of {disk / 'out'} is not writable\n"
+    assert run(source, disk / "out") == (2, "", fault)
+
+
+def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
+    with open("/dev/full", "w") as full:
+        status, _, err = run(source, tmp_path / "out", "--json", stdout=full)
+    assert (status, err) == (
+        1,
+        f"partition.py: error: the dataset lies in {tmp_path / 'out'}, but its figures are lost: "
+        "cannot write the output: No space left on device\n",
+    )
+    assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("x" * 300, "cannot be used: File name too long"),
+        ("file/out", "cannot be made: File exists"),
+        ("taken", "cannot be used: another file is there; remove it, or choose another output"),
+    ],
+)
+def test_outputs_that_cannot_be(output, words, source, tmp_path, call):
+    (tmp_path / "file").write_text("")
+    (tmp_path / ".taken.partial").write_text("")
+    status, out, err = call(source, "--output", tmp_path / output)
+    assert (status, out) == (2, "")
+    assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and words in err
+    assert names(tmp_path) == [".taken.partial", "file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everywhere")
+def test_a_folder_that_may_not_be_read(source, tmp_path, call):
+    (tmp_path / "out").mkdir(mode=0)
+    status, _, err = call(source)
+    assert status == 2 and "cannot be used: Permission denied" in err
+
+
+def test_the_old_dataset_comes_back_where_the_new_one_cannot_take_its_place(
+    source, tmp_path, build_here, monkeypatch, call
+):
+    assert call(source)[0] == 0
+    before = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name == ".out.partial":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    status, _, err = call(source, "--overwrite", "--seed", "9")
+    assert status == 1 and err.endswith(f": error: cannot write {tmp_path / 'out'}: Input/output error\n")
+    assert names(tmp_path) == ["out"]
+    assert json.loads((tmp_path / "out" / "dataset.json").read_text()) == before
+
+
+def test_the_split_is_not_written_through_a_map(source, tmp_path, build_here, monkeypatch):
+    """A page of a mapped file that finds no room on the disk is a bus error, which ends the process."""
+    open_memmap = np.lib.format.open_memmap
+
+    def reading_only(*arguments, mode, **options):
+        assert mode == "r", "a file was mapped for writing"
+        return open_memmap(*arguments, mode=mode, **options)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", reading_only)
+    make_dataset.partition_triples([source], tmp_path / "out", make_dataset.Options(method="random"))
+    assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES
