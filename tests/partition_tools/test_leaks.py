@@ -78,19 +78,18 @@ def test_leaks_are_left_out(tmp_path, call, which, remaining):
 
 
 def test_rows_of_data_frames_are_named(tmp_path):
-    train, test = (
-        pd.DataFrame(rows, columns=["s", "p", "o"]).assign(w=1.0) for rows in (TRAIN, [TRAIN[8], TRAIN[4]])
-    )
+    columns = ["s", "p", "o"]
+    train = pd.DataFrame(TRAIN, columns=columns).assign(w=1.0)
+    test = pd.DataFrame([TRAIN[8], TRAIN[4]], columns=columns).assign(w=1.0)
     options = Options(strict_splits=0.5)
     with pytest.raises(InputError, match="e.g. test: row 1: 'e1' 'below' 'e0', also train: row 9: "):
-        partition_dataframe(
-            train, tmp_path / "out", test=test, columns="head=s,relation=p,tail=o,weight=w", options=options
-        )
+        columns = "head=s,relation=p,tail=o,weight=w"
+        partition_dataframe(train, tmp_path / "out", test=test, columns=columns, options=options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_split_rows_have_no_place(tmp_path, call):
-    rows = [(h, r, t) for i in range(30) for h, r, t in ((f"a{i}", "r", f"b{i}"), (f"b{i}", "r", f"a{i}"))]
+    rows = [row for i in range(30) for row in ((f"a{i}", "r", f"b{i}"), (f"b{i}", "r", f"a{i}"))]
     source = write(tmp_path / "source", train=rows)
     status, _, err = call(source, "--split", "0.6", "--strict-splits", "0.1")
     assert status == 2 and ", e.g. valid: 'b" in err and str(source) not in err

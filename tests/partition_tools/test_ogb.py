@@ -17,18 +17,18 @@ from dglkge.partition.ingest import Reading
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options
 from dglkge.partition.readers.numbered import find_ogb
+from tests.partition_tools.conftest import names
 from tests.partition_tools.reading_back import named_triples
 
 OPTIONS = Options(method="random")
 pytestmark = pytest.mark.usefixtures("build_here")
 
 
-def table(path: Path, header: str, names: list[str]) -> None:
+def table(path: Path, header: str, known: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not in the order of the ids.
-    rows = sorted(enumerate(names), reverse=True)
-    with gzip.open(path, "wt") as file:
-        file.write(header + "\n" + "".join(f"{id_},{name}\n" for id_, name in rows))
+    rows = "".join(f"{id_},{name}\n" for id_, name in sorted(enumerate(known), reverse=True))
+    path.write_bytes(gzip.compress(f"{header}\n{rows}".encode()))
 
 
 def save(folder: Path, splits: dict, protocol: int) -> None:
@@ -41,15 +41,13 @@ def wikikg2(folder: Path, protocol: int = 2) -> Path:
     """Four entities, the last in no training triple; three candidates for each side."""
     table(folder / "mapping" / "nodeidx2entityid.csv.gz", "node idx,entity id", ["Q9", "Q5", "Q7", "Q1"])
     table(folder / "mapping" / "reltype2relid.csv.gz", "reltype,rel id", ["P2", "P1"])
-    splits = {
-        "train": {"head": np.array([0, 1]), "relation": np.array([0, 1]), "tail": np.array([1, 2])},
-        "valid": {"head": np.array([2]), "relation": np.array([0]), "tail": np.array([3])},
-        "test": {"head": np.array([1, 0]), "relation": np.array([1, 1]), "tail": np.array([0, 2])},
-    }
-    for split in ("valid", "test"):
-        rows = len(splits[split]["head"])
-        splits[split]["head_neg"] = np.arange(3 * rows).reshape(rows, 3) % 4
-        splits[split]["tail_neg"] = 3 - np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) % 4
+    splits = {}
+    triples = {"train": [(0, 0, 1), (1, 1, 2)], "valid": [(2, 0, 3)], "test": [(1, 1, 0), (0, 1, 2)]}
+    for split, rows in triples.items():
+        splits[split] = dict(zip(("head", "relation", "tail"), np.array(rows).T))
+        if split != "train":
+            candidates = np.arange(3 * len(rows)).reshape(-1, 3) % 4
+            splits[split] |= {"head_neg": candidates, "tail_neg": (3 - candidates).astype(np.int32)}
     save(folder / "split" / "time", splits, protocol)
     return folder
 
@@ -59,13 +57,9 @@ def biokg(folder: Path) -> Path:
     table(folder / "mapping" / "drug_entidx2name.csv.gz", "ent idx,ent name", ["D1", "D0"])
     table(folder / "mapping" / "disease_entidx2name.csv.gz", "ent idx,ent name", ["C1", "C0", "C2"])
     table(folder / "mapping" / "relidx2relname.csv.gz", "rel idx,rel name", ["treats", "like"])
-    triples = {
-        "head_type": ["drug", "drug"],
-        "head": torch.tensor([1, 0]),
-        "relation": torch.tensor([0, 1]),
-        "tail_type": ["disease", "drug"],
-        "tail": torch.tensor([2, 1]),
-    }
+    triples = {"head_type": ["drug", "drug"], "tail_type": ["disease", "drug"]}
+    for name, column in (("head", [1, 0]), ("relation", [0, 1]), ("tail", [2, 1])):
+        triples[name] = torch.tensor(column)
     ranked = {**triples, "head_neg": np.array([[0], [1]]), "tail_neg": np.array([[1], [0]])}
     save(folder / "split" / "random", {"train": triples, "valid": ranked, "test": ranked}, 2)
     return folder
@@ -106,37 +100,31 @@ def test_biokg_has_types(tmp_path):
     assert reading.types is not None
     types, type_of = reading.types
     assert (types, type_of.tolist()) == (["disease", "drug"], [0, 0, 0, 1, 1])
-    names = reading.triples.entities
-    assert names == ["C1", "C0", "C2", "D1", "D0"]
-    triples = [
-        (names[h], reading.triples.relations[r], names[t]) for h, r, t in reading.triples.splits["train"]
-    ]
-    assert triples == [("D0", "treats", "C2"), ("D1", "like", "D0")]
+    assert reading.triples.entities == ["C1", "C0", "C2", "D1", "D0"]
+    assert names(reading) == [("D0", "treats", "C2"), ("D1", "like", "D0")]
     # Ids in the type of the answer, as OGB has them.
     assert reading.candidates["valid"].tolist() == [[[0], [1]], [[1], [0]]]
 
 
 class Harmful:
-    """A pickle that would run a command."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    """A pickle that would make a file."""
 
     def __reduce__(self):
-        return Path.touch, (self.mark,)
+        return Path.touch, (Path("mark"),)
 
 
 @pytest.mark.parametrize("is_plain", [True, False], ids=["pickle", "torch"])
-def test_no_code_of_a_file_runs(is_plain, tmp_path):
+def test_no_code_of_a_file_runs(is_plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = wikikg2(tmp_path / "data")
-    path, mark = folder / "split" / "time" / "train.pt", tmp_path / "mark"
+    path = folder / "split" / "time" / "train.pt"
     if is_plain:
-        path.write_bytes(pickle.dumps(Harmful(mark)))
+        path.write_bytes(pickle.dumps(Harmful()))
     else:
-        torch.save({"head": Harmful(mark)}, path)
+        torch.save({"head": Harmful()}, path)
     with pytest.raises(InputError, match="train.pt: cannot be read: it names .*, which is no array"):
         partition_triples([folder], tmp_path / "out", OPTIONS)
-    assert not mark.exists() and not (tmp_path / "out").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
 def test_what_is_missing_is_named(tmp_path):

@@ -48,18 +48,14 @@ def test_partitions_need_a_node_of_every_type_each(tmp_path, types, nodes):
 def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
     path = tmp_path / "t.tsv"
     path.write_bytes(b"x" * 100)
-    with reading_progress([path], True) as on_bytes:
-        on_bytes(path)(40)
-        on_bytes(path)(100)
-    show_line(True, "partitioning")
+    for progress in (False, None, True):
+        assert capsys.readouterr() == ("", "")
+        with reading_progress([path if progress else tmp_path / "missing.tsv"], progress) as on_bytes:
+            on_bytes(path)(40)
+            on_bytes(path)(100)
+        show_line(progress, "partitioning")
     out, err = capsys.readouterr()
     assert out == "" and "100%" in err and "partitioning\n" in err
-
-    for progress in (False, None):
-        with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
-            on_bytes(tmp_path)(40)
-        show_line(progress, "partitioning")
-    assert capsys.readouterr() == ("", "")
 
 
 def find_sources(inputs):
@@ -73,7 +69,7 @@ def touch(folder, *names):
     return paths
 
 
-def test_split_of_a_name(tmp_path):
+def test_splits_by_names_of_files_and_else_by_their_order(tmp_path):
     names = {
         "train": "train.tsv TRAIN.txt.gz fb15k.train.txt",
         "valid": "valid.csv dev.tsv val.parquet wiki-validation.tsv.gz",
@@ -82,20 +78,11 @@ def test_split_of_a_name(tmp_path):
     }
     for split, files in names.items():
         assert {split_of(tmp_path / name) for name in files.split()} == {split}
-
-
-def test_folder(tmp_path):
     train, test, *_ = touch(tmp_path, "train.tsv.gz", "test.csv", "README.md", "entity_types.tsv", "train.md")
-    assert find_sources([tmp_path]) == {"train": train, "test": test}
-
-
-def test_files_in_any_order_if_names_say_it_and_else_in_their_order(tmp_path):
-    test, train = touch(tmp_path, "a-test.tsv", "a-train.tsv")
-    assert find_sources([test, train]) == {"train": train, "test": test}
+    assert find_sources([tmp_path]) == find_sources([test, train]) == {"train": train, "test": test}
     paths = touch(tmp_path, "a.tsv", "b.tsv", "c.tsv")
     assert list(find_sources(paths).items()) == list(zip(["train", "valid", "test"], paths))
-    assert find_sources(paths[:1]) == {"train": paths[0]}
-    assert find_sources([test]) == {"train": test}
+    assert find_sources(paths[:1]) == {"train": paths[0]} and find_sources([test]) == {"train": test}
 
 
 @pytest.mark.parametrize(

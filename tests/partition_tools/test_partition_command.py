@@ -14,9 +14,10 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG
-from partition_tools import partition
 from tests.partition_tools.conftest import run_script
 from tests.toy_kg import ring_triples, write_splits
+
+ROLES = ["head", "relation", "tail"]
 
 
 @pytest.fixture
@@ -51,64 +52,61 @@ def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
         assert np.array_equal(*twice)
 
 
-def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here, capsys):
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Write triples as the name says."""
+    kind, suffix = path.parent.name, path.name.partition(".")[2]
+    if suffix == "parquet":
+        frame.to_parquet(path)
+    elif suffix == "csv":
+        header = {"head": ROLES, "edges": ["Source", "Type", "Target"]}.get(kind, False)
+        frame.to_csv(path, index=False, header=header)
+    else:
+        text = frame.to_csv(sep="\t", index=False, header=False).encode()
+        pack = {"txt.gz": gzip.compress, "txt.bz2": bz2.compress}.get(suffix, bytes)
+        path.write_bytes(pack(text.replace(b"\n", b"\r\n") if suffix == "txt.bz2" else text))
+
+
+def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here, call):
     """Every file but the report, which names the input; also in pieces, and ids with the names of a map."""
-    roles = ["head", "relation", "tail"]
     splits = {
-        name: pd.read_csv(source / f"{name}.tsv", sep="\t", header=None, names=roles)
-        for name in ("train", "valid", "test")
+        split: pd.read_csv(source / f"{split}.tsv", sep="\t", header=None, names=ROLES)
+        for split in ("train", "valid", "test")
     }
     triples = pd.concat(splits.values())
-    ids = {
-        "entity": {name: place for place, name in enumerate(sorted({*triples["head"], *triples["tail"]}))},
-        "relation": {name: place for place, name in enumerate(sorted(set(triples["relation"])))},
+    entities = sorted({*triples["head"], *triples["tail"]})
+    known = {"entity": entities, "relation": sorted({*triples["relation"]})}
+    ids, maps = {}, []
+    for kind, names in known.items():
+        ids |= {name: place for place, name in enumerate(names)}
+        (tmp_path / f"{kind}.map").write_text("".join(f"{ids[name]}\t{name}\n" for name in names))
+        maps += [f"--{kind}-map", str(tmp_path / f"{kind}.map")]
+    changed = {
+        "named.parquet": lambda frame: frame.set_axis(["s", "p", "o"], axis=1)[["p", "o", "s"]],
+        "rht.tsv": lambda frame: frame[["relation", "head", "tail"]],
+        "ids.tsv": lambda frame: frame.replace(ids),
     }
-    for kind, known in ids.items():
-        (tmp_path / f"{kind}.map").write_text("".join(f"{id_}\t{name}\n" for name, id_ in known.items()))
     options = {
         "named.parquet": ["--columns", "head=s,relation=p,tail=o"],
         "rht.tsv": ["--columns", "rht"],
-        "ids.tsv": [
-            "--entity-map",
-            str(tmp_path / "entity.map"),
-            "--relation-map",
-            str(tmp_path / "relation.map"),
-        ],
+        "ids.tsv": maps,
         "blocks.tsv": ["--max-memory", "64MB", "--num-workers", "3"],
     }
-    plain = ("plain.csv", "head.csv", "edges.csv", "gz.txt.gz", "bz2.txt.bz2", "roles.parquet")
-    for kind in (*plain, *options):
-        folder, suffix = tmp_path / kind, kind.partition(".")[2]
-        folder.mkdir()
-        for name, frame in splits.items():
-            path = folder / f"{name}.{suffix}"
-            tabs = frame[["relation", "head", "tail"]] if kind == "rht.tsv" else frame
-            if kind == "ids.tsv":
-                names = {"head": "entity", "relation": "relation", "tail": "entity"}
-                tabs = tabs.apply(lambda column, names=names: column.map(ids[names[column.name]]))
-            text = tabs.to_csv(sep="\t", index=False, header=False).encode()
-            if kind == "named.parquet":
-                frame.set_axis(["s", "p", "o"], axis=1)[["p", "o", "s"]].to_parquet(path)
-            elif suffix == "parquet":
-                frame.to_parquet(path)
-            elif suffix == "csv":
-                header = {"head.csv": roles, "edges.csv": ["Source", "Type", "Target"]}.get(kind, False)
-                frame.to_csv(path, index=False, header=header)
-            else:
-                pack = {"txt.gz": gzip.compress, "txt.bz2": bz2.compress}.get(suffix, bytes)
-                path.write_bytes(pack(text.replace(b"\n", b"\r\n") if suffix == "txt.bz2" else text))
-    arrays_of_kind = {}
-    for kind in (source.name, *plain, *options):
-        arguments = ["--input", str(tmp_path / kind), "--output", str(tmp_path / f"{kind}.out")]
-        arguments += ["--name", "same", "--num-parts", "2", "--method", "ldg", *options.get(kind, [])]
-        assert partition.main(arguments) == 0, capsys.readouterr().err
-        paths = (tmp_path / f"{kind}.out").rglob("*")
-        arrays = [path for path in sorted(paths) if path.suffix in (".npy", ".tsv", ".txt")]
-        arrays_of_kind[kind] = {
-            path.relative_to(tmp_path / f"{kind}.out"): path.read_bytes() for path in arrays
-        }
-    assert len(arrays_of_kind["source"]) > 10
-    assert [kind for kind, files in arrays_of_kind.items() if files != arrays_of_kind["source"]] == []
+    plain = "source.tsv plain.csv head.csv edges.csv gz.txt.gz bz2.txt.bz2 roles.parquet"
+    contents = {}
+    for name in (*plain.split(), *options):
+        kind, _, suffix = name.partition(".")
+        (tmp_path / kind).mkdir(exist_ok=True)
+        for split, frame in splits.items():
+            change = changed.get(name, pd.DataFrame)
+            write_table(tmp_path / kind / f"{split}.{suffix}", change(frame))
+        out = tmp_path / f"{kind}.out"
+        common = ("--name", "same", "--num-parts", "2", "--method", "ldg")
+        status, _, err = call(tmp_path / kind, "--output", out, *common, *options.get(name, []))
+        assert status == 0, err
+        arrays = [path for path in sorted(out.rglob("*")) if path.suffix in (".npy", ".tsv", ".txt")]
+        contents[kind] = {path.relative_to(out): path.read_bytes() for path in arrays}
+    assert len(contents["source"]) > 10
+    assert [kind for kind, files in contents.items() if files != contents["source"]] == []
 
 
 def write(folder: Path, name: str, content: bytes) -> str:
@@ -116,15 +114,30 @@ def write(folder: Path, name: str, content: bytes) -> str:
     return str(folder / name)
 
 
-BAD = [
-    ("split.tsv", b"a\tb\tc\n", ["--split", "0.5,0.6,0.1"], "the fractions add up to 1.2, not 1"),
-    ("bad.csv", b"a,b,c\n", ["--columns", "h,r"], "--columns 'h,r' does not give head, relation and tail"),
-    ("names.tsv", b"0\t0\t0\n", ["--entity-map", "x", "--ids", "names"], "--ids names excludes --entity-map"),
-    ("kind.json", b'{"a": ["b", "c"]}\n', [], "kind.json: unknown kind of file, by its name and by its cont"),
-]
-
-
-@pytest.mark.parametrize("name, content, options, message", BAD, ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(
+    "name, content, options, message",
+    [
+        ("split.tsv", b"a\tb\tc\n", ["--split", "0.5,0.6,0.1"], "the fractions add up to 1.2, not 1"),
+        (
+            "bad.csv",
+            b"a,b,c\n",
+            ["--columns", "h,r"],
+            "--columns 'h,r' does not give head, relation and tail",
+        ),
+        (
+            "names.tsv",
+            b"0\t0\t0\n",
+            ["--entity-map", "x", "--ids", "names"],
+            "--ids names excludes --entity-map",
+        ),
+        (
+            "kind.json",
+            b'{"a": ["b", "c"]}\n',
+            [],
+            "kind.json: unknown kind of file, by its name and by its cont",
+        ),
+    ],
+)
 def test_bad_input_is_one_line_and_status_2(tmp_path, call, name, content, options, message):
     path = write(tmp_path, name, content)
     status, out, err = call(path, *options)

@@ -51,24 +51,19 @@ def test_failure_shows_status_and_the_end_of_the_log(dataset, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_interrupt_ends_the_child(dataset, monkeypatch):
-    replace_child(monkeypatch, dataset, f"import os, time; os.kill({os.getpid()}, 2); time.sleep(99)")
-    with pytest.raises(KeyboardInterrupt):
-        run_build(dataset, JOB)
-    assert not children()
-
-
-@pytest.mark.usefixtures("in_foreground")
-def test_interrupt_while_the_child_is_started(dataset, monkeypatch):
-    """A signal that comes after the fork and before Popen returns."""
-    replace_child(monkeypatch, dataset, "import time; time.sleep(99)")
+@pytest.mark.parametrize("is_starting", [False, True])
+def test_interrupt_ends_the_child(dataset, monkeypatch, is_starting):
+    """Also a signal that comes after the fork and before Popen returns."""
 
     class InterruptedPopen(subprocess.Popen):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("dglkge.partition.run_build.subprocess.Popen", InterruptedPopen)
+    if is_starting:
+        monkeypatch.setattr("dglkge.partition.run_build.subprocess.Popen", InterruptedPopen)
+    interrupt = "" if is_starting else f"import os; os.kill({os.getpid()}, 2); "
+    replace_child(monkeypatch, dataset, f"{interrupt}import time; time.sleep(99)")
     with pytest.raises(KeyboardInterrupt):
         run_build(dataset, JOB)
     assert not children()

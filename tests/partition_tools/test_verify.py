@@ -44,13 +44,18 @@ def verify(partitions) -> None:
     verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
 
 
-def change(path, function) -> None:
-    array = np.load(path)
-    np.save(path, function(array))
+def changed(function, *names: str):
+    """Return a damage: arrays of a data set replaced by what a function makes of them."""
+
+    def damage(partitions) -> None:
+        for name in names:
+            np.save(partitions / name, function(np.load(partitions / name)))
+
+    return damage
 
 
-def swap_first(array: np.ndarray) -> np.ndarray:
-    array[[0, 1]] = array[[1, 0]]
+def swapped(array: np.ndarray, place: int = 0) -> np.ndarray:
+    array[[place, place + 1]] = array[[place + 1, place]]
     return array
 
 
@@ -59,18 +64,14 @@ def other_relation(edges: np.ndarray) -> np.ndarray:
     return edges
 
 
-def without_first(array: np.ndarray) -> np.ndarray:
-    return array[1:]
-
-
-TABLE = ("triple_ids.npy", "edges.npy")
+TABLE_0, TABLE_1 = ([f"part{part}/{name}.npy" for name in ("triple_ids", "edges")] for part in (0, 1))
 
 
 def take_of_the_other(partitions) -> None:
     """The last triple of partition 0 in partition 1, too."""
-    for name in TABLE:
-        first = np.load(partitions / "part0" / name)[-1:]
-        change(partitions / "part1" / name, lambda array, first=first: np.concatenate([array, first]))
+    for mine, other in zip(TABLE_1, TABLE_0):
+        rows = [np.load(partitions / mine), np.load(partitions / other)[-1:]]
+        np.save(partitions / mine, np.concatenate(rows))
 
 
 def copy_of_the_other(partitions) -> None:
@@ -85,20 +86,16 @@ def outer_node(partitions) -> None:
     dgl.save_graphs(path, [graph])
 
 
-def changed(function, *names: str):
-    return lambda partitions: [change(partitions / name, function) for name in names]
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (changed(swap_first, "node_ids_person.npy"), "the id maps of person are not inverse"),
+        (changed(swapped, "node_ids_person.npy"), "the id maps of person are not inverse"),
         (changed(lambda ids: ids + 1, "original_ids_town.npy"), "the id maps of town are not inverse"),
         (changed(lambda edges: edges[:, [2, 1, 0]], "part0/edges.npy"), "partition 0: "),
         (changed(other_relation, "part1/edges.npy"), "partition 1: edges .* are not those of the triples"),
         (changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"), "1000000 is of no triple"),
-        (changed(without_first, *(f"part1/{name}" for name in TABLE)), "partitions hold [0-9]+ of [0-9]+"),
-        (changed(swap_first, *(f"part0/{name}" for name in TABLE)), "partition 0: triple ids do not ascend"),
+        (changed(lambda array: array[1:], *TABLE_1), "partitions hold [0-9]+ of [0-9]+"),
+        (changed(swapped, *TABLE_0), "partition 0: triple ids do not ascend"),
         (take_of_the_other, "partition 1: "),
         (copy_of_the_other, None),
         (outer_node, "partition 0: DGL's files hold nodes or edges of other"),
@@ -114,9 +111,7 @@ def test_what_is_changed_is_noticed(partitions, damage, message):
 def test_triples_are_checked_in_pieces(partitions, monkeypatch):
     monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 7)
     verify(partitions)
-    changed(
-        lambda array: array[[*range(6), 7, 6, *range(8, len(array))]], *(f"part0/{name}" for name in TABLE)
-    )(partitions)
+    changed(lambda array: swapped(array, 6), *TABLE_0)(partitions)
     with pytest.raises(VerificationError, match="partition 0: triple ids do not ascend"):
         verify(partitions)
 
@@ -131,6 +126,5 @@ def test_dgl_loads_what_was_written(partitions):
     layout = dataset.layout()
     for ntype in layout.ntypes:
         for part_id in range(2):
-            start, end = layout.node_range(ntype, part_id)
             owned = book.partid2nids(part_id, ntype).tolist()
-            assert owned == list(range(start, end))
+            assert owned == list(range(*layout.node_range(ntype, part_id)))
