@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dglkge.data.named_triples import read_named_triples
 from dglkge.data.text_format import (
     Columns,
     RowRules,
-    edge_list_header,
     extension,
     parse_columns,
     parse_delimiter,
 )
 from dglkge.data.triples import CHUNK_ROWS, TripleFile, frame_chunks
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
+from dglkge.typing import Relation
 
 NAMES = ["NA", "null", "1e5", '"x', " spaced ", "#", "'", "nan", "Ōsaka", "1", "True", "\\N", "a,b"]
 AWKWARD = [(NAMES[i], NAMES[(i + 5) % len(NAMES)], NAMES[(i + 7) % len(NAMES)]) for i in range(len(NAMES))]
@@ -47,7 +49,6 @@ def joined(rows: list[tuple], separator: str = "\t", end: str = "\n") -> str:
 
 
 def read(path: Path, columns: str = "hrt", **options: Any) -> list[tuple]:
-    """All rows of a file, as tuples in the order of head, relation, tail, weight."""
     frames = list(TripleFile(path, parse_columns(columns), **options).frames())
     roles = [role for role in (*ROLES, "weight") if role in frames[0]]
     return [row for frame in frames for row in frame[roles].itertuples(index=False, name=None)]
@@ -97,17 +98,6 @@ def test_columns_that_give_no_triple_are_refused():
         assert repr(text) in str(caught.value)
 
 
-def test_words_of_headers():
-    for fields, columns in (
-        ("subject,predicate,object", ["subject", "predicate", "object"]),
-        (":START_ID,:END_ID,:TYPE", [":START_ID", ":TYPE", ":END_ID"]),
-        ("from,to,type,label", ["from", "label", "to"]),
-        ("source,target", []),
-        ("ann,knows,bob", []),
-    ):
-        assert list(edge_list_header(fields.split(",")).values()) == columns
-
-
 @pytest.mark.parametrize(
     ("name", "first", "is_header"),
     [
@@ -115,6 +105,7 @@ def test_words_of_headers():
         ("t.txt", ("Subject", "Predicate", "Object"), True),
         ("t.csv", ("h", "r", "t"), True),
         ("t.csv", ("source", "label", "target"), True),
+        ("t.csv", (":START_ID", ":TYPE", ":END_ID"), True),
         ("t.tsv", ("head", "is_part_of", "tail"), False),  # no words of a header
     ],
 )
@@ -158,13 +149,6 @@ def test_any_names_survive(tmp_path_factory, rows):
     assert read(write(path, joined([("a", "b", "c"), *rows]))) == [("a", "b", "c"), *rows]
 
 
-def test_chunks_are_of_categories(tmp_path, small_block):
-    path = write(tmp_path / "t.tsv", "".join(f"e{i % 7}\tr\te{i % 5}\n" for i in range(500)))
-    chunks = list(TripleFile(path).frames())
-    assert len(chunks) > 10 and sum(len(chunk) for chunk in chunks) == 500
-    assert all(str(chunk["head"].dtype) == "category" for chunk in chunks)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "columns", "options", "row"),
     [
@@ -175,6 +159,7 @@ def test_chunks_are_of_categories(tmp_path, small_block):
         ("t.csv", '"a;x";b;c\n', "hrt", {"delimiter": ";"}, ("a;x", "b", "c")),
         ("t.tsv", "id\to\ts\tp\n1\tx\ty\tz\n", "s,p,o", {}, ("y", "z", "x")),
         ("t.csv", "tail,extra,head,relation\nt,x,h,r\n", "hrt", {}, ("h", "r", "t")),
+        ("t.csv", "from,to,type,label\nh,t,x,r\n", "hrt", {}, ("h", "r", "t")),
         ("t.tsv", "weight\ttail\thead\trelation\n0.5\tt\th\tr\n", "hrtw", {}, ("h", "r", "t", 0.5)),
         ("t.tsv", "h\tr\tt\n3\t2\t4\n", "hrt", {"rules": IDS}, (3, 2, 4)),
         ("t.d", "7\na b c\n", "hrt", {"delimiter": " ", "kind": "tsv", "skip_first": True}, ("a", "b", "c")),
@@ -307,3 +292,68 @@ def test_unusable_frames(frame, rules, message, tmp_path):
         pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
         with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
             read(tmp_path / "t.parquet")
+
+
+VOCABULARIES = {
+    "person": Vocabulary([f"p{i}" for i in range(9)], "entity"),
+    "town": Vocabulary([f"t{i}" for i in range(5)] + ["p3"], "entity"),
+}
+ROWS = "knows person person,near person town,near town town,unused town person"
+RELATIONS = RelationVocabulary([Relation(*row.split()) for row in ROWS.split(",")])
+
+
+def read_names(path, **options):
+    return read_named_triples(path, RELATIONS, VOCABULARIES.__getitem__, **options)
+
+
+def some_lines(num_lines: int) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
+    random = np.random.default_rng(0)
+    names, ids = [], []
+    for _ in range(num_lines):
+        relation = int(random.integers(3))
+        lhs, rhs = RELATIONS[relation].lhs, RELATIONS[relation].rhs
+        # p3 is the name of a person and of a town, so with "near" it would be ambiguous
+        head = int(random.choice([i for i, name in enumerate(VOCABULARIES[lhs].names) if name != "p3"]))
+        tail = int(random.integers(len(VOCABULARIES[rhs])))
+        names.append((VOCABULARIES[lhs][head], RELATIONS[relation].name, VOCABULARIES[rhs][tail]))
+        ids.append([head, relation, tail])
+    return names, ids
+
+
+def test_names_are_looked_up(tmp_path):
+    """Also with labels, another delimiter and columns in another order."""
+    names, ids = some_lines(200)
+    triples = read_names(write(tmp_path / "mine.txt.gz", joined(names)))
+    assert triples.dtype == np.int64 and triples.tolist() == ids
+    path = write(tmp_path / "mine.txt", "near (person → town);t1;p4;0.5\nknows;p2;p3;1\n")
+    columns = parse_columns("relation,tail,head,weight")
+    assert read_names(path, columns=columns, delimiter=";").tolist() == [[4, 1, 1], [3, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("p1\tknow\tp2", "unknown relation 'know'; did you mean 'knows'"),
+        ("p1\tknows\tp99", "unknown entity 'p99'"),
+        ("p1\tnear\tp1", "'near' joins several pairs of entity types, and not exactly one of them has"),
+        ("p3\tnear\tt1", "has 'p3' and 't1'; known: 'near (person → town)', 'near (town → town)'"),
+        ("p1\tknows", "got 2 columns separated by tabs, expected 3"),
+    ],
+)
+def test_first_bad_line_is_named(tmp_path, line, words):
+    text = "p1\tknows\tp2\n\n\r\np0\tknows\tp1\n" + line + "\nnobody\tknows\tp2\n"
+    for name in ("mine.tsv", "mine.tsv.gz"):
+        with pytest.raises(InputError) as caught:
+            read_names(write(tmp_path / name, text))
+        assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
+
+
+def test_headers_and_blocks_count(tmp_path):
+    rows = [f"p{i % 9},knows,p{(i + 1) % 9}" for i in range(50)]
+    path = write(tmp_path / "mine.csv", "\n".join(["head,relation,tail", *rows, "p1,knows,?"]))
+    with pytest.raises(InputError, match=r"mine.csv:52: unknown entity '\?'"):
+        read_names(path)
+    frame = pd.DataFrame([*some_lines(5)[0], ("p1", "knows", "x")], columns=ROLES)
+    frame.to_parquet(tmp_path / "mine.parquet")
+    with pytest.raises(InputError, match="mine.parquet: row 6: unknown entity 'x'"):
+        read_names(tmp_path / "mine.parquet")

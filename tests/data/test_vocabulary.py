@@ -22,11 +22,8 @@ from dglkge.errors import MAX_NAMES_TO_COMPARE, InputError
 from dglkge.typing import Relation
 
 AWKWARD = ["NA", "null", "1e5", ' "quoted" ', "#comment", "tab\tin", "line\u2028end", "a\rb", "Ōsaka", ""]
-RELATIONS = [
-    Relation("born_in", "person", "town"),
-    Relation("near", "person", "town"),
-    Relation("near", "town", "town"),
-]
+BORN, NEAR = Relation("born_in", "person", "town"), Relation("near", "town", "town")
+RELATIONS = [BORN, Relation("near", "person", "town"), NEAR]
 
 
 def test_ids_are_places():
@@ -56,7 +53,7 @@ def test_awkward_names_survive(tmp_path, monkeypatch, block):
     Vocabulary(AWKWARD, "entity").save(path)
     assert path.read_bytes() == "".join(f"{name}\n" for name in AWKWARD).encode()
     loaded = Vocabulary.load(path, "entity")
-    assert [loaded.id(name) for name in AWKWARD] == list(range(len(AWKWARD)))
+    assert loaded.ids(AWKWARD).tolist() == list(range(len(AWKWARD)))
     assert list(MappedNames(path)) == list(loaded.names) == AWKWARD
     with pytest.raises(IndexError):
         MappedNames(path)[len(AWKWARD)]
@@ -115,7 +112,7 @@ def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(t
         RelationVocabulary.load(tmp_path / "relations.tsv")
 
 
-TIMED = [Relation("visits", "person", "town"), Relation("near", "town", "town")]
+TIMED = [Relation("visits", "person", "town"), NEAR]
 
 
 @pytest.mark.parametrize(
@@ -159,15 +156,13 @@ def test_other_times_are_refused(stamps, granularity, message):
 
 def test_numbers_of_relations_at_a_time():
     made = at_times(TIMED, ["1", "2", "3"])
-    assert [relation.name for relation in made] == [label_at(r.name, t) for r in TIMED for t in "123"]
-    assert [(r.lhs, r.rhs) for r in made] == [("person", "town")] * 3 + [("town", "town")] * 3
+    assert made == [Relation(label_at(r.name, time), r.lhs, r.rhs) for r in TIMED for time in "123"]
     assert at_times(TIMED, []) == TIMED
     # The map of an edge's relation goes with that of its row, and the time stays.
-    node_ids = np.array([2, 0, 1])
-    numbers = np.arange(12)
-    assert (extended(node_ids, 4) // 4 == node_ids[numbers // 4]).all()
-    assert (extended(node_ids, 4) % 4 == numbers % 4).all()
-    assert extended(np.argsort(node_ids), 4)[extended(node_ids, 4)].tolist() == numbers.tolist()
+    node_ids, numbers = np.array([2, 0, 1]), np.arange(12)
+    edge_ids = extended(node_ids, 4)
+    assert (edge_ids == 4 * node_ids[numbers // 4] + numbers % 4).all()
+    assert extended(np.argsort(node_ids), 4)[edge_ids].tolist() == numbers.tolist()
 
 
 def test_relations_at_times(tmp_path):

@@ -63,9 +63,10 @@ def triples_of(dataset: Dataset) -> Counter:
     """Count the same of a data set: names of entities are numbers."""
     triples: Counter = Counter()
     for head, number, tail in dataset.split("train").tolist():
-        name, *types = dataset.relations[number]
-        ends = [int(dataset.vocabulary(type_)[id_]) for type_, id_ in zip(types, (head, tail))]
-        triples[types[0], ends[0], name, types[1], ends[1]] += 1
+        relation = dataset.relations[number]
+        ends = zip((relation.lhs, relation.rhs), (head, tail))
+        names = [(type_, int(dataset.vocabulary(type_)[id_])) for type_, id_ in ends]
+        triples[(*names[0], relation.name, *names[1])] += 1
     return triples
 
 
