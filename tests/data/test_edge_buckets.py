@@ -39,7 +39,6 @@ def toy_layout(folder: Path, weighted: bool = True, seed: int = 0) -> PartitionL
 
 
 def make(layout: PartitionLayout, num_ranges: int, spare: Path) -> EdgeBuckets:
-    """Make the buckets of part 1."""
     return BucketFiles(layout, 1, num_ranges, PAIRS, spare).make(PAIR_OF_RELATION)
 
 
@@ -52,7 +51,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
-    """Return the range of a node on its own machine, by trying all ranges."""
     part = int(node >= STARTS[kind][1])
     first, end = STARTS[kind][part : part + 2].tolist()
     begins = [first + (end - first) * turn // num_ranges for turn in range(num_ranges + 1)]

@@ -107,7 +107,7 @@ def test_files_of_which_git_has_the_checksum(served):
 def test_another_checksum_is_refused_and_nothing_stays(served, algorithm, tmp_path):
     folder, url = served
     (folder / "toy.zip").write_bytes(packed("toy.zip")[:-1])
-    words = re.escape(f"toy.zip of {url} has the {algorithm} checksum ") + "[0-9a-f]+, expected 00: the down"
+    words = f"toy.zip of {url} has the {algorithm} checksum [0-9a-f]+, expected 00: the down"
     with pytest.raises(InputError, match=words):
         local_folder(entry_of(url, {"toy.zip": f"{algorithm}:00"}))
     assert not (tmp_path / "cache").exists()

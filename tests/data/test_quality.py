@@ -99,7 +99,6 @@ def degrees_by_counting(train: list[tuple]) -> dict[str, object]:
 
 
 def masks_of(leaks: Leaks) -> list[tuple]:
-    """The leaks of each triple, as those by sets."""
     return list(zip(*(leaks[name].tolist() for name in LEAKS)))
 
 

@@ -34,7 +34,6 @@ IDS = RowRules({"head": 5, "relation": 3, "tail": 5})
 
 @pytest.fixture
 def small_block(monkeypatch):
-    """Blocks of 200 bytes."""
     monkeypatch.setattr("dglkge.data.triples.BLOCK_BYTES", 200)
 
 

@@ -264,7 +264,6 @@ def test_tables_that_are_refused(tmp_path, name, content, words):
 
 
 def test_an_encoder(monkeypatch, tmp_path):
-    """A stand-in for the package: which calls it gets, and what it refuses."""
 
     class Encoder:
         def __init__(self, name):

@@ -35,7 +35,6 @@ def node_map() -> dict[str, list[list[int]]]:
 
 
 def write_toy_folder(folder: Path, has_weights: bool = False) -> Path:
-    """Write a dataset of two entity types in two partitions."""
     (folder / "entities").mkdir(parents=True)
     for type_, names in (("person", PERSONS), ("town", TOWNS)):
         (folder / "entities" / f"{type_}.txt").write_bytes("".join(f"{name}\n" for name in names).encode())

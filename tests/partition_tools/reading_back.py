@@ -10,7 +10,6 @@ import numpy as np
 
 
 def lines(path: Path) -> list[str]:
-    """Return the lines of a vocabulary."""
     return path.read_bytes().decode().split("\n")[:-1]
 
 

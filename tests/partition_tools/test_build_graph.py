@@ -197,7 +197,6 @@ def test_clusters_stay_together_and_parts_are_balanced(method):
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A typed graph in two partitions."""
     frame, types = typed_triples()
     folder = tmp_path_factory.mktemp("sound")
     (folder / "types.tsv").write_text("".join(f"{name}\t{kind}\n" for name, kind in types.items()))
@@ -210,7 +209,6 @@ def sound(tmp_path_factory):
 
 @pytest.fixture
 def partitions(sound, tmp_path):
-    """The partitions of a copy, which a test may change."""
     return shutil.copytree(sound, tmp_path / "out") / "partitions"
 
 

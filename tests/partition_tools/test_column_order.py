@@ -98,7 +98,7 @@ def test_command_warns_in_one_line(tmp_path, build_here, call, caplog):
     assert warning.endswith("give --columns relation=p,head=s,tail=o")
 
 
-def test_gaps_in_integer_ids_are_explained(tmp_path, call):
+def test_ids_that_cannot_be_are_explained(tmp_path, call):
     """Tails read as relations leave gaps: the advice goes with the error."""
     rows = [(i, (7 * i) % 40 * 2, i % 3) for i in range(80)]
     frame = pd.DataFrame(rows, columns=["head", "tail", "relation"])
@@ -114,10 +114,7 @@ def test_gaps_in_integer_ids_are_explained(tmp_path, call):
     write(path, as_integers(ring_triples()).replace({"relation": {"1": "9"}}), "hrt")
     status, _, err = call(path, "--ids", "integers")
     assert status == 2 and err.endswith("or --ids names if these are names\n")
-
-
-def test_ids_of_a_map_are_explained(tmp_path, call):
-    """With maps, an entity's id is too large for a relation."""
+    # With maps, an entity's id is too large for a relation.
     path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
     for name, count in (("entities", 60), ("relations", 4)):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{i}\t{name}{i}\n" for i in range(count)))

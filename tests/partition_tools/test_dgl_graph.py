@@ -50,7 +50,6 @@ def graph() -> dgl.DGLGraph:
 
 
 def edges_of(graph: dgl.DGLGraph) -> Counter:
-    """Count (type, head, relation, type, tail) of a graph."""
     edges: Counter = Counter()
     for head_type, relation, tail_type in graph.canonical_etypes:
         heads, tails = graph.edges(etype=(head_type, relation, tail_type))
@@ -136,7 +135,6 @@ def with_files(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def without(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """DGL's own numbers stay."""
     for part in range(3):
         dgl.data.utils.save_tensors(str(folder / f"part{part}" / "node_feat.dgl"), {})
     return {name: np.arange(len(ids)) for name, ids in original.items()}
@@ -242,24 +240,18 @@ def test_what_is_refused(tmp_path, prepare, options, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_data_set_of_a_run_is_made_once(graph, tmp_path):
-    source = save(tmp_path / "g.bin", graph)
-    made, notes = dataset_of_run(source, tmp_path / "run", Options())
-    assert made == tmp_path / "run" / "dataset" and "a graph of DGL" in notes[0]
-    (tmp_path / "run" / "config.yaml").write_text("")
-    again, _ = dataset_of_run(source, tmp_path / "run", Options())
-    assert again == made
-
-
 def test_training_from_a_partitioned_graph(graph, tmp_path, capsys):
-    partition(graph, tmp_path / "parts", 1)
-    run = tmp_path / "run"
-    settings = ["model.dimension=8", "training.num_epochs=1", "training.batch_size=48"]
-    done = dglkge("train", f"dataset={tmp_path}/parts", f"output={run}", "--num-trainers", "1", *settings)
-    assert "its 1 partitions are kept" in done.stdout
-    assert f"next: dglkge predict {run}" in done.stdout
+    """The data set of a run is made once."""
+    parts, run = tmp_path / "parts", tmp_path / "run"
+    partition(graph, parts, 1)
+    settings = "model.dimension=8 training.num_epochs=1 training.batch_size=48"
+    done = dglkge("train", f"dataset={parts}", f"output={run}", "--num-trainers", "1", *settings.split())
+    assert "its 1 partitions are kept" in done.stdout and f"next: dglkge predict {run}" in done.stdout
     assert main(["predict", str(run), "--head", "3", "--relation", "lives_in", "-k", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["answers"]) == 2
+    made = (run / "dataset").stat().st_ino
+    assert dataset_of_run(parts, run, Options(split="auto"))[0] == run / "dataset"
+    assert (run / "dataset").stat().st_ino == made
 
 
 def test_what_is_refused_before_processes_start(tmp_path):

@@ -59,7 +59,6 @@ def test_flipped_bits_are_found(tmp_path):
 
 
 def parts_of(dataset: Dataset, type_: str) -> np.ndarray:
-    """Return the partition of each entity of a type."""
     return dataset.layout().part_of(type_, np.asarray(dataset.layout().node_ids(type_)))
 
 

@@ -155,7 +155,6 @@ def test_bad_pairs(tmp_path, name, content, message):
     ],
 )
 def test_id_maps(tmp_path, content, message):
-    """In any order."""
     assert read_id_map(write_map(tmp_path / "m.tsv", b"1\tb\n0\ta\n2\t 2\n"), "entity") == ["a", "b", " 2"]
     with pytest.raises(InputError, match=message):
         read_id_map(write_map(tmp_path / "m.tsv", content), "entity")

@@ -53,7 +53,6 @@ TRIG = TURTLE.replace("ex:rome ex:cap", "ex:g1 { ex:rome ex:cap").replace("28730
 
 
 def write(path, text):
-    """Write text, compressed as the name says."""
     pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
     path.write_bytes(pack(text.encode()))
     return path

@@ -116,7 +116,6 @@ def dataset(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def describe(monkeypatch: pytest.MonkeyPatch, num_triples: int) -> None:
-    """Give the data set another size."""
     description = {"splits": {"train": num_triples}, "entity_types": {"person": 4_000, "place": 6_000}}
     monkeypatch.setattr(defaults, "read_description", lambda _: description)
 

@@ -28,14 +28,12 @@ NO_LIMIT = 9223372036854771712  # what version 1 shows
 
 
 def process(folder: Path, groups: str, *mounts: str) -> Path:
-    """Return a folder like /proc/self."""
     (folder / "cgroup").write_text(groups)
     (folder / "mountinfo").write_text("\n".join(["23 1 0:2 / / rw - ext4 /dev/vda rw", *mounts, ""]))
     return folder
 
 
 def first(folder: Path, controllers: str, root: str = "/") -> str:
-    """Return a line of mountinfo for version 1."""
     return f"31 23 0:28 {root} {folder} rw,relatime shared:9 master:2 - cgroup cgroup rw,{controllers}"
 
 
