@@ -1,9 +1,10 @@
-"""Data sets by name: downloads from a server on loopback, checksums, mirrors, folders, errors."""
+"""Data sets by name: downloads from a server on loopback, checksums, mirrors, folders; ``dglkge data``."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import tarfile
 import threading
@@ -19,6 +20,10 @@ from dglkge.data.public_data import PublicData, find_public, get_public, local_f
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import dataset_of_run, partition_triples
 from dglkge.partition.options import Options
+from tests.partition_tools.conftest import build_here  # noqa: F401
+from tests.partition_tools.reading_back import named_triples
+
+pytestmark = pytest.mark.usefixtures("build_here")
 
 SPLITS = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\ts\tc\n", "test": "c\tr\ta\n"}
 NOWHERE = "http://127.0.0.1:9/"
@@ -197,3 +202,58 @@ def test_the_registry_is_complete():
         assert entry.url.endswith("/") and entry.licence and entry.citation and entry.files
         for checksum in entry.files.values():
             assert checksum is None or re.fullmatch("sha256:[0-9a-f]{64}|git:[0-9a-f]{40}", checksum)
+
+
+TOY_COUNTS = {"entities": 3, "relations": 1, "train": 2, "valid": 0, "test": 1}
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """A registry of one data set, in a folder in place of the network."""
+    entry = PublicData("Toy-3", NOWHERE, {"toy.zip": None}, TOY_COUNTS, "free", "Nobody 2020")
+    monkeypatch.setattr(public_data, "public_data", lambda: {"Toy-3": entry})
+    folder = tmp_path / "offline" / "toy-3"
+    folder.mkdir(parents=True)
+    (folder / "train.tsv").write_text("a\tr\tb\nb\tr\tc\n")
+    (folder / "test.tsv").write_text("c\tr\ta\n")
+    monkeypatch.setenv("DGLKGE_DATA", str(tmp_path / "offline"))
+    monkeypatch.setenv("DGLKGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_name_in_place_of_files(tmp_path, call, offline):
+    status, out, err = call("data", "build", "toy3")
+    assert status == 0, err
+    assert "Toy-3: Nobody 2020; licence: free\n" in out and "the dataset lies in data/toy3\n" in out
+    assert named_triples(tmp_path / "data" / "toy3", "test") == [("c", "r", "a")]
+    described = json.loads((tmp_path / "data" / "toy3" / "dataset.json").read_text())
+    assert described["input"]["name"] == "Toy-3"
+    (offline / "test.tsv").write_text("c\tr\ta\nc\tr\td\n")
+    status, _, err = call("partition", "--input", "toy-3", "--output", "out")
+    assert status == 2 and not (tmp_path / "out").exists()
+    assert err == (
+        f"dglkge: error: {offline} has 4 entities, Toy-3 has 3: another version of the data, "
+        "or a damaged file; remove the folder and get it again\n"
+    )
+
+
+def test_get_and_list(call, offline):
+    status, out, _ = call("data", "get", "TOY_3")
+    counts = "Toy-3: 3 entities, 1 relations, 2 train, 0 valid, 1 test"
+    assert (status, out.splitlines()) == (0, [counts, "Nobody 2020", "licence: free", str(offline)])
+    listed = json.loads(call("data", "list", "--json")[1])
+    assert listed["Toy-3"]["counts"] == TOY_COUNTS and listed["Toy-3"]["verified_by"] == "counts"
+    row = call("data", "list")[1].splitlines()[1]
+    assert row.split() == ["Toy-3", "3", "1", "2", "0", "1", "counts"]
+
+
+def test_neither_a_file_nor_a_name(call, offline):
+    for words, message in (
+        ("data get toy", "unknown data set 'toy'; did you mean 'Toy-3'"),
+        ("partition toy --output out", "toy: there is no such file or folder; unknown data set 'toy'"),
+        ("partition toy.tsv --output out", "toy.tsv: there is no such file or folder\n"),
+        ("partition --output out", "give a folder or files of triples, or a name of dglkge data list"),
+    ):
+        status, _, err = call(*words.split())
+        assert status == 2 and err.startswith(f"dglkge: error: {message}")

@@ -16,7 +16,7 @@ from dglkge.errors import InputError
 from dglkge.partition.extend import extend_dataset
 from dglkge.partition.make_dataset import partition_dataframe, partition_triples
 from dglkge.partition.options import Options
-from tests.partition_tools.reading_back import lines
+from tests.partition_tools.reading_back import lines, named, named_triples, owned_triples
 from tests.toy_kg import TIMES, temporal_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")
@@ -24,25 +24,8 @@ pytestmark = pytest.mark.usefixtures("build_here")
 COLUMNS = "head,relation,tail,time"
 
 
-def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Counter:
-    """Return head, relation, tail and time of triples by name, by the files alone."""
-    relations = [line.split("\t") for line in lines(folder / "relations.tsv")]
-    names = {path.stem: lines(path) for path in (folder / "entities").glob("*.txt")}
-    times = lines(folder / "times.txt")
-    facts: Counter = Counter()
-    for head, number, tail in triples.tolist():
-        row, time = divmod(number, len(times))
-        if ids_of is not None:
-            row = int(ids_of["relation"][row])
-        name, lhs, rhs = relations[row]
-        if ids_of is not None:
-            head, tail = int(ids_of[lhs][head]), int(ids_of[rhs][tail])
-        facts[names[lhs][head], name, names[rhs][tail], times[time]] += 1
-    return facts
-
-
 def facts_of(folder: Path, split: str = "train") -> Counter:
-    return timed_facts(folder, np.load(folder / f"{split}.npy"))
+    return Counter(named_triples(folder, split))
 
 
 def write_types(folder: Path, frame: pd.DataFrame) -> Path:
@@ -70,12 +53,10 @@ def test_every_partition_has_relations_at_their_times(tmp_path, num_parts, typed
     assert lines(out / "times.txt") == list(TIMES) == list(dataset.relations.times)
     assert dataset.num_relations == len(TIMES) * num_relations == len(dataset.relations)
     assert facts_of(out) == as_facts(frame)
-    partitions = out / "partitions"
-    ids_of = {ntype: np.load(partitions / f"original_ids_{ntype}.npy") for ntype in dataset.layout().ntypes}
     # Rows are those of relations, whatever the time.
-    assert len(ids_of["relation"]) == num_relations
-    edges = [np.load(partitions / f"part{part}" / "edges.npy") for part in range(num_parts)]
-    assert timed_facts(out, np.concatenate(edges), ids_of) == as_facts(frame)
+    assert len(np.load(out / "partitions" / "original_ids_relation.npy")) == num_relations
+    owned = owned_triples(out)
+    assert len(owned) == num_parts and sum(owned, Counter()) == as_facts(frame)
     edge_ids, back = dataset.layout().edge_ids("relation"), dataset.layout().original_edge_ids("relation")
     assert back[edge_ids].tolist() == list(range(dataset.num_relations))
     # The same triple at another time is another fact: filters and counts of repetitions see no repetition.
@@ -120,7 +101,7 @@ def test_intervals(tmp_path):
     expected = [("a", "r", "b", str(year)) for year in (2001, 2002, 2003, 2004)]
     expected += [("b", "s", "c", "2003"), ("c", "r", "a", "2002")]
     assert lines(tmp_path / "out" / "times.txt") == ["2001", "2002", "2003", "2004"]
-    assert list(timed_facts(tmp_path / "out", train)) == expected
+    assert named_triples(tmp_path / "out", "train") == expected
     assert np.load(tmp_path / "out" / "train_weights.npy").tolist() == [0.5] * 4 + [2, 4]
     with pytest.raises(InputError, match="the interval '2004/2001' ends before it begins"):
         partition_dataframe(frame.assign(time="2004/2001"), tmp_path / "no", columns=columns)
@@ -181,13 +162,11 @@ def test_more_triples_at_old_and_new_times(tmp_path, capsys, typed):
     added = Counter((*row[:3], row[3][:7]) for row in rows if "/" not in row[3])
     added += Counter(("e004", "turn", "e005", time) for time in times[: times.index("2021-05") + 1])
     assert facts_of(more) == facts_of(out) + added
-    assert timed_facts(more, new.split("train")[new.edge_set_of_triples() == 1]) == added
+    assert Counter(named(more, new.split("train")[new.edge_set_of_triples() == 1])) == added
     for split in ("valid", "test"):
         assert facts_of(more, split) == facts_of(out, split)
     assert new.relations.timeless[: len(old.relations.timeless)] == old.relations.timeless
-    ids_of = {name: new.layout().original_ids(name) for name in new.layout().ntypes}
-    edges = [np.load(more / "partitions" / f"part{part}" / "edges.npy") for part in range(2)]
-    assert timed_facts(more, np.concatenate(edges), ids_of) == facts_of(more)
+    assert sum(owned_triples(more), Counter()) == facts_of(more)
 
 
 def test_relations_at_all_times_of_the_data_set_are_limited(tmp_path, monkeypatch):
