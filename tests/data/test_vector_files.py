@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -166,17 +165,11 @@ TEXTS = {
 
 def cosines_by_definition(texts):
     """Return the cosines of 1 + log counts of words and pairs of words, times log((1 + n) / (1 + df)) + 1."""
-    counts = []
-    for text in texts:
-        words = text.split()
-        counts.append(Counter([*words, *zip(words, words[1:])]))
-    in_texts = Counter(word for words in counts for word in words)
-    vectors = np.zeros((len(counts), len(in_texts)))
-    for row, words in zip(vectors, counts):
-        for place, word in enumerate(in_texts):
-            if words[word]:
-                idf = math.log((1 + len(counts)) / (1 + in_texts[word])) + 1
-                row[place] = (1 + math.log(words[word])) * idf
+    words_of = [text.split() for text in texts]
+    terms = [[*words, *map(" ".join, zip(words, words[1:]))] for words in words_of]
+    counts = pd.DataFrame([Counter(row) for row in terms]).fillna(0).to_numpy()
+    idf = np.log((1 + len(counts)) / (1 + (counts > 0).sum(0))) + 1
+    vectors = np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0) * idf
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
     return vectors @ vectors.T
 
@@ -264,17 +257,16 @@ def test_tables_that_are_refused(tmp_path, name, content, words):
 
 
 def test_an_encoder(monkeypatch, tmp_path):
+    def encode(texts, normalize_embeddings):
+        assert normalize_embeddings
+        return np.array([[len(text), 0.0] for text in texts])
 
-    class Encoder:
-        def __init__(self, name):
-            if name != "small":
-                raise OSError(f"{name} is not a local folder\nand is not a model")
+    def load(name):
+        if name != "small":
+            raise OSError(f"{name} is not a local folder\nand is not a model")
+        return SimpleNamespace(encode=encode)
 
-        def encode(self, texts, normalize_embeddings):
-            assert normalize_embeddings
-            return np.array([[len(text), 0.0] for text in texts])
-
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Encoder))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=load))
     vectors = text_vectors(TEXTS, encoder="small")
     assert vectors.dtype == np.float32 and vectors[:, 0].tolist() == [len(text) for text in TEXTS.values()]
     write_vectors(tmp_path / "v.parquet", TEXTS, vectors, encoder="small")

@@ -19,7 +19,7 @@ from tests.partition_tools.reading_back import named_triples, owned_triples
 pytestmark = pytest.mark.usefixtures("build_here")
 
 ROLES = ["head", "relation", "tail"]
-LAYOUTS = [(1, "metis"), (3, "metis"), (2, "random")]
+LAYOUTS = [(1, "metis"), (3, "metis"), (3, "ldg"), (2, "random")]
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:
@@ -54,6 +54,8 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     assert dataset.entity_types == sorted(set(types.values()))
     for type_ in dataset.entity_types:
         assert all(types[name] == type_ for name in dataset.vocabulary(type_).names)
+        # DGL cannot store a partition without a node of some type.
+        assert (np.diff(dataset.layout().range_starts(type_)) > 0).all()
     labels = set(dataset.relations.labels.names)
     assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
     assert dataset.num_relations == len(labels) == 6

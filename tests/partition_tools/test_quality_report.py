@@ -21,6 +21,7 @@ from tests.partition_tools.reading_back import named_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
+ROLES = ["head", "relation", "tail"]
 NEAR = [(f"e{i}", "above", f"e{i + 1}") for i in range(9)]
 TRAIN = [*NEAR[:8], *((t, "below", h) for h, _, t in NEAR), ("e0", "likes", "e5")]
 """Nine pairs, in both directions but for (e8, above, e9)."""
@@ -145,56 +146,51 @@ def test_figures_are_those_counted_by_hand_and_printed(tmp_path):
     assert len([line for line in text.splitlines() if line.startswith("│")]) == 2
 
 
-def quality_lines(**changes) -> list[str]:
-    nothing = {"triples": 0, "share": 0.0}
-    both = {"in_train": nothing, "reverse_in_train": nothing, "other_relation_in_train": nothing}
-    unseen = {"entities": 0, "relations": 0, "triples": 0}
-    quality = {
-        "triples": {"train": 4000, "valid": 0, "test": 10},
-        "duplicates": {"train": 3, "valid": 0, "test": 0},
-        "leaks": {
-            "valid": {**both, "implied": nothing},
-            "test": {**both, "in_valid": nothing, "implied": {"triples": 9, "share": 0.9}},
-        },
-        "relation_pairs": {"least_share": 0.8, "count": 0, "largest": []},
-        "unseen": {"valid": unseen, "test": {"entities": 1200, "relations": 0, "triples": 7}},
-        "single_triple_relations": {"count": 0, "examples": []},
-        "degrees": {"min": 0, "median": 2.5, "mean": 3.25, "max": 1234}
-        | {"entities_of_degree_0": 1, "entities_of_degree_1": 2},
-        "hubs": [{"entity": f"[b]{i}", "degree": 1234 - i} for i in range(10)],
-        "components": {"count": 2, "largest": 30, "largest_share": 0.75},
-    }
+def printed(quality: dict) -> list[str]:
     stream = io.StringIO()
-    print_quality({**quality, **changes}, Console(file=stream, width=100))
+    print_quality(quality, Console(file=stream, width=100))
     return [" ".join(line.replace("│", " ").split()) for line in stream.getvalue().splitlines()]
 
 
-def test_quality_is_printed():
-    lines = quality_lines()
+def test_quality_is_printed(tmp_path):
+    """Names that look like markup stay; of many pairs of relations the largest ten are shown."""
+    rows = {"train": [*TRAIN, TRAIN[0]], "valid": TRAIN[1:2]}
+    rows["test"] = [TRAIN[-1], NEAR[8], ("new", "likes", "e1")]
+    frames = {
+        split: pd.DataFrame([(f"[b]{h}", r, f"[b]{t}") for h, r, t in triples], columns=ROLES)
+        for split, triples in rows.items()
+    }
+    quality = partition_dataframe(frames.pop("train"), tmp_path / "out", **frames)["quality"]
+    lines = printed(quality)
     for line in (
-        "triples 4,000 0 10",
-        "repeat an earlier one 3 0 0",
-        "stand in train 0 (0.0%) 0 (0.0%)",
+        "triples 19 1 3",
+        "repeat an earlier one 1 0 0",
+        "stand in train 1 (100.0%) 1 (33.3%)",
         "stand in valid 0 (0.0%)",
-        "implied by train 0 (0.0%) 9 (90.0%)",
-        "have a name unseen in train 0 7",
-        "entities unseen in train 0 1,200",
-        "training triples of an entity: 0 to 1,234, median 2.5, mean 3.2; 2 entities have one, 1 none",
-        "entities with most: [b]0 1,234, [b]1 1,233, [b]2 1,232, [b]3 1,231, [b]4 1,230",
-        "connected components of train: 2; the largest has 30 entities (75.0%)",
+        "implied by train 1 (100.0%) 1 (33.3%)",
+        "have a name unseen in train 0 1",
+        "entities unseen in train 0 1",
+        "pairs of relations that share 80% or more of their triples: 1",
+        "100.0% 9 above is the inverse of below",
+        "relations with one training triple: 1 (likes)",
+        "training triples of an entity: 0 to 5, median 4, mean 3.5; 1 entities have one, 1 none",
+        "entities with most: [b]e1 5, [b]e5 5, [b]e0 4, [b]e2 4, [b]e3 4",
+        "connected components of train: 1; the largest has 10 entities (100.0%)",
     ):
         assert line in lines
-    assert not [line for line in lines if "pairs of relations" in line or "one training triple" in line]
-
-
-def test_relations_are_printed():
     common = {"relations": ["a", "b"], "triples": [10, 8], "overlap": 8, "share": 0.8}
     kinds = ["inverse", "duplicate", "symmetric"] + ["duplicate"] * 8
     pairs = {"least_share": 0.8, "count": 11, "largest": [{**common, "kind": kind} for kind in kinds]}
     single = {"count": 3, "examples": ["x", "y"]}
-    lines = quality_lines(relation_pairs=pairs, single_triple_relations=single)
+    lines = printed({**quality, "relation_pairs": pairs, "single_triple_relations": single})
     first = lines.index("pairs of relations that share 80% or more of their triples: 11, the largest 10")
     shown = ["80.0% 8 a is the inverse of b", "80.0% 8 a is a duplicate of b", "80.0% 8 a is symmetric"]
     assert lines[first + 1 : first + 4] == shown
     assert len([line for line in lines if line.startswith("80.0%")]) == 10
     assert "relations with one training triple: 3 (x, y, ...)" in lines
+    pairs, single = {**pairs, "count": 0, "largest": []}, {"count": 0, "examples": []}
+    counts = {"triples": dict.fromkeys(rows, 4000), "degrees": {**quality["degrees"], "max": 1234}}
+    counts |= {"relation_pairs": pairs, "single_triple_relations": single}
+    text = "\n".join(printed({**quality, **counts}))
+    assert "triples 4,000 4,000 4,000" in text and "an entity: 0 to 1,234, median 4" in text
+    assert "pairs of relations" not in text and "one training triple" not in text
