@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import fingerprint, load_json, read_description
+from dglkge.data.dataset_files import fingerprint, load_json
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.errors import InputError
 from tests.data.toy_folder import (
@@ -64,6 +64,7 @@ def test_what_is_not_there_is_refused(folder, tmp_path):
         (lambda: Dataset.open(folder).vocabulary("land"), "no entity type 'land'; known: person, town"),
         (lambda: Dataset.open(tmp_path / "nothing"), "there is no such folder"),
         (lambda: Dataset.open(tmp_path / "file"), "is a file and no dataset folder; dglkge data build"),
+        (lambda: load_json(folder / "b.json"), "cannot read .*b.json: No such file"),
         (lambda: Dataset.open(tmp_path), "it has no dataset.json .dglkge data build makes"),
     ):
         with pytest.raises(InputError, match=words):
@@ -103,49 +104,30 @@ def test_missing_and_cut_off_files_are_named(folder):
         ("partitions/node_ids_person.npy", np.arange(5), r"node_ids_person.npy holds an array \(5,\)"),
         ("partitions/toy.json", '{"num_parts": 2}', "toy.json is no description of DGL partitions"),
         ("partitions/toy.json", '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}', "toy.json is no desc"),
+        # Other values in it; None takes a key out.
+        ("dataset.json", {"format_version": None}, "not of a dglkge dataset: it has no format_version"),
+        ("dataset.json", {"format_version": 99}, "format version 99, this dglkge reads 1"),
+        ("dataset.json", {"num_parts": "2"}, "num_parts is '2', expected int"),
+        ("dataset.json", {"entity_types": None}, "entity_types is None, expected dict"),
+        ("dataset.json", {"splits": {"train": 5}}, "splits has no number of triples for 'valid'"),
+        ("dataset.json", {"num_parts": 3}, "describes 2 partitions, dataset.json says 3"),
+        ("dataset.json", {"graph_name": "other"}, "other.json"),
+        ("dataset.json", "[1, 2]", "dataset.json holds list, expected a JSON object"),
+        ("dataset.json", "{", "dataset.json is cut off or no JSON"),
+        ("dataset.json", "\udcff\udcfe", "dataset.json is cut off or no JSON"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(folder, name, content, message):
+    path = folder / name
+    if isinstance(content, dict):
+        description = {**json.loads(path.read_text()), **content}
+        content = json.dumps({key: value for key, value in description.items() if value is not None})
     if isinstance(content, str):
-        (folder / name).write_text(content)
+        path.write_text(content, errors="surrogateescape")
     else:
-        np.save(folder / name, content, allow_pickle=True)
+        np.save(path, content, allow_pickle=True)
     with pytest.raises(InputError, match=message):
         Dataset.open(folder).vocabulary("town")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": None}, "not of a dglkge dataset: it has no format_version"),
-        ({"format_version": 99}, "format version 99, this dglkge reads 1"),
-        ({"num_parts": "2"}, "num_parts is '2', expected int"),
-        ({"entity_types": None}, "entity_types is None, expected dict"),
-        ({"splits": {"train": 5}}, "splits has no number of triples for 'valid'"),
-        ({"num_parts": 3}, "describes 2 partitions, dataset.json says 3"),
-        ({"graph_name": "other"}, "other.json"),
-    ],
-)
-def test_description_that_does_not_fit_is_refused(folder, change, message):
-    path = folder / "dataset.json"
-    description = {**json.loads(path.read_text()), **change}  # None takes a key out
-    path.write_text(json.dumps({key: value for key, value in description.items() if value is not None}))
-    with pytest.raises(InputError, match=message):
-        Dataset.open(folder)
-
-
-def test_what_is_no_json_object(folder):
-    path = folder / "dataset.json"
-    for content, message in (
-        (b"[1, 2]", "dataset.json holds list, expected a JSON object"),
-        (b"{", "dataset.json is cut off or no JSON"),
-        (b"\xff\xfe", "dataset.json is cut off or no JSON"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match=message):
-            read_description(folder)
-    with pytest.raises(InputError, match="cannot read .*b.json: No such file"):
-        load_json(folder / "b.json")
 
 
 def test_fingerprint_is_of_names_sizes_and_contents(tmp_path):

@@ -128,8 +128,18 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
     assert names_in(tmp_path / "part1") == ["buckets3", "edges.npy", "triple_ids.npy"]
 
 
-def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch):
+def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
+    """A read-only data set has its buckets in the spare folder; a full disk leaves nothing."""
     layout = toy_layout(tmp_path / "data")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(edge_buckets.os, "posix_fallocate", full)
+        with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
+            make(layout, 2, tmp_path)
+    assert names_in(tmp_path / "data" / "part1") == ["edges.npy", "triple_ids.npy", "weights.npy"]
     monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
     buckets = make(layout, 2, tmp_path / "run")
     assert folder_of(buckets) == tmp_path / "run" / dataset_files.buckets_folder(2)
@@ -139,23 +149,10 @@ def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch
         make(layout, 4, tmp_path / "file")
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = toy_layout(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(edge_buckets.os, "posix_fallocate", full)
-    with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
-        make(layout, 2, tmp_path)
-    assert names_in(tmp_path / "part1") == ["edges.npy", "triple_ids.npy", "weights.npy"]
-
-
 def test_a_part_without_triples(tmp_path: Path) -> None:
     layout = toy_layout(tmp_path)
-    part = tmp_path / "part1"
-    for name in ("triple_ids", "edges", "weights"):
-        np.save(part / f"{name}.npy", np.load(part / f"{name}.npy")[:0])
+    for path in (tmp_path / "part1").iterdir():
+        np.save(path, np.load(path)[:0])
     buckets = make(layout, 2, tmp_path)
     assert isinstance(buckets.table, EdgeTable) and len(buckets.table.triple_ids) == 0
     assert buckets.starts.tolist() == [0] * 5

@@ -82,7 +82,7 @@ def inode(folder: Path) -> int:
     return (folder / FILE).stat().st_ino
 
 
-def test_a_file_is_built_once(tmp_path: Path) -> None:
+def test_a_file_is_built_once_and_again_for_other_triples(tmp_path: Path) -> None:
     triples = random_triples(100, 9, 2)
     mapped(tmp_path, triples, 2)
     before = inode(tmp_path)
@@ -93,47 +93,38 @@ def test_a_file_is_built_once(tmp_path: Path) -> None:
     # 16 bytes a triple, and for each direction where a relation begins.
     content = HEADER_BYTES + 16 * len(np.unique(triples, axis=0)) + 2 * 8 * 3
     assert (tmp_path / FILE).stat().st_size == content + 4 * -(-content // CHECKED_BYTES)
+    for source, num_relations, num_rows in (("other", 2, 120), ("other", 3, 120), ("other", 3, 90)):
+        before, others = inode(tmp_path), random_triples(100, 9, 2, seed=8)[:num_rows]
+        check(mapped(tmp_path, others, num_relations, source), others, others[:, :2])
+        assert inode(tmp_path) != before
 
 
-def flip(content: bytearray, place: int) -> None:
-    content[place] ^= 1
+def flipped(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 1
+    return bytes(changed)
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda content: content.__delitem__(slice(60, None)), "header is damaged"),
-        (lambda content: content.__delitem__(slice(-5, None)), "bytes, expected"),
-        (lambda content: flip(content, 3), "does not begin as an index"),
-        (lambda content: flip(content, 36), "'acc'"),
-        (lambda content: flip(content, HEADER_BYTES - 1), "its header is damaged"),
-        (lambda content: flip(content, HEADER_BYTES + 9), "the bytes from 0 are damaged"),
-        (lambda content: flip(content, len(content) - 1), "are damaged"),
-    ],
-)
-def test_a_damaged_file_is_built_again(damage, reason, tmp_path, caplog):
+def test_a_damaged_file_is_built_again(tmp_path, caplog):
     triples = random_triples(20_000, 900, 5)
     mapped(tmp_path, triples, 5)
     whole = (tmp_path / FILE).read_bytes()
-    content = bytearray(whole)
-    damage(content)
-    (tmp_path / FILE).write_bytes(content)
     caplog.set_level(logging.INFO)
-    check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
-    (record,) = caplog.records
-    assert reason in record.getMessage() and "is built again" in record.getMessage()
-    assert (tmp_path / FILE).read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("source", "num_relations", "rows"), [("other", 2, 100), ("abc", 3, 100), ("abc", 2, 90)]
-)
-def test_an_index_of_other_triples_is_built_again(source, num_relations, rows, tmp_path):
-    mapped(tmp_path, random_triples(100, 9, 2)[:100], 2)
-    before = inode(tmp_path)
-    triples = random_triples(100, 9, 2, seed=8)[:rows]
-    check(mapped(tmp_path, triples, num_relations, source), triples, triples[:, :2])
-    assert inode(tmp_path) != before
+    for content, reason in (
+        (whole[:60], "header is damaged"),
+        (whole[:-5], "bytes, expected"),
+        (flipped(whole, 3), "does not begin as an index"),
+        (flipped(whole, 36), "'acc'"),
+        (flipped(whole, HEADER_BYTES - 1), "its header is damaged"),
+        (flipped(whole, HEADER_BYTES + 9), "the bytes from 0 are damaged"),
+        (flipped(whole, len(whole) - 1), "are damaged"),
+    ):
+        (tmp_path / FILE).write_bytes(content)
+        caplog.clear()
+        check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
+        (record,) = caplog.records
+        assert reason in record.getMessage() and "is built again" in record.getMessage()
+        assert (tmp_path / FILE).read_bytes() == whole
 
 
 def test_another_process_that_holds_the_lock_is_waited_for(tmp_path, monkeypatch):
@@ -215,9 +206,7 @@ def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path, monkeypatc
 def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     triples = random_triples(30_000, 900, 3)
     mapped(tmp_path, triples, 3)
-    content = bytearray((tmp_path / FILE).read_bytes())
-    flip(content, CHECKED_BYTES + 1)
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / FILE).write_bytes(flipped((tmp_path / FILE).read_bytes(), CHECKED_BYTES + 1))
     monkeypatch.setattr(known_triples, "MAX_CHECKED", 2)
     before = inode(tmp_path)
     mapped(tmp_path, triples, 3)

@@ -111,40 +111,36 @@ def write_map(path, content: bytes):
     return path
 
 
+def pairs(path, content: bytes, **options) -> list[tuple[int, str, str]]:
+    return list(read_pairs(write_map(path, content), ("entity", "type"), **options))
+
+
 def test_pairs(tmp_path):
     for name in ("m.tsv", "m.txt.gz"):
-        path = write_map(tmp_path / name, b'\xef\xbb\xbfa\tx\r\n\n b\t"y\n')
-        assert list(read_pairs(path, ("entity", "type"))) == [(1, "a", "x"), (3, " b", '"y')]
-    path = write_map(tmp_path / "m.csv", b'"a,b",x\n')
-    assert list(read_pairs(path, ("entity", "type"))) == [(1, "a,b", "x")]
-    path = write_map(tmp_path / "m.tsv", b"a\tx\tsome label\n")
-    assert list(read_pairs(path, ("entity", "type"), more_columns=True)) == [(1, "a", "x")]
-    with pytest.raises(InputError, match="m.tsv:1: got 3 columns, expected entity and type"):
-        list(read_pairs(path, ("entity", "type")))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
+        rows = pairs(tmp_path / name, b'\xef\xbb\xbfa\tx\r\n\n b\t"y\n')
+        assert rows == [(1, "a", "x"), (3, " b", '"y')]
+    assert pairs(tmp_path / "m.csv", b'"a,b",x\n') == [(1, "a,b", "x")]
+    assert pairs(tmp_path / "m.tsv", b"a\tx\tsome label\n", more_columns=True) == [(1, "a", "x")]
+    for name, content, message in (
+        ("m.tsv", b"a\tx\tsome label\n", "m.tsv:1: got 3 columns, expected entity and type"),
         ("m.tsv", b"", "m.tsv: the file is empty"),
         ("m.tsv", b"a\tx\nb\n", "m.tsv:2: got 1 columns, expected entity and type"),
         ("m.tsv", b"a\tx\nb\t\n", "m.tsv:2: the type is empty"),
         ("m.tsv", b"a\tx\nb\t\xff\n", "m.tsv:2: byte 3 of the line is not UTF-8"),
         ("m.csv", b'"a,x\n', "m.csv:1: bad quotes"),
-        ("m.tsv.gz", None, "m.tsv.gz: cannot be read"),
-    ],
-)
-def test_bad_pairs(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(b"plain" if content is None else content)
-    with pytest.raises(InputError, match=message):
-        list(read_pairs(tmp_path / name, ("entity", "type")))
-    with pytest.raises(InputError, match="nothing.tsv: cannot be read"):
-        list(read_pairs(tmp_path / "nothing.tsv", ("entity", "type")))
+    ):
+        with pytest.raises(InputError, match=message):
+            pairs(tmp_path / name, content)
+    write_map(tmp_path / "m.tsv", b"plain").rename(tmp_path / "plain.tsv.gz")
+    for name in ("plain.tsv.gz", "nothing.tsv"):
+        with pytest.raises(InputError, match=f"{name}: cannot be read"):
+            list(read_pairs(tmp_path / name, ("entity", "type")))
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
+def test_id_maps(tmp_path):
+    path = tmp_path / "m.tsv"
+    assert read_id_map(write_map(path, b"1\tb\n0\ta\n2\t 2\n"), "entity") == ["a", "b", " 2"]
+    for content, message in (
         (b"x\ta\n", "m.tsv:1: the entity id is 'x', expected an integer from 0"),
         (b"-1\ta\n", "the entity id is '-1'"),
         (b"1" * 5000 + b"\ta\n", "m.tsv:1: the entity id is '1111"),
@@ -152,12 +148,9 @@ def test_bad_pairs(tmp_path, name, content, message):
         (b"0\ta\n1\ta\n", "m.tsv:2: the entity name 'a' stands here and in line 1"),
         (b"0\ta\n2\tb\n", "m.tsv: 2 entity ids reach 2, but 1 is missing"),
         (b"\n", "m.tsv: the file is empty"),
-    ],
-)
-def test_id_maps(tmp_path, content, message):
-    assert read_id_map(write_map(tmp_path / "m.tsv", b"1\tb\n0\ta\n2\t 2\n"), "entity") == ["a", "b", " 2"]
-    with pytest.raises(InputError, match=message):
-        read_id_map(write_map(tmp_path / "m.tsv", content), "entity")
+    ):
+        with pytest.raises(InputError, match=message):
+            read_id_map(write_map(path, content), "entity")
 
 
 def types_of(folder, content: bytes | None, names: str, integer_ids: bool = False):
