@@ -97,22 +97,19 @@ def test_columns_that_give_no_triple_are_refused():
         assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "is_header"),
-    [
+def test_a_header_is_seen_and_said(tmp_path):
+    for name, first, is_header in (
         ("t.tsv", ("head", "relation", "tail"), True),
         ("t.txt", ("Subject", "Predicate", "Object"), True),
         ("t.csv", ("h", "r", "t"), True),
         ("t.csv", ("source", "label", "target"), True),
         ("t.csv", (":START_ID", ":TYPE", ":END_ID"), True),
         ("t.tsv", ("head", "is_part_of", "tail"), False),  # no words of a header
-    ],
-)
-def test_a_header_is_seen_and_said(name, first, is_header, tmp_path):
-    separator = "," if name == "t.csv" else "\t"
-    path = write(tmp_path / name, joined([first, *TRIPLES], separator))
-    assert read(path) == (TRIPLES if is_header else [first, *TRIPLES])
-    assert TripleFile(path).header == (dict(zip(ROLES, first)) if is_header else {})
+    ):
+        separator = "," if name == "t.csv" else "\t"
+        path = write(tmp_path / name, joined([first, *TRIPLES], separator))
+        assert read(path) == (TRIPLES if is_header else [first, *TRIPLES])
+        assert TripleFile(path).header == (dict(zip(ROLES, first)) if is_header else {})
 
 
 def test_words_that_are_a_triple_of_a_text_without_quotes(tmp_path):
@@ -148,9 +145,8 @@ def test_any_names_survive(tmp_path_factory, rows):
     assert read(write(path, joined([("a", "b", "c"), *rows]))) == [("a", "b", "c"), *rows]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "columns", "options", "row"),
-    [
+def test_order_of_columns_delimiters_and_ids(tmp_path):
+    for name, text, columns, options, row in (
         ("t.tsv", "h\tt\tr", "htr", {}, ("h", "r", "t")),
         ("t.tsv", "r\th\tt", "rht", {}, ("h", "r", "t")),
         ("t.tsv", "0.5\ta\tb\tc\n", "wrht", {}, ("b", "a", "c", 0.5)),
@@ -162,10 +158,8 @@ def test_any_names_survive(tmp_path_factory, rows):
         ("t.tsv", "weight\ttail\thead\trelation\n0.5\tt\th\tr\n", "hrtw", {}, ("h", "r", "t", 0.5)),
         ("t.tsv", "h\tr\tt\n3\t2\t4\n", "hrt", {"rules": IDS}, (3, 2, 4)),
         ("t.d", "7\na b c\n", "hrt", {"delimiter": " ", "kind": "tsv", "skip_first": True}, ("a", "b", "c")),
-    ],
-)
-def test_order_of_columns_delimiters_and_ids(tmp_path, name, text, columns, options, row):
-    assert read(write(tmp_path / name, text), columns, **options) == [row]
+    ):
+        assert read(write(tmp_path / name, text), columns, **options) == [row]
 
 
 def test_parquet_and_frames(tmp_path):
@@ -181,9 +175,8 @@ def test_parquet_and_frames(tmp_path):
     assert read(tmp_path / "u.parquet") == TRIPLES
 
 
-@pytest.mark.parametrize(
-    ("bad", "fault", "num_good", "name"),
-    [
+def test_bad_line_is_found_in_any_block(tmp_path, small_block):
+    for bad, fault, num_good, name in (
         (b"a,b", "got 2 columns", 0, "t.tsv"),
         (b"a,b", "got 2 columns", 300, "t.csv"),
         (b"a,b,c,d", "got 4 columns", 1, "t.csv"),
@@ -191,20 +184,17 @@ def test_parquet_and_frames(tmp_path):
         (b"a,\xff,c", "byte 3 of the line is not UTF-8", 300, "t.tsv"),
         (b"a,\xff,c", "not UTF-8", 0, "t.csv"),
         (b"a,,c", "the relation is empty", 300, "t.tsv.gz"),
-    ],
-)
-def test_bad_line_is_found_in_any_block(tmp_path, small_block, bad, fault, num_good, name):
-    lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
-    content = b"\n".join(lines)
-    path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
-    with pytest.raises(InputError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
+    ):
+        lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
+        content = b"\n".join(lines)
+        path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "bad", "fault"),
-    [
+def test_bad_fields(tmp_path):
+    for columns, bad, fault in (
         ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number of 0 or more"),
         ("hrtw", "a\tb\tc\tx", "the weight is 'x', expected a number"),
         ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
@@ -215,22 +205,19 @@ def test_bad_line_is_found_in_any_block(tmp_path, small_block, bad, fault, num_g
         ("ids", "1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
         ("ids", "1\t0\t" + "1" * 5000, "the tail id is 111"),
         ("ids", "1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
-    ],
-)
-def test_bad_fields(tmp_path, columns, bad, fault):
-    good = {"hrtw": "a\tb\tc\t1e-3\n", "hrt": "a\tb\tc\n", "ids": "0\t0\t1\n"}[columns]
-    path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
-    with pytest.raises(InputError) as caught:
-        read(path, "hrt", rules=IDS) if columns == "ids" else read(path, columns)
-    assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
+    ):
+        good = {"hrtw": "a\tb\tc\t1e-3\n", "hrt": "a\tb\tc\n", "ids": "0\t0\t1\n"}[columns]
+        path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
+        with pytest.raises(InputError) as caught:
+            read(path, "hrt", rules=IDS) if columns == "ids" else read(path, columns)
+        assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
 
 
 ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encode())
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "columns", "message"),
-    [
+def test_unreadable_files(tmp_path, small_block):
+    for name, content, columns, message in (
         ("t.tsv", None, "hrt", "there is no such file"),
         ("t.tsv", b"", "hrt", "t.tsv: the file is empty$"),
         ("t.tsv", b"\n\n", "hrt", "the file is empty: it has no triples"),
@@ -243,54 +230,46 @@ ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encod
         ("t.csv", b"s,p,p\n1,2,3\n", "o,s,p", "t.csv:1: no column 'o'; the header has s, p, p"),
         ("t.csv", b"s,p,p\n1,2,3\n", "head=s,relation=p,tail=x", "more than one column 'p'"),
         ("t.tsv", b"a" * 1000 + b"\tb\tc\n", "hrt", "t.tsv: cannot be read: .*block"),
-    ],
-)
-def test_unreadable_files(tmp_path, small_block, name, content, columns, message):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        read(path, columns)
-    assert str(path) in str(caught.value)
+    ):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=message) as caught:
+            read(path, columns)
+        assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [
+def test_bad_row_of_a_frame_is_numbered(tmp_path):
+    for column, value, message in (
         ("head", None, "the head is empty"),
         ("tail", "", "the tail is empty"),
         ("weight", -1.0, "the weight is -1.0"),
         ("weight", float("nan"), "the weight is"),
-    ],
-)
-def test_bad_row_of_a_frame_is_numbered(tmp_path, column, value, message):
-    frame = pd.DataFrame([("a", "r", "b", 1.0)] * 4, columns=[*ROLES, "weight"])
-    frame.loc[2, column] = value
-    with pytest.raises(InputError, match=f"valid: row 3: {message}"):
-        list(frame_chunks(frame, parse_columns("hrtw"), RowRules(), "valid"))
-    frame.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=f"t.parquet: row 3: {message}"):
-        read(tmp_path / "t.parquet", "hrtw")
+    ):
+        frame = pd.DataFrame([("a", "r", "b", 1.0)] * 4, columns=[*ROLES, "weight"])
+        frame.loc[2, column] = value
+        with pytest.raises(InputError, match=f"valid: row 3: {message}"):
+            list(frame_chunks(frame, parse_columns("hrtw"), RowRules(), "valid"))
+        frame.to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(InputError, match=f"t.parquet: row 3: {message}"):
+            read(tmp_path / "t.parquet", "hrtw")
 
 
-@pytest.mark.parametrize(
-    ("frame", "rules", "message"),
-    [
+def test_unusable_frames(tmp_path):
+    for frame, rules, message in (
         ({"head": [], "relation": [], "tail": []}, None, "the data frame is empty"),
         ({"head": ["a"], "relation": ["b"]}, None, "no column 'tail'; there are head, relation"),
         ({"head": [0.5], "relation": ["b"], "tail": ["c"]}, None, "head column holds double"),
         ({"head": [["x"]], "relation": ["b"], "tail": ["c"]}, None, "head column holds list"),
         ({"head": ["x", 1], "relation": "b", "tail": "c"}, None, "mixes several types"),
         ({"head": [0, 9], "relation": 0, "tail": 1}, IDS, "row 2: the head id is 9, allowed is 0 to 4"),
-    ],
-)
-def test_unusable_frames(frame, rules, message, tmp_path):
-    with pytest.raises(InputError, match=f"train: .*{message}"):
-        rows_of_frame(pd.DataFrame(frame), rules)
-    if "no column" in message:
-        pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
-        with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
-            read(tmp_path / "t.parquet")
+    ):
+        with pytest.raises(InputError, match=f"train: .*{message}"):
+            rows_of_frame(pd.DataFrame(frame), rules)
+        if "no column" in message:
+            pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
+            with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
+                read(tmp_path / "t.parquet")
 
 
 VOCABULARIES = {
@@ -329,22 +308,19 @@ def test_names_are_looked_up(tmp_path):
     assert read_names(path, columns=columns, delimiter=";").tolist() == [[4, 1, 1], [3, 0, 2]]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_first_bad_line_is_named(tmp_path):
+    for line, words in (
         ("p1\tknow\tp2", "unknown relation 'know'; did you mean 'knows'"),
         ("p1\tknows\tp99", "unknown entity 'p99'"),
         ("p1\tnear\tp1", "'near' joins several pairs of entity types, and not exactly one of them has"),
         ("p3\tnear\tt1", "has 'p3' and 't1'; known: 'near (person → town)', 'near (town → town)'"),
         ("p1\tknows", "got 2 columns separated by tabs, expected 3"),
-    ],
-)
-def test_first_bad_line_is_named(tmp_path, line, words):
-    text = "p1\tknows\tp2\n\n\r\np0\tknows\tp1\n" + line + "\nnobody\tknows\tp2\n"
-    for name in ("mine.tsv", "mine.tsv.gz"):
-        with pytest.raises(InputError) as caught:
-            read_names(write(tmp_path / name, text))
-        assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
+    ):
+        text = "p1\tknows\tp2\n\n\r\np0\tknows\tp1\n" + line + "\nnobody\tknows\tp2\n"
+        for name in ("mine.tsv", "mine.tsv.gz"):
+            with pytest.raises(InputError) as caught:
+                read_names(write(tmp_path / name, text))
+            assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
 
 
 def test_headers_and_blocks_count(tmp_path):

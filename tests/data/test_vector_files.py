@@ -100,9 +100,8 @@ def table(**columns: object) -> pa.Table:
     return pa.table({"name": ["a", "b"], "embedding": [[1.0, 2.0], [3.0, 4.0]], **columns})
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
+def test_bad_text_and_parquet(tmp_path: Path) -> None:
+    for content, message in (
         ("a 1 2\nb 1 x\n", "FILE:2: 'x' is no number"),
         ("a 1 2\nb 1\n", "FILE:2: a name and 1 numbers, expected 2 numbers"),
         ("2 2\na 1 2\nb 1 1e\n", "FILE:3: '1e' is no number"),
@@ -120,15 +119,13 @@ def table(**columns: object) -> pa.Table:
         (table(embedding=["a", "b"]), "FILE: column 'embedding' is string; allowed: lists of numbers"),
         (pa.table({"id": ["a"]}), "FILE has no column 'name' (or several); its columns: id"),
         (table().slice(0, 0), "FILE has no vectors: 0 rows of 0 numbers"),
-    ],
-)  # fmt: skip
-def test_bad_text_and_parquet(tmp_path: Path, content: str | pa.Table, message: str) -> None:
-    path = tmp_path / ("v.vec" if isinstance(content, str) else "v.parquet")
-    if isinstance(content, str):
-        path.write_bytes(content.encode(errors="surrogateescape"))
-    else:
-        pq.write_table(content, path)
-    assert fault(path).startswith(message)
+    ):  # fmt: skip
+        path = tmp_path / ("v.vec" if isinstance(content, str) else "v.parquet")
+        if isinstance(content, str):
+            path.write_bytes(content.encode(errors="surrogateescape"))
+        else:
+            pq.write_table(content, path)
+        assert fault(path).startswith(message)
 
 
 def test_bad_npy_and_what_is_no_format(tmp_path: Path) -> None:
@@ -236,21 +233,18 @@ def test_tables_of_texts(tmp_path):
     assert [read_texts(tmp_path / f"t.{kind}") for kind in ("csv", "tsv", "parquet")] == [expected] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
+def test_tables_that_are_refused(tmp_path):
+    for name, content, words in (
         ("t.docx", b"", "texts are read from .tsv, .csv, .parquet"),
         ("t.tsv", b"a\n", "has 1 columns"),
         ("t.tsv", b"a\tx\na\ty\n", "has the name 'a' twice"),
         ("t.parquet", b"a", "cannot read"),
         ("t.csv", None, "cannot read"),
-    ],
-)
-def test_tables_that_are_refused(tmp_path, name, content, words):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=words):
-        read_texts(tmp_path / name)
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            read_texts(tmp_path / name)
     for texts, words in (({"a": "", "b": "!"}, "no words"), ({"a": "one word"}, "1 texts with 3 words")):
         with pytest.raises(InputError, match=words):
             text_vectors(texts)

@@ -17,9 +17,8 @@ from dglkge.partition.readers.id_folders import read_id_map, read_pairs
 from dglkge.partition.report import reading_progress, show_line
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_values_that_are_not_allowed():
+    for options, message in (
         ({"method": "mets"}, "unknown partition method 'mets'; did you mean 'metis'"),
         ({"num_parts": 0}, "the number of partitions is 0, expected 1 or more"),
         ({"num_workers": 0}, "--num-workers is 0, expected 1 or more"),
@@ -29,23 +28,19 @@ from dglkge.partition.report import reading_progress, show_line
         ({"relation_map": Path("x")}, "map was given, but the ids are not said to be integers"),
         ({"entity_map": Path("/nowhere"), "integer_ids": True}, "/nowhere: there is no such file"),
         ({"drop_leaks": "exakt"}, "unknown kind of leaks to drop 'exakt'; did you mean 'exact'"),
-    ],
-)
-def test_values_that_are_not_allowed(options, message):
-    with pytest.raises(InputError, match=message):
-        Options(**options)
+    ):
+        with pytest.raises(InputError, match=message):
+            Options(**options)
 
 
-@pytest.mark.parametrize(
-    ("types", "nodes"), [("ab", r"entities of type 'b' \(2\)"), ("a", r"there are relations \(1\)")]
-)
-def test_partitions_need_a_node_of_every_type_each(tmp_path, types, nodes):
-    names = [f"{types[place % len(types)]}{place}" for place in range(5)]
-    (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
-    frame = pd.DataFrame([(name, "r", names[0]) for name in names], columns=["head", "relation", "tail"])
-    with pytest.raises(InputError, match=f"3 partitions are more than .*{nodes}"):
-        options = Options(num_parts=3, entity_types=tmp_path / "types.tsv")
-        partition_dataframe(frame, tmp_path / "out", options=options)
+def test_partitions_need_a_node_of_every_type_each(tmp_path):
+    for types, nodes in (("ab", r"entities of type 'b' \(2\)"), ("a", r"there are relations \(1\)")):
+        names = [f"{types[place % len(types)]}{place}" for place in range(5)]
+        (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
+        frame = pd.DataFrame([(name, "r", names[0]) for name in names], columns=["head", "relation", "tail"])
+        with pytest.raises(InputError, match=f"3 partitions are more than .*{nodes}"):
+            options = Options(num_parts=3, entity_types=tmp_path / "types.tsv")
+            partition_dataframe(frame, tmp_path / "out", options=options)
 
 
 def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):

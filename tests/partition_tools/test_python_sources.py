@@ -168,9 +168,8 @@ def test_edges_without_a_relation():
         read(made, Options(reading=ReadingOptions(relation_attribute="kind")))
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
+def test_what_is_refused():
+    for source, words in (
         (3, "train is of type int; expected a data frame"),
         (np.zeros((2, 3)), "train is an array of float64, expected integer ids or names"),
         (np.zeros((2, 4), int), "train is an array of shape .2, 4., expected .n, 3.: head, relation, tail"),
@@ -184,8 +183,6 @@ def test_edges_without_a_relation():
         (FRAME.assign(head=[1, "a", 2.5]), "train: a column mixes several types"),
         (np.zeros((0, 3), int), "train has no triples"),
         (["no such file"], "no such file: there is no such file or folder; unknown data set"),
-    ],
-)
-def test_what_is_refused(source, words):
-    with pytest.raises(InputError, match=words):
-        read(source)
+    ):
+        with pytest.raises(InputError, match=words):
+            read(source)

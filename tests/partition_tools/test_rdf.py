@@ -58,9 +58,8 @@ def write(path, text):
     return path
 
 
-@pytest.mark.parametrize(
-    "name, text, line, expected",
-    [
+def test_formats_by_name_content_and_option(tmp_path):
+    for name, text, line, expected in (
         ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
         ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),
         ("t.nq", NQ, "N-Quads (by name)", NT_TRIPLES),
@@ -70,13 +69,11 @@ def write(path, text):
         ("t", NT, "N-Triples (by content)", NT_TRIPLES),
         ("t.dat", NQ, "N-Quads (by content)", NT_TRIPLES),
         ("t.txt", NT, "Turtle (as --format says)", NT_TRIPLES),
-    ],
-)
-def test_formats_by_name_content_and_option(tmp_path, name, text, line, expected):
-    options = {"format": "turtle"} if "--format" in line else {}
-    source, reading = read(write(tmp_path / name, text), prefixes={"ex": EX}, **options)
-    assert source.line == f"input: {name}: {line}"
-    assert sorted(names(reading)) == expected
+    ):
+        options = {"format": "turtle"} if "--format" in line else {}
+        source, reading = read(write(tmp_path / name, text), prefixes={"ex": EX}, **options)
+        assert source.line == f"input: {name}: {line}"
+        assert sorted(names(reading)) == expected
 
 
 def test_prefixes_and_full_iris(tmp_path):

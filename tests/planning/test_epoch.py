@@ -79,19 +79,19 @@ def test_four_ranges_fit_at_once() -> None:
     assert propose_ranges(config(), PART, TWO_TYPES, 1000 * ROW_BYTES) != 1
 
 
-@pytest.mark.parametrize("num_ranges", [2, 5, 10])
-def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
+def test_an_epoch_reads_the_ranges_of_its_loads() -> None:
     """Memory for two ranges: 1 + P (P - 1) / 2 loads of a P-th of the table each."""
-    budget = 2 * 1000 // num_ranges * ROW_BYTES
-    plan = plan_ranges(config(), PART, ONE_TYPE, num_ranges, budget)
-    loads = 1 + num_ranges * (num_ranges - 1) // 2
-    assert plan.loads == loads
-    assert plan.read_bytes == plan.written_bytes == loads * 1000 // num_ranges * ROW_BYTES
-    assert plan.table_bytes == 1000 * ROW_BYTES
-    everything = plan_ranges(config(), PART, ONE_TYPE, num_ranges, 1000 * ROW_BYTES)
-    assert (everything.loads, everything.read_bytes) == (num_ranges, 1000 * ROW_BYTES)
-    walk = config("sampling.bucket_order=random")
-    assert plan_ranges(walk, PART, ONE_TYPE, num_ranges, budget).loads >= loads
+    for num_ranges in (2, 5, 10):
+        budget = 2 * 1000 // num_ranges * ROW_BYTES
+        plan = plan_ranges(config(), PART, ONE_TYPE, num_ranges, budget)
+        loads = 1 + num_ranges * (num_ranges - 1) // 2
+        assert plan.loads == loads
+        assert plan.read_bytes == plan.written_bytes == loads * 1000 // num_ranges * ROW_BYTES
+        assert plan.table_bytes == 1000 * ROW_BYTES
+        everything = plan_ranges(config(), PART, ONE_TYPE, num_ranges, 1000 * ROW_BYTES)
+        assert (everything.loads, everything.read_bytes) == (num_ranges, 1000 * ROW_BYTES)
+        walk = config("sampling.bucket_order=random")
+        assert plan_ranges(walk, PART, ONE_TYPE, num_ranges, budget).loads >= loads
 
 
 def test_types_are_counted_apart() -> None:
@@ -160,9 +160,8 @@ def test_epochs_fall_with_the_fourth_root_of_triples_and_weights_grow_with_the_r
     assert weights == [0.01, 0.01, 0.018, 0.0482, 0.05, 0.05]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
+def test_trainers_of_a_batch() -> None:
+    for settings, expected in (
         (["training.batch_size=1000"], 2),
         (["training.batch_size=100"], 2),
         (["training.batch_size=1500", "negatives.chunk_size=1500"], 3),
@@ -171,13 +170,10 @@ def test_epochs_fall_with_the_fourth_root_of_triples_and_weights_grow_with_the_r
         (["training.batch_size=1000", "model.score_function=transe_l1"], 8),
         (["training.batch_size=1000", "training.kernels=reference"], 8),
         (["training.batch_size=1000", "training.objective=one_vs_all"], 8),
-    ],
-    ids=str,
-)
-def test_trainers_of_a_batch(settings: list[str], expected: int) -> None:
-    config = load_config(None, ["dataset=x", "negatives.chunk_size=1000", *settings])
-    part = PartSize({"entity": 50, "relation": 2}, 500)
-    assert most_trainers(config, DatasetSize((part,), {"train": 1000})) == expected
+    ):
+        config = load_config(None, ["dataset=x", "negatives.chunk_size=1000", *settings])
+        part = PartSize({"entity": 50, "relation": 2}, 500)
+        assert most_trainers(config, DatasetSize((part,), {"train": 1000})) == expected
 
 
 def test_a_batch_is_shared_by_the_machines_and_typed_graphs_have_a_trainer_a_core() -> None:

@@ -163,9 +163,8 @@ def test_this_machine(tmp_path: Path) -> None:
     assert there.shared_memory_bytes == pytest.approx(shared.f_bavail * shared.f_frsize, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "memory, shared, has_started, expected",
-    [
+def test_misfits() -> None:
+    for memory, shared, has_started, expected in (
         (100, 10, False, []),
         # 10 of 121 are mapped files
         (111, 10, False, ["111 B of memory are needed and 100 B are there"]),
@@ -175,12 +174,10 @@ def test_this_machine(tmp_path: Path) -> None:
         (50, 51, False, ["51 B of /dev/shm are needed and 50 B are there"]),
         (101, 51, False, ["101 B of memory are needed and 100 B are there",
                           "51 B of /dev/shm are needed and 50 B are there"]),
-    ],
-)  # fmt: skip
-def test_misfits(memory: int, shared: int, has_started: bool, expected: list[str]) -> None:
-    mapped = 0 if has_started else 10
-    planned = PlannedHost(0, (("all", memory + mapped),), shared, 20, mapped, 0)
-    assert misfits(planned, HostMemory(100, 50, 0), has_started) == expected
+    ):  # fmt: skip
+        mapped = 0 if has_started else 10
+        planned = PlannedHost(0, (("all", memory + mapped),), shared, 20, mapped, 0)
+        assert misfits(planned, HostMemory(100, 50, 0), has_started) == expected
 
 
 def test_tables_in_files_need_no_memory_of_their_own() -> None:
