@@ -68,22 +68,21 @@ def pykeen_dataset(folder):
     return folder
 
 
-@pytest.mark.parametrize(
-    "make, layout",
-    [
+def test_folders_keep_their_ids(tmp_path):
+    layouts = (
         (openke, "OpenKE's files"),
         (lambda folder: openke(folder, "\t", False, ""), "DGL-KE's files of Freebase (head, tail, relation)"),
         (dglke, "DGL-KE's files"),
         (lambda folder: dglke(folder, ids=True), "DGL-KE's files"),
         (pykeen_dataset, "PyKEEN triples factories"),
-    ],
-)
-def test_folders_keep_their_ids(tmp_path, make, layout):
-    folder = make(tmp_path / "theirs")
-    source, reading = read(folder)
-    assert source.line.startswith(f"input: {folder} (") and source.line.endswith(f"): {layout} (by files)")
-    assert reading.triples.entities == ENTITIES and reading.triples.relations == RELATIONS
-    assert names(reading) == TRAIN and names(reading, "test") == TEST
+    )
+    for number, (make, layout) in enumerate(layouts):
+        folder = make(tmp_path / f"theirs{number}")
+        source, reading = read(folder)
+        assert source.line.startswith(f"input: {folder} (")
+        assert source.line.endswith(f"): {layout} (by files)")
+        assert reading.triples.entities == ENTITIES and reading.triples.relations == RELATIONS
+        assert names(reading) == TRAIN and names(reading, "test") == TEST
 
 
 def test_names_win_where_they_are_numbers(tmp_path):
@@ -128,44 +127,26 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-@pytest.mark.parametrize(
-    "make, name, old, new, message",
-    [
-        (openke, "train2id.txt", "3\n", "4\n", "train2id.txt:1: it says 4 triples, the file has 3"),
-        (openke, "train2id.txt", "3\n", "", "train2id.txt:1: got '2 0 0', expected the number of lines"),
-        (openke, "train2id.txt", "0 2 1", "0 3 1", "train2id.txt:3: the tail id is 3, allowed is 0 to 2"),
-        (
-            openke,
-            "train2id.txt",
-            "0 2 1",
-            "0 2",
-            "train2id.txt:3: got 2 columns separated by ' ', expected 3",
-        ),
-        (openke, "entity2id.txt", "3\n", "5\n", "entity2id.txt:1: it says 5 names, the file has 3"),
-        (
-            openke,
-            "entity2id.txt",
-            "Rome\t0",
-            "Rome\t1",
-            "entity2id.txt:4: the entity id 1 stands here a second",
-        ),
-        (
-            openke,
-            "entity2id.txt",
-            "Rome\t0",
-            "Rome",
-            "entity2id.txt:4: got 'Rome', expected entity name and id",
-        ),
-        (dglke, "train.txt", "Italy\n", "Itly\n", "train.txt:2: unknown entity 'Itly'; did you mean 'Italy'"),
-        (dglke, "test.txt", "in", "inn", "test.txt:1: unknown relation 'inn'; did you mean 'in'"),
-        (dglke, "entities.dict", "2\t", "3\t", "entities.dict: 3 entity ids reach 3, but 2 is missing"),
-    ],
-)
-def test_errors_of_folders(tmp_path, make, name, old, new, message):
-    folder = make(tmp_path / "d")
-    edit(folder / name, old, new)
-    with pytest.raises(InputError, match=message):
-        read(folder)
+def test_errors_of_folders(tmp_path):
+    folders = {"openke": openke(tmp_path / "openke"), "dglke": dglke(tmp_path / "dglke")}
+    for name, old, new, message in (
+        ("openke/train2id.txt", "3\n", "4\n", ":1: it says 4 triples, the file has 3"),
+        ("openke/train2id.txt", "3\n", "", ":1: got '2 0 0', expected the number of lines"),
+        ("openke/train2id.txt", "0 2 1", "0 3 1", ":3: the tail id is 3, allowed is 0 to 2"),
+        ("openke/train2id.txt", "0 2 1", "0 2", ":3: got 2 columns separated by ' ', expected 3"),
+        ("openke/entity2id.txt", "3\n", "5\n", ":1: it says 5 names, the file has 3"),
+        ("openke/entity2id.txt", "Rome\t0", "Rome\t1", ":4: the entity id 1 stands here a second"),
+        ("openke/entity2id.txt", "Rome\t0", "Rome", ":4: got 'Rome', expected entity name and id"),
+        ("dglke/train.txt", "Italy\n", "Itly\n", ":2: unknown entity 'Itly'; did you mean 'Italy'"),
+        ("dglke/test.txt", "in", "inn", ":1: unknown relation 'inn'; did you mean 'in'"),
+        ("dglke/entities.dict", "2\t", "3\t", ": 3 entity ids reach 3, but 2 is missing"),
+    ):
+        path = tmp_path / name
+        text = path.read_text()
+        edit(path, old, new)
+        with pytest.raises(InputError, match=f"{name}{message}"):
+            read(folders[path.parent.name])
+        path.write_text(text)
 
 
 def test_errors_of_pykeen(tmp_path):
@@ -203,17 +184,19 @@ GRAPHML = """\
 """
 
 
-@pytest.mark.parametrize(
-    "name, pack", [("g.graphml", bytes), ("g.graphml.gz", gzip.compress), ("g", bz2.compress)]
-)
-def test_graphml(tmp_path, name, pack):
-    (tmp_path / name).write_bytes(pack(GRAPHML.encode()))
-    source, reading = read(tmp_path / name)
-    assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
-    assert names(reading) == [("n0", "lives in", "n1"), ("n1", "home of", "n0")]
-    assert {"nodes": 3, "edges": 2, "relation_attribute": "label"}.items() <= reading.figures.items()
-    undirected = "1 undirected edges: one triple each, from source to target"
-    assert reading.notes == [source.line, "the relation is the edges' attribute 'label'", undirected]
+def test_graphml(tmp_path):
+    for name, pack in (
+        ("g.graphml", bytes),
+        ("g.graphml.gz", gzip.compress),
+        ("g", bz2.compress),
+    ):
+        (tmp_path / name).write_bytes(pack(GRAPHML.encode()))
+        source, reading = read(tmp_path / name)
+        assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
+        assert names(reading) == [("n0", "lives in", "n1"), ("n1", "home of", "n0")]
+        assert {"nodes": 3, "edges": 2, "relation_attribute": "label"}.items() <= reading.figures.items()
+        undirected = "1 undirected edges: one triple each, from source to target"
+        assert reading.notes == [source.line, "the relation is the edges' attribute 'label'", undirected]
 
 
 def test_graphml_attributes(tmp_path):
@@ -239,36 +222,23 @@ def test_graphml_without_relations_and_with_ids(tmp_path):
     assert names(reading) == [("a", "likes", "b"), ("b", "knows", "c")]
 
 
-@pytest.mark.parametrize(
-    "old, new, options, message",
-    [
+def test_errors_of_graphml(tmp_path):
+    for old, new, options, message in (
         ("</edge>", "</node>", {}, "g.graphml:12: column 24: mismatched tag .read as GraphML"),
         ('<data key="d2">home of</data>', "", {}, "g.graphml:13: the edge from 'n1' to 'n0' has no 'label'"),
         ('target="n1"', "", {}, "g.graphml:11: the <edge> has no 'target'"),
         ("graphml", "gexf", {}, "g.graphml:.*"),
-        (
-            "a",
-            "a",
-            {"relation_attribute": "k"},
-            "g.graphml:12: no attribute 'k' of edges .* has label, weight",
-        ),
-        (
-            "a",
-            "a",
-            {"name_attribute": "label"},
-            "g.graphml:8: no attribute 'label' of nodes .* has kind, name",
-        ),
+        ("a", "a", {"relation_attribute": "k"}, ":12: no attribute 'k' of edges .* has label, weight"),
+        ("a", "a", {"name_attribute": "label"}, ":8: no attribute 'label' of nodes .* has kind, name"),
         ("Rome", "Ann &amp; Co", {"name_attribute": "name"}, "the nodes 'n0' and 'n1' have the same 'name'"),
         ("a", "a", {"types_from": "color"}, "--types-from: no node has the attribute 'color'"),
         ("a", "a", {"literals": "entities"}, "--literals is for RDF, and the input is GraphML"),
-    ],
-)
-def test_errors_of_graphml(tmp_path, old, new, options, message):
-    path = tmp_path / "g.graphml"
-    path.write_text(GRAPHML)
-    edit(path, old, new)
-    with pytest.raises(InputError, match=message):
-        read(path, **options)
+    ):
+        path = tmp_path / "g.graphml"
+        path.write_text(GRAPHML)
+        edit(path, old, new)
+        with pytest.raises(InputError, match=message):
+            read(path, **options)
 
 
 def test_types_from_a_table(tmp_path, build_here):
