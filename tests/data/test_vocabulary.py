@@ -46,20 +46,20 @@ def test_any_names_survive(tmp_path_factory, names):
     assert mapped[1:3] == names[1:3]
 
 
-@pytest.mark.parametrize("block", [1, 8])
-def test_awkward_names_survive(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(vocabulary_module, "NAMES_BLOCK_BYTES", block)
+def test_awkward_names_survive(tmp_path, monkeypatch):
     path = tmp_path / "names.txt"
-    Vocabulary(AWKWARD, "entity").save(path)
-    assert path.read_bytes() == "".join(f"{name}\n" for name in AWKWARD).encode()
-    loaded = Vocabulary.load(path, "entity")
-    assert loaded.ids(AWKWARD).tolist() == list(range(len(AWKWARD)))
-    assert list(MappedNames(path)) == list(loaded.names) == AWKWARD
-    with pytest.raises(IndexError):
-        MappedNames(path)[len(AWKWARD)]
-    path.write_bytes(b"a\nbb\n\xff\n")
-    with pytest.raises(InputError, match="not UTF-8: invalid start byte at byte 5"):
-        MappedNames(path)
+    for block in (1, 8):
+        monkeypatch.setattr(vocabulary_module, "NAMES_BLOCK_BYTES", block)
+        Vocabulary(AWKWARD, "entity").save(path)
+        assert path.read_bytes() == "".join(f"{name}\n" for name in AWKWARD).encode()
+        loaded = Vocabulary.load(path, "entity")
+        assert loaded.ids(AWKWARD).tolist() == list(range(len(AWKWARD)))
+        assert list(MappedNames(path)) == list(loaded.names) == AWKWARD
+        with pytest.raises(IndexError):
+            MappedNames(path)[len(AWKWARD)]
+        path.write_bytes(b"a\nbb\n\xff\n")
+        with pytest.raises(InputError, match="not UTF-8: invalid start byte at byte 5"):
+            MappedNames(path)
 
 
 def test_unknown_name_shows_near_ones():

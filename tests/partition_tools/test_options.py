@@ -83,9 +83,8 @@ def test_splits_by_names_of_files_and_else_by_their_order(tmp_path):
     assert find_sources(paths[:1]) == {"train": paths[0]} and find_sources([test]) == {"train": test}
 
 
-@pytest.mark.parametrize(
-    ("files", "inputs", "message"),
-    [
+def test_wrong_inputs(tmp_path):
+    cases = (
         ("train.tsv valid.tsv dev.tsv", "", "the valid split is ambiguous: .*dev.tsv"),
         ("train.tsv valid.tsv dev.tsv", "train.tsv valid.tsv dev.tsv", "the valid split is ambiguous: .*dev"),
         ("train.tsv facts.tsv", "train.tsv facts.tsv", "facts.tsv: its name does not say which"),
@@ -93,12 +92,13 @@ def test_splits_by_names_of_files_and_else_by_their_order(tmp_path):
         ("", "nothing.tsv", "nothing.tsv: there is no such file or folder"),
         ("a.tsv", "a.tsv .", "takes one folder or up to three files; got the folder"),
         ("a.tsv", "a.tsv a.tsv a.tsv a.tsv", "up to three files .*, got 4"),
-    ],
-)
-def test_wrong_inputs(tmp_path, files, inputs, message):
-    touch(tmp_path, *files.split())
-    with pytest.raises(InputError, match=message):
-        find_sources([tmp_path / name for name in inputs.split()] or [tmp_path])
+    )
+    for number, (files, inputs, message) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        touch(folder, *files.split())
+        with pytest.raises(InputError, match=message):
+            find_sources([folder / name for name in inputs.split()] or [folder])
 
 
 def write_map(path, content: bytes):

@@ -185,11 +185,7 @@ GRAPHML = """\
 
 
 def test_graphml(tmp_path):
-    for name, pack in (
-        ("g.graphml", bytes),
-        ("g.graphml.gz", gzip.compress),
-        ("g", bz2.compress),
-    ):
+    for name, pack in (("g.graphml", bytes), ("g.graphml.gz", gzip.compress), ("g", bz2.compress)):
         (tmp_path / name).write_bytes(pack(GRAPHML.encode()))
         source, reading = read(tmp_path / name)
         assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
@@ -199,7 +195,7 @@ def test_graphml(tmp_path):
         assert reading.notes == [source.line, "the relation is the edges' attribute 'label'", undirected]
 
 
-def test_graphml_attributes(tmp_path):
+def test_attributes_of_graphml(tmp_path):
     path = tmp_path / "g.graphml"
     path.write_text(GRAPHML.replace("Rome", "<y:a><b>Ro</b>m</y:a>e"))
     _, reading = read(path, name_attribute="name", types_from="kind")
@@ -208,10 +204,6 @@ def test_graphml_attributes(tmp_path):
     assert [types[place] for place in type_of] == ["Person", "Place"]
     edit(path, "home of</data>", "home of</data><data key='d3'>2</data>")
     assert names(read(path, relation_attribute="weight")[1]) == [("n0", "1.5", "n1"), ("n1", "2", "n0")]
-
-
-def test_graphml_without_relations_and_with_ids(tmp_path):
-    path = tmp_path / "g.graphml"
     edges = '<edge source="a" target="b" id="likes"/><edge source="b" target="c" id="knows"/>'
     path.write_text(f'<graphml><graph edgedefault="undirected">{edges}</graph></graphml>')
     _, reading = read(path)

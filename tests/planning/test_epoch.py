@@ -140,18 +140,12 @@ def test_what_is_not_given_follows_the_size(dataset: Path, tmp_path: Path, monke
     assert some.keys() == {"training.batch_size", "training.averaging"}
     assert adapted(str(tmp_path / "my.yaml"), [], dataset) == []
     assert adapted(None, [], tmp_path / "elsewhere") == []
+    # Nothing is chosen where the rule was not tried.
+    others = "model.score_function=transe_l2 loss.name=bce training.objective=one_vs_all tables.storage=disk "
+    others += "optimizer.name=sparse_adam regularizer.name=n3 regularizer=none model.global_vectors=true"
+    assert [defaults_of(dataset, other) for other in others.split()] == [{}] * 8
     describe(monkeypatch, num_triples=10**7 + 1)  # large graphs
     assert defaults_of(dataset) == {}
-
-
-@pytest.mark.parametrize(
-    "other",
-    ["model.score_function=transe_l2", "loss.name=bce", "training.objective=one_vs_all",
-     "optimizer.name=sparse_adam", "regularizer.name=n3", "regularizer=none", "tables.storage=disk",
-     "model.global_vectors=true"],
-)  # fmt: skip
-def test_nothing_is_chosen_where_the_rule_was_not_tried(dataset: Path, other: str) -> None:
-    assert defaults_of(dataset, other) == {}
 
 
 def test_epochs_fall_with_the_fourth_root_of_triples_and_weights_grow_with_the_root_of_entities() -> None:

@@ -36,23 +36,24 @@ def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, nu
     return dict(host.memory)[name]
 
 
-@pytest.mark.parametrize(
-    "optimizer, averaging, copies",
-    [("row_adagrad", "null", 1), ("sparse_adagrad", "null", 2), ("sparse_adam", "null", 3),
-     ("sparse_adam", "2", 4)],
-)  # fmt: skip
-def test_tables_and_state_are_as_large_as_arrays(optimizer: str, averaging: str, copies: int) -> None:
+def test_tables_and_state_are_as_large_as_arrays() -> None:
     size, background = one_part(), "checkpoint's background copy"
     rows = np.empty((100_000, 200), np.float32).nbytes
-    settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
-    (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
-    memory = dict(host.memory)
-    num_bytes = memory["tables"] + memory["optimizer state"]
-    assert num_bytes == pytest.approx(copies * rows, rel=0.01)
-    assert memory[background] == num_bytes and host.disk_bytes == 2 * num_bytes
-    # A copy of tables that were put on a disk would not fit: training waits for the commit.
-    for without_copy in ("checkpoint.background=false", "tables.storage=disk"):
-        assert item(size, background, *settings, without_copy) == 0
+    for optimizer, averaging, copies in (
+        ("row_adagrad", "null", 1),
+        ("sparse_adagrad", "null", 2),
+        ("sparse_adam", "null", 3),
+        ("sparse_adam", "2", 4),
+    ):
+        settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
+        (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
+        memory = dict(host.memory)
+        num_bytes = memory["tables"] + memory["optimizer state"]
+        assert num_bytes == pytest.approx(copies * rows, rel=0.01)
+        assert memory[background] == num_bytes and host.disk_bytes == 2 * num_bytes
+        # A copy of tables that were put on a disk would not fit: training waits for the commit.
+        for without_copy in ("checkpoint.background=false", "tables.storage=disk"):
+            assert item(size, background, *settings, without_copy) == 0
 
 
 def test_processes_are_counted_and_only_servers_need_shared_memory() -> None:
