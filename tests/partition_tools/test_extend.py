@@ -17,7 +17,7 @@ from dglkge.partition import extend
 from dglkge.typing import RELATION
 from partition_tools import extend as extend_script
 from tests.partition_tools.conftest import run_script
-from tests.partition_tools.reading_back import named_triples
+from tests.partition_tools.reading_back import named, named_triples
 from tests.toy_kg import toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
@@ -91,10 +91,9 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
             assert (new_ids[len(old_ids) :] >= len(before)).all()
     assert new.relations.relations[: old.num_relations] == old.relations.relations
     assert new.num_relations == old.num_relations + 1
-    sets = new.edge_set_of_triples()
-    triples = named_triples(new.path, "train")
-    assert sorted(triples) == sorted([*named_triples(old.path, "train"), *rows])
-    assert sorted(triple for triple, number in zip(triples, sets) if number == 1) == sorted(rows)
+    assert sorted(named_triples(new.path, "train")) == sorted([*named_triples(old.path, "train"), *rows])
+    added = new.split("train")[new.edge_set_of_triples() == 1]
+    assert sorted(named(new.path, added)) == sorted(rows)
     assert named_triples(new.path, "test") == named_triples(old.path, "test")
     assert new.fingerprint != old.fingerprint
     # Every triple lies in the partition of its tail.

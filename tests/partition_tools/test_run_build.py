@@ -100,21 +100,9 @@ PARENT = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from dglkge.partition import run_build
-from dglkge.partition.run_build import GraphJob
-run_build.__file__ = {module!r}
-run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1, False))
+from dglkge.partition.run_build import GraphJob, run_build
+run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1, False))
 """
-
-CHILD = """
-import sys, time
-sys.path.insert(0, {root!r})
-from dglkge.distributed.preemption import end_with_parent
-end_with_parent(int(sys.argv[2]))
-print("ready", flush=True)
-time.sleep(99)
-"""
-
 
 SLOW_IMPORT = """
 import signal
@@ -123,15 +111,12 @@ while True: signal.pause()
 """
 
 
-@pytest.mark.parametrize("is_importing", [False, True])
-def test_child_ends_with_its_parent(dataset, is_importing):
-    """Even where the parent is ended by ``kill -9``, also in the seconds that the import of DGL takes."""
-    (dataset / "build_graph.py").write_text(CHILD.format(root=str(REPOSITORY)))
+def test_child_ends_with_its_parent(dataset):
+    """Even where the parent is ended by ``kill -9``, in the seconds that the import of DGL takes."""
     (dataset / "slow" / "dgl").mkdir(parents=True)
     (dataset / "slow" / "dgl" / "__init__.py").write_text(SLOW_IMPORT)
-    module = run_build_module.__file__ if is_importing else str(dataset / "run_build.py")
-    code = PARENT.format(root=str(REPOSITORY), module=module, dataset=str(dataset))
-    environment = {**os.environ, **({"PYTHONPATH": str(dataset / "slow")} if is_importing else {})}
+    code = PARENT.format(root=str(REPOSITORY), dataset=str(dataset))
+    environment = {**os.environ, "PYTHONPATH": str(dataset / "slow")}
     log = dataset / "partitions" / PARTITION_LOG
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
         limit = time.monotonic() + 60

@@ -223,18 +223,6 @@ def test_full_disk(kib, source, small_disk):
     assert list(disk.iterdir()) == []
 
 
-def test_full_disk_keeps_the_dataset_that_was_to_be_replaced(source, small_disk):
-    disk = small_disk(6000)
-    status, _, err = run(source, disk / "out")
-    assert status == 0, err
-    free = os.statvfs(disk)
-    (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize - 300 * 1024))
-    fault = f"partition.py: error: cannot write {disk / 'out'}: No space left on device\n"
-    assert run(source, disk / "out", "--overwrite") == (1, "", fault)
-    assert names(disk) == ["filler", "out"]
-    assert len(Dataset.open(disk / "out").split("train")) == NUM_TRIPLES
-
-
 def test_a_file_system_that_takes_no_files(source, small_disk):
     disk = small_disk(4096)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

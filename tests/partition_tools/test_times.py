@@ -88,7 +88,8 @@ def test_formats(tmp_path):
     options = Options(columns=parse_columns("hrtT"), integer_ids=True)
     partition_triples(tmp_path / "ids.tsv", tmp_path / "ids", options)
     assert lines(tmp_path / "ids" / "times.txt") == ["9", "10"]
-    assert np.load(tmp_path / "ids" / "train.npy").tolist() == [[0, 3, 1], [1, 0, 0]]
+    made = Dataset.open(tmp_path / "ids")
+    assert made.split("train").tolist() == [[0, 3, 1], [1, 0, 0]] and made.description["ids"] == "integers"
 
 
 def test_intervals(tmp_path):
