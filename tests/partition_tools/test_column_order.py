@@ -54,19 +54,17 @@ def graph(heads, relations, tails, num_triples: int = 2000) -> pd.DataFrame:
     return pd.DataFrame({role: rng.choice(names, num_triples) for role, names in columns.items()})
 
 
-USERS, ITEMS = [f"user{i}" for i in range(300)], [f"item{i}" for i in range(300)]
-ACTIONS = [f"action{i}" for i in range(12)]
-
-
 def test_unusual_graphs_in_the_right_order():
+    users, items = [f"user{i}" for i in range(300)], [f"item{i}" for i in range(300)]
+    actions = [f"action{i}" for i in range(12)]
     graphs = {
-        "two kinds of entities": graph(USERS, ACTIONS, ITEMS),
-        "attributes": graph(USERS, ACTIONS, ["yes", "no"]),
-        "few heads": graph(["Rome", "Paris"], [f"property{i}" for i in range(40)], ITEMS),
+        "two kinds of entities": graph(users, actions, items),
+        "attributes": graph(users, actions, ["yes", "no"]),
+        "few heads": graph(["Rome", "Paris"], [f"property{i}" for i in range(40)], items),
         # Relations that are described, as in RDF.
-        "described": pd.concat([graph(USERS, ACTIONS, ITEMS), graph(ACTIONS, ["label", "comment"], ITEMS)]),
-        "one relation": graph(USERS, ["likes"], USERS),
-        "tiny": graph(["a", "b"], ACTIONS[:9], ["a", "b"]),
+        "described": pd.concat([graph(users, actions, items), graph(actions, ["label", "comment"], items)]),
+        "one relation": graph(users, ["likes"], users),
+        "tiny": graph(["a", "b"], actions[:9], ["a", "b"]),
     }
     assert {name: advice(frame, "hrt") for name, frame in graphs.items()} == dict.fromkeys(graphs)
     assert advice(graphs["two kinds of entities"], "htr") and advice(graphs["two kinds of entities"], "rht")
@@ -78,17 +76,14 @@ def write(path, frame: pd.DataFrame, order: str):
     return path
 
 
-SWAPPED = (
-    "the columns look as if they were in another order: 60 heads, 60 relations, 4 tails; if what was read as "
-    "tail is the relation, give --columns head,tail,relation"
-)
-
-
 def test_command_warns_in_one_line(tmp_path, build_here, call, caplog):
     path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
     status, out, _ = call(path, "--json")
     (record,) = caplog.records
-    assert status == 0 and json.loads(out)["warnings"] == [record.getMessage()] == [SWAPPED]
+    assert status == 0 and json.loads(out)["warnings"] == [record.getMessage()] == [
+        "the columns look as if they were in another order: 60 heads, 60 relations, 4 tails; if what was "
+        "read as tail is the relation, give --columns head,tail,relation"
+    ]
     caplog.clear()
     assert call(path, "--columns", "head,tail,relation", "--overwrite")[0] == 0 and not caplog.records
     # Columns with names are mended by name.

@@ -55,31 +55,29 @@ def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call)
     assert Dataset.open(tmp_path / "out").quality() == figures["quality"]
 
 
-@pytest.mark.parametrize("option, status", [("--strict-splits=0.5", 0), ("--strict-splits=0.49", 2)])
-def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, status):
+def test_implied_triples_are_refused_above_a_share(tmp_path, call):
     source = write(tmp_path / "source", train=TRAIN, test=[("e9", "likes", "e8"), NEAR[8]])
-    code, _, err = call(source, option)
-    assert code == status and (tmp_path / "out").exists() == (status == 0)
-    if status:
-        assert err == (
-            "partition.py: error: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
-            f"duplicate relation, e.g. {source}/test.tsv:3: 'e8' 'above' 'e9': --strict-splits allows a "
-            "share of 0.49; --drop-leaks implied leaves them out\n"
-        )
+    status, _, err = call(source, "--strict-splits=0.49")
+    assert status == 2 and not (tmp_path / "out").exists()
+    assert err == (
+        "partition.py: error: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
+        f"duplicate relation, e.g. {source}/test.tsv:3: 'e8' 'above' 'e9': --strict-splits allows a "
+        "share of 0.49; --drop-leaks implied leaves them out\n"
+    )
+    assert call(source, "--strict-splits=0.5")[0] == 0 and (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("which, remaining", [("exact", 2), ("implied", 1)])
-def test_leaks_are_left_out(tmp_path, call, which, remaining):
-    test = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")]
+def test_leaks_are_left_out(tmp_path, call):
+    test, out = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")], tmp_path / "out"
     source = write(tmp_path / "source", train=TRAIN, valid=[TRAIN[1]], test=test)
-    status, out, err = call(source, "--drop-leaks", which, "--strict-splits")
-    assert (status, err) == (0, "")
-    assert f"left out as leaks: 1 of valid and {3 - remaining} of test" in out.splitlines()
-    assert named_triples(tmp_path / "out", "test") == test[-remaining:]
-    assert named_triples(tmp_path / "out", "valid") == []
-    assert len(named_triples(tmp_path / "out", "train")) == len(TRAIN)
-    leaks = Dataset.open(tmp_path / "out").quality()["leaks"]["test"]
-    assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == remaining - 1
+    for which, remaining in (("exact", 2), ("implied", 1)):
+        status, text, err = call(source, "--drop-leaks", which, "--strict-splits", "--overwrite")
+        assert (status, err) == (0, "")
+        assert f"left out as leaks: 1 of valid and {3 - remaining} of test" in text.splitlines()
+        splits = [named_triples(out, split) for split in ("train", "valid", "test")]
+        assert splits[1:] == [[], test[-remaining:]] and len(splits[0]) == len(TRAIN)
+        leaks = Dataset.open(out).quality()["leaks"]["test"]
+        assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == remaining - 1
 
 
 def test_rows_of_data_frames_are_named(tmp_path):

@@ -41,15 +41,15 @@ def fill(folder, *files):
         (folder / name).write_text("{}")
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_folder_appears_at_the_end(tmp_path, is_there):
-    output = tmp_path / "deep" / "out"
-    if is_there:
-        output.mkdir(parents=True)
-    with staged(output, overwrite=False) as folder:
-        fill(folder, "a")
-        assert output.exists() == is_there and folder.parent == output.parent
-    assert names(output) == ["a", "dataset.json"] and names(output.parent) == ["out"]
+def test_folder_appears_at_the_end(tmp_path):
+    """Also where an empty one is there."""
+    (tmp_path / "b" / "out").mkdir(parents=True)
+    for parent in (tmp_path / "a", tmp_path / "b"):
+        is_there = parent.exists()
+        with staged(parent / "out", overwrite=False) as folder:
+            fill(folder, "a")
+            assert (parent / "out").exists() == is_there and folder.parent == parent
+        assert names(parent / "out") == ["a", "dataset.json"] and names(parent) == ["out"]
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt, SystemExit])
