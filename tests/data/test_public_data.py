@@ -8,8 +8,8 @@ import json
 import re
 import shutil
 import tarfile
+import tempfile
 import threading
-import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,18 +61,13 @@ def served(tmp_path, monkeypatch):
 
 def packed(name: str, inside: str = "") -> bytes:
     """An archive of the splits, in a folder of it or not."""
-    buffer = io.BytesIO()
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for split, text in SPLITS.items():
-                archive.writestr(f"{inside}{split}.txt", text)
-        return buffer.getvalue()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    kind = "zip" if name.endswith(".zip") else "gztar"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source" / inside
+        source.mkdir(parents=True)
         for split, text in SPLITS.items():
-            entry = tarfile.TarInfo(f"{inside}{split}.txt")
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return buffer.getvalue()
+            (source / f"{split}.txt").write_text(text)
+        return Path(shutil.make_archive(f"{folder}/made", kind, f"{folder}/source")).read_bytes()
 
 
 def entry_of(url: str, files: dict[str, str | None]) -> PublicData:

@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dglkge.data.named_triples import read_named_triples
-from dglkge.data.text_format import (
-    Columns,
-    RowRules,
-    extension,
-    parse_columns,
-    parse_delimiter,
-)
+from dglkge.data.text_format import Columns, RowRules, extension, parse_columns, parse_delimiter
 from dglkge.data.triples import CHUNK_ROWS, TripleFile, frame_chunks
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError

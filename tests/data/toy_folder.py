@@ -63,17 +63,15 @@ def write_toy_partitions(folder: Path, has_weights: bool) -> None:
     for ntype, ids in NODE_IDS.items():
         np.save(folder / f"node_ids_{ntype}.npy", np.array(ids))
         np.save(folder / f"original_ids_{ntype}.npy", np.argsort(ids))
+    edges, owners = [], []
+    for head, relation, tail in TRAIN.tolist():
+        rhs = RELATIONS[relation][2]
+        edges.append([NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]])
+        owners.append(edges[-1][2] >= BOUNDARIES[rhs][1])
     for part_id in range(2):
-        rows, edges = [], []
-        for triple_id, (head, relation, tail) in enumerate(TRAIN.tolist()):
-            rhs = RELATIONS[relation][2]
-            edge = [NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]]
-            if BOUNDARIES[rhs][part_id] <= edge[2] < BOUNDARIES[rhs][part_id + 1]:
-                rows.append(triple_id)
-                edges.append(edge)
-        part = folder / f"part{part_id}"
+        part, rows = folder / f"part{part_id}", np.flatnonzero(np.array(owners) == part_id)
         part.mkdir()
-        np.save(part / "triple_ids.npy", np.array(rows, dtype=np.int64))
-        np.save(part / "edges.npy", np.array(edges, dtype=np.int64).reshape(-1, 3))
+        np.save(part / "triple_ids.npy", rows)
+        np.save(part / "edges.npy", np.array(edges)[rows])
         if has_weights:
-            np.save(part / "weights.npy", np.array(rows, dtype=np.float32))
+            np.save(part / "weights.npy", rows.astype(np.float32))

@@ -10,14 +10,7 @@ from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, PartSize
 from dglkge.planning import defaults
 from dglkge.planning.defaults import adapted, most_trainers, num_epochs, regularizer_weight
-from dglkge.planning.epoch import (
-    ROW_PASSES,
-    Rates,
-    epoch_seconds,
-    plan_ranges,
-    propose_ranges,
-    range_budget,
-)
+from dglkge.planning.epoch import ROW_PASSES, Rates, epoch_seconds, plan_ranges, propose_ranges, range_budget
 from dglkge.planning.memory import PlannedHost
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
