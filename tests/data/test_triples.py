@@ -119,6 +119,7 @@ def test_awkward_names_survive(tmp_path):
     members = [gzip.compress(joined(rows).encode()) for rows in (AWKWARD[:5], AWKWARD[5:])]
     (tmp_path / "members.tsv.gz").write_bytes(b"".join(members))
     assert read(tmp_path / "members.tsv.gz") == AWKWARD
+    assert str(next(TripleFile(tmp_path / "t.tsv").frames())["head"].dtype) == "category"
     frame = pd.DataFrame(AWKWARD, columns=ROLES)
     for name in ("t.csv", "t.csv.gz"):
         assert read(write(tmp_path / name, frame.to_csv(index=False, header=False))) == AWKWARD
