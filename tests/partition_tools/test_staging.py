@@ -174,8 +174,10 @@ def test_killed_runs_leave_nothing_that_loads_and_the_next_one_clears_up(tmp_pat
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not output.exists() and (tmp_path / ".out.partial").exists()
         assert loadable(tmp_path) == []
+        (tmp_path / ".out.partial" / "remnant").touch()
     partition(source, output, "--num-parts", "2", "--method", "random")
     assert names(tmp_path) == ["out", "source"] and loadable(tmp_path) == [output]
+    assert "remnant" not in names(output)
 
 
 @pytest.mark.parametrize(
