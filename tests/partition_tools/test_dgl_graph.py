@@ -243,17 +243,3 @@ def test_training_from_a_partitioned_graph(graph, tmp_path, capsys):
     made = (run / "dataset").stat().st_ino
     assert dataset_of_run(parts, run, Options(split="auto"))[0] == run / "dataset"
     assert (run / "dataset").stat().st_ino == made
-
-
-def test_what_is_refused_before_processes_start(tmp_path):
-    save(tmp_path / "g.bin", relational())
-    partition(relational(), tmp_path / "parts", 2)
-    make(tmp_path / "parts", tmp_path / "made")
-    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
-    for source, message in (
-        ("g.bin", "g.bin is a file and no dataset folder; dglkge data build makes one of it"),
-        ("made", "partitions/made.json has 2 partitions and ip_config has 1 machines"),
-    ):
-        script = f"-m dglkge.cli.training_script dataset={tmp_path}/{source} output={tmp_path}/run"
-        done = dglkge("launch", "--ip_config", f"{tmp_path}/ip_config.txt", *script.split(), status=2)
-        assert message in done.stderr and not (tmp_path / "run").exists()

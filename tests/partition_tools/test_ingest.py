@@ -163,18 +163,6 @@ def test_the_error_of_the_first_wrong_file_counts(num_workers, paths, tmp_path):
         ingest(table_chunks(files, lambda path: print), num_workers=num_workers)
 
 
-def test_weights_and_integers(tmp_path):
-    (tmp_path / "a.tsv").write_text("0\t0\t1\t0.5\n" * 9)
-    (tmp_path / "b.tsv").write_text("1\t0\t0\t2\n" * 9)
-    columns = Columns(("head", "relation", "tail", "weight"))
-    rules = RowRules({"head": 2, "relation": 1, "tail": 2})
-    files = [TripleFile(tmp_path / f"{name}.tsv", columns, rules=rules, read_bytes=24) for name in "ab"]
-    source = table_chunks({"train": files}, lambda path: lambda position: None)
-    triples = ingest(source, IdMaps(), num_workers=2)
-    assert triples.splits["train"].tolist() == [[0, 0, 1]] * 9 + [[1, 0, 0]] * 9
-    assert triples.weights["train"].tolist() == [0.5] * 9 + [2] * 9
-
-
 def random_triples(num: int) -> IdTriples:
     rows = np.random.default_rng(0).integers(0, 500, (num, 3)).astype(np.int32)
     return IdTriples([], [], {"train": rows}, {"train": np.arange(num, dtype=np.float32)})
