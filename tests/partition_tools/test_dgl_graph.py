@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import shutil
@@ -29,8 +28,8 @@ from tests.toy_kg import typed_triples
 pytestmark = pytest.mark.usefixtures("build_here")
 
 
-@functools.cache
-def typed_graph() -> dgl.DGLGraph:
+@pytest.fixture(scope="module")
+def graph() -> dgl.DGLGraph:
     """Three node types, five edge types of four relations."""
     frame, types = typed_triples()
     # Nodes of a type are numbered from 0.
@@ -42,11 +41,6 @@ def typed_graph() -> dgl.DGLGraph:
     for node_type in made.ntypes:
         made.nodes[node_type].data["orig_id"] = torch.arange(made.num_nodes(node_type))
     return made
-
-
-@pytest.fixture
-def graph() -> dgl.DGLGraph:
-    return typed_graph()
 
 
 def edges_of(graph: dgl.DGLGraph) -> Counter:
@@ -107,6 +101,8 @@ def test_triples_are_those_of_the_graph(graph, tmp_path):
     for number, source in enumerate((graph, *saved, tmp_path / "parts")):
         dataset = make(source, tmp_path / f"made{number}")
         assert triples_of(dataset) == edges_of(graph) and dataset.num_parts == 1
+    with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
+        make(graph, tmp_path / "refused", reading=ReadingOptions(types_from="near"))
 
 
 def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -116,13 +112,12 @@ def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, n
 def with_files(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """As DGL's tools write them; node data of the name are of something else."""
     ranges = json.loads((folder / "kg.json").read_text())["node_map"]
-    starts = dict.fromkeys(original, 0)
+    pieces = {}
+    for name, ids in original.items():
+        counts = [end - start for start, end in ranges[name]]
+        pieces[name] = np.split(ids, np.cumsum(counts)[:-1])
     for part in range(3):
-        ids = {}
-        for name, type_ids in original.items():
-            count = ranges[name][part][1] - ranges[name][part][0]
-            ids[name] = torch.tensor(type_ids[starts[name] : starts[name] + count])
-            starts[name] += count
+        ids = {name: torch.tensor(type_pieces[part]) for name, type_pieces in pieces.items()}
         dgl.data.utils.save_tensors(str(folder / f"part{part}" / "orig_nids.dgl"), ids)
     return original
 
@@ -221,8 +216,6 @@ NO_NODE, RELATION_KIND = {"_N": [[0, 40], [40, 40]]}, ReadingOptions(relation_at
         (partitioned, {"reading": RELATION_KIND}, "the graph's edges have no data 'kind'; they have etype"),
         (partitioned, {"reading": ReadingOptions(name_attribute="kind")},
          "--name-attribute is for GraphML, and the input is a partitioned graph of DGL"),
-        (lambda f: save(f / "g.bin", typed_graph()), {"reading": ReadingOptions(types_from="near")},
-         "the input has entity types of its own: give no --types-from"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, prepare, options, words):
