@@ -102,7 +102,7 @@ def test_triples_are_those_of_the_graph(graph, tmp_path):
         dataset = make(source, tmp_path / f"made{number}")
         assert triples_of(dataset) == edges_of(graph) and dataset.num_parts == 1
     with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
-        make(graph, tmp_path / "refused", reading=ReadingOptions(types_from="near"))
+        make(tmp_path / "graph.bin", tmp_path / "refused", reading=ReadingOptions(types_from="near"))
 
 
 def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
