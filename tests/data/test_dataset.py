@@ -1,4 +1,4 @@
-"""Dataset folders: what is read, numbering and edge tables, and what is refused with the file's name."""
+"""Dataset folders: what is read, and refused by the file's name; names that must survive; times in order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dglkge.data import vocabulary as vocabulary_module
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import fingerprint, load_json, read_description
+from dglkge.data.dataset_files import fingerprint, load_json
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.errors import InputError
+from dglkge.data.vocabulary import (
+    MappedNames,
+    RelationVocabulary,
+    Vocabulary,
+    at_times,
+    extended,
+    in_time_order,
+    label_at,
+    read_lines,
+)
+from dglkge.errors import MAX_NAMES_TO_COMPARE, InputError
+from dglkge.typing import Relation
 from tests.data.toy_folder import (
     BOUNDARIES,
     NODE_IDS,
@@ -29,13 +43,6 @@ from tests.data.toy_folder import (
 @pytest.fixture
 def folder(tmp_path) -> Path:
     return write_toy_folder(tmp_path / "toy")
-
-
-def describe(folder: Path, **changes: object) -> None:
-    """Change ``dataset.json``; None takes a key out."""
-    path = folder / "dataset.json"
-    description = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in description.items() if value is not None}))
 
 
 def test_content_is_that_of_the_files(folder, tmp_path):
@@ -57,14 +64,11 @@ def test_content_is_that_of_the_files(folder, tmp_path):
     assert list(dataset.vocabulary("town").names) == TOWNS
     assert dataset.vocabulary("town") is dataset.vocabulary("town")
     assert dataset.train_weights() is None
-    shutil.move(folder, tmp_path / "elsewhere")
-    assert len(Dataset.open(tmp_path / "elsewhere").layout().edge_table(0).triple_ids)
-
-
-def test_weights(tmp_path):
     weighted = Dataset.open(write_toy_folder(tmp_path / "weighted", has_weights=True))
     assert weighted.has_weights and weighted.train_weights().tolist() == [0, 1, 2, 3, 4]
     assert weighted.layout().edge_table(1).weights.dtype == np.float32
+    shutil.move(folder, tmp_path / "elsewhere")
+    assert len(Dataset.open(tmp_path / "elsewhere").layout().edge_table(0).triple_ids)
 
 
 def test_what_is_not_there_is_refused(folder, tmp_path):
@@ -74,6 +78,7 @@ def test_what_is_not_there_is_refused(folder, tmp_path):
         (lambda: Dataset.open(folder).vocabulary("land"), "no entity type 'land'; known: person, town"),
         (lambda: Dataset.open(tmp_path / "nothing"), "there is no such folder"),
         (lambda: Dataset.open(tmp_path / "file"), "is a file and no dataset folder; dglkge data build"),
+        (lambda: load_json(folder / "b.json"), "cannot read .*b.json: No such file"),
         (lambda: Dataset.open(tmp_path), "it has no dataset.json .dglkge data build makes"),
     ):
         with pytest.raises(InputError, match=words):
@@ -112,63 +117,39 @@ def test_missing_and_cut_off_files_are_named(folder):
         ("partitions/part1/edges.npy", np.zeros((1, 3), np.int64), "part1/edges.npy holds an array"),
         ("partitions/node_ids_person.npy", np.arange(5), r"node_ids_person.npy holds an array \(5,\)"),
         ("partitions/toy.json", '{"num_parts": 2}', "toy.json is no description of DGL partitions"),
-        (
-            "partitions/toy.json",
-            '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}',
-            "toy.json is no description of DGL partitions",
-        ),
+        ("partitions/toy.json", '{"num_parts": 2, "node_map": {"person": [[0, 4]]}}', "toy.json is no desc"),
+        # Other values in it; None takes a key out.
+        ("dataset.json", {"format_version": None}, "not of a dglkge dataset: it has no format_version"),
+        ("dataset.json", {"format_version": 99}, "format version 99, this dglkge reads 1"),
+        ("dataset.json", {"num_parts": "2"}, "num_parts is '2', expected int"),
+        ("dataset.json", {"entity_types": None}, "entity_types is None, expected dict"),
+        ("dataset.json", {"splits": {"train": 5}}, "splits has no number of triples for 'valid'"),
+        ("dataset.json", {"num_parts": 3}, "describes 2 partitions, dataset.json says 3"),
+        ("dataset.json", {"graph_name": "other"}, "other.json"),
+        ("dataset.json", "[1, 2]", "dataset.json holds list, expected a JSON object"),
+        ("dataset.json", "{", "dataset.json is cut off or no JSON"),
+        ("dataset.json", "\udcff\udcfe", "dataset.json is cut off or no JSON"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(folder, name, content, message):
+    path = folder / name
+    if isinstance(content, dict):
+        description = {**json.loads(path.read_text()), **content}
+        content = json.dumps({key: value for key, value in description.items() if value is not None})
     if isinstance(content, str):
-        (folder / name).write_text(content)
+        path.write_text(content, errors="surrogateescape")
     else:
-        np.save(folder / name, content, allow_pickle=True)
+        np.save(path, content, allow_pickle=True)
     with pytest.raises(InputError, match=message):
         Dataset.open(folder).vocabulary("town")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format_version": None}, "not of a dglkge dataset: it has no format_version"),
-        ({"format_version": 99}, "format version 99, this dglkge reads 1"),
-        ({"num_parts": "2"}, "num_parts is '2', expected int"),
-        ({"entity_types": None}, "entity_types is None, expected dict"),
-        ({"splits": {"train": 5}}, "splits has no number of triples for 'valid'"),
-        ({"num_parts": 3}, "describes 2 partitions, dataset.json says 3"),
-        ({"graph_name": "other"}, "other.json"),
-    ],
-)
-def test_description_that_does_not_fit_is_refused(folder, change, message):
-    describe(folder, **change)
-    with pytest.raises(InputError, match=message):
-        Dataset.open(folder)
-
-
-def test_what_is_no_json_object(folder):
-    path = folder / "dataset.json"
-    path.write_text("[1, 2]")
-    with pytest.raises(InputError, match="dataset.json holds list, expected a JSON object"):
-        read_description(folder)
-    for content in (b"{", b"\xff\xfe"):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="dataset.json is cut off or no JSON"):
-            load_json(path)
-    with pytest.raises(InputError, match="cannot read .*b.json: No such file"):
-        load_json(folder / "b.json")
 
 
 def test_fingerprint_is_of_names_sizes_and_contents(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"12")
     second.write_bytes(b"3")
-    expected = hashlib.sha256(b"a:2\n12b:1\n3").hexdigest()
-    assert fingerprint([first, second]) == expected != fingerprint([second, first])
-    # the boundary between two files counts
-    first.write_bytes(b"1")
-    second.write_bytes(b"23")
-    assert fingerprint([first, second]) != expected
+    for paths, content in (([first, second], b"a:2\n12b:1\n3"), ([second, first], b"b:1\n3a:2\n12")):
+        assert fingerprint(paths) == hashlib.sha256(content).hexdigest()
 
 
 @pytest.fixture
@@ -176,7 +157,7 @@ def partitions(folder) -> Path:
     return folder / "partitions"
 
 
-def test_ranges_and_id_maps_count_each_type_for_itself(partitions):
+def test_ranges_id_maps_and_edge_tables_are_those_of_the_files(partitions):
     layout = PartitionLayout.open(partitions, "toy")
     assert layout.num_parts == 2 and layout.ntypes == ["person", "relation", "town"]
     for ntype, (start, middle, end) in BOUNDARIES.items():
@@ -185,13 +166,8 @@ def test_ranges_and_id_maps_count_each_type_for_itself(partitions):
         assert layout.num_nodes(ntype) == end and layout.range_starts(ntype).tolist() == [start, middle, end]
         parts = layout.part_of(ntype, np.arange(end))
         assert parts.dtype == np.int64 and parts.tolist() == [0] * middle + [1] * (end - middle)
-        ids = NODE_IDS[ntype]
-        assert layout.node_ids(ntype).tolist() == ids
-        assert layout.original_ids(ntype)[layout.node_ids(ntype)].tolist() == list(range(len(ids)))
-
-
-def test_edge_tables_hold_every_triple_once(partitions):
-    layout = PartitionLayout.open(partitions, "toy")
+        assert layout.node_ids(ntype).tolist() == NODE_IDS[ntype]
+        assert layout.original_ids(ntype)[NODE_IDS[ntype]].tolist() == list(range(end))
     tables = [layout.edge_table(part_id) for part_id in range(2)]
     assert sorted(np.concatenate([t.triple_ids for t in tables]).tolist()) == list(range(len(TRAIN)))
     for part_id, table in enumerate(tables):
@@ -201,14 +177,6 @@ def test_edge_tables_hold_every_triple_once(partitions):
             rhs = RELATIONS[relation][2]
             assert edge == [NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]]
             assert layout.part_of(rhs, np.array([edge[2]])).tolist() == [part_id]
-
-
-def test_maps_open_before_the_edge_tables_exist_and_a_table_may_be_empty(partitions):
-    np.save(partitions / "part0" / "triple_ids.npy", np.zeros(0, np.int64))
-    np.save(partitions / "part0" / "edges.npy", np.zeros((0, 3), np.int64))
-    assert len(PartitionLayout.open(partitions, "toy").edge_table(0).edges) == 0
-    (partitions / "part1" / "edges.npy").unlink()
-    assert PartitionLayout.open_maps(partitions, "toy").num_parts == 2
 
 
 def test_a_machine_needs_the_folder_of_its_own_part_only(partitions):
@@ -221,3 +189,153 @@ def test_a_machine_needs_the_folder_of_its_own_part_only(partitions):
     shutil.rmtree(partitions / "part1")
     with pytest.raises(InputError, match="has no partition: .*part0 and the others are missing"):
         PartitionLayout.open(partitions, "toy")
+
+
+AWKWARD = ["NA", "null", "1e5", ' "quoted" ', "#comment", "tab\tin", "line\u2028end", "a\rb", "Ōsaka", ""]
+BORN, NEAR = Relation("born_in", "person", "town"), Relation("near", "town", "town")
+AMBIGUOUS = [BORN, Relation("near", "person", "town"), NEAR]
+
+
+@given(names=st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), unique=True))
+def test_any_names_survive(tmp_path_factory, names):
+    path = tmp_path_factory.mktemp("names") / "names.txt"
+    Vocabulary(names, "entity").save(path)
+    assert read_lines(path) == list(Vocabulary.load(path, "entity").names) == names
+    mapped = MappedNames(path)
+    assert len(mapped) == len(names) and list(mapped) == names
+    assert [mapped[-place] for place in range(1, len(names) + 1)] == names[::-1]
+    assert mapped[1:3] == names[1:3]
+
+
+def test_awkward_names_survive(tmp_path, monkeypatch):
+    path = tmp_path / "names.txt"
+    for block in (1, 8):
+        monkeypatch.setattr(vocabulary_module, "NAMES_BLOCK_BYTES", block)
+        Vocabulary(AWKWARD, "entity").save(path)
+        assert path.read_bytes() == "".join(f"{name}\n" for name in AWKWARD).encode()
+        loaded = Vocabulary.load(path, "entity")
+        assert loaded.ids(AWKWARD).tolist() == list(range(len(AWKWARD))) and loaded.id("NA") == 0
+        assert loaded.ids([]).dtype == np.int64 and "NA" in loaded and "na" not in loaded
+        assert list(MappedNames(path)) == list(loaded.names) == AWKWARD
+        with pytest.raises(IndexError):
+            MappedNames(path)[len(AWKWARD)]
+        path.write_bytes(b"a\nbb\n\xff\n")
+        with pytest.raises(InputError, match="not UTF-8: invalid start byte at byte 5"):
+            MappedNames(path)
+
+
+def test_unknown_name_shows_near_ones():
+    """Of many names those that begin alike are compared."""
+    with pytest.raises(InputError, match=r"unknown entity 'Pariss'; did you mean 'Paris'\?"):
+        Vocabulary(["Rome", "Paris"], "entity").id("Pariss")
+    names = [f"x{i}" for i in range(MAX_NAMES_TO_COMPARE)] + ["Strasbourg", "Stuttgart"]
+    vocabulary = Vocabulary(names, "entity")
+    with pytest.raises(InputError, match="did you mean 'Strasbourg'"):
+        vocabulary.id("strasburg")
+    with pytest.raises(InputError, match="5002 are known, among them 'x0', 'x1'"):
+        vocabulary.ids(["x0", "Quito"])
+
+
+def test_a_damaged_file_is_an_input_error(tmp_path):
+    path = tmp_path / "names.txt"
+    for content, message in (
+        (None, "cannot read"),
+        (b"a\nb", "cut off"),
+        (b"a\n\xff\n", "not UTF-8: invalid start byte at byte 2"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        for load in (Vocabulary.load, lambda path, _: MappedNames(path)):
+            with pytest.raises(InputError, match=message) as caught:
+                load(path, "entity")
+            assert str(path) in str(caught.value)
+
+
+def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(tmp_path):
+    vocabulary = RelationVocabulary(AMBIGUOUS)
+    vocabulary.save(tmp_path / "relations.tsv")
+    assert (tmp_path / "relations.tsv").read_text(encoding="utf-8").splitlines()[1] == "near\tperson\ttown"
+    assert RelationVocabulary.load(tmp_path / "relations.tsv").relations == AMBIGUOUS
+    labels = list(vocabulary.labels.names)
+    assert labels == ["born_in", "near (person → town)", "near (town → town)"]
+    assert [vocabulary.id(label) for label in labels] == [0, 1, 2]
+    assert len(vocabulary) == 3 and vocabulary[2] == AMBIGUOUS[2]
+    assert vocabulary.id("near", lhs="town") == 2 and vocabulary.id("near", lhs="person", rhs="town") == 1
+    for name, types, message in (
+        ("near", {}, r"'near' joins several pairs.*'near \(person → town\)', 'near \(town"),
+        ("near", {"rhs": "town"}, "joins several pairs"),
+        ("near", {"rhs": "person"}, "'near' does not join any → person; known: "),
+        ("born_in", {"lhs": "town"}, "does not join town → any"),
+        ("born_im", {}, "unknown relation 'born_im'; did you mean 'born_in'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            vocabulary.id(name, **types)
+    (tmp_path / "relations.tsv").write_text("a\tb\tc\na\tb\n")
+    with pytest.raises(InputError, match="relations.tsv:2: got 2 fields"):
+        RelationVocabulary.load(tmp_path / "relations.tsv")
+
+
+TIMED = [Relation("visits", "person", "town"), NEAR]
+
+
+def test_times_are_in_their_order():
+    for stamps, granularity, times in (
+        (["10", "9", "-3"], None, ["-3", "9", "10"]),
+        (["2014", "999", "2020"], None, ["999", "2014", "2020"]),
+        (["2014-10-01", "2014-09-30"], None, ["2014-09-30", "2014-10-01"]),
+        (["2014-10-01", "2014-09-30", "2014-09-02"], "month", ["2014-09", "2014-10"]),
+        (["2014-10-01", "2013-09-30", "2014-09-02"], "year", ["2013", "2014"]),
+        (["2014-10-01T12:00", "2014-10-01T09:30"], None, ["2014-10-01T09:30", "2014-10-01T12:00"]),
+        (["2014-10-01 12:00:00", "2014-10-01 09:30:00"], "day", ["2014-10-01"]),
+        (["2014", "2012"], "year", ["2012", "2014"]),
+    ):
+        ordered, places = in_time_order(stamps, granularity)
+        assert ordered == times
+        assert all(stamp.startswith(ordered[place]) for stamp, place in zip(stamps, places, strict=True))
+
+
+def test_other_times_are_refused():
+    for stamps, granularity, message in (
+        (["2014-01-01", "May"], None, "the time is 'May' and another '2014-01-01'; allowed: all integers"),
+        (["2014-01-01", "2014-02-30"], None, "the time is '2014-02-30'"),
+        (["2014-01-01", "2014-02"], None, "the time is '2014-02'"),
+        (["2014-05-01T12:30", "2014-05-01T24:00"], None, "the time is '2014-05-01T24:00'"),
+        (["2014-05-01T12:30", "2014-05-01T12:60"], None, "the time is '2014-05-01T12:60'"),
+        (["2014-05-01T23:59:59", "2014-05-01T12:30:99"], None, "the time is '2014-05-01T12:30:99'"),
+        (["12", "2014-02"], None, "the time is '2014-02' and another '12'"),
+        (["12", "13"], "year", "the time is '12'"),
+        (["2014", "2015"], "month", "the time '2014' has no month; allowed: a coarser granularity"),
+        (["1", "01"], None, "two texts of the time column are one integer"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            in_time_order(stamps, granularity)
+
+
+def test_numbers_of_relations_at_a_time():
+    made = at_times(TIMED, ["1", "2", "3"])
+    assert made == [Relation(label_at(r.name, time), r.lhs, r.rhs) for r in TIMED for time in "123"]
+    assert at_times(TIMED, []) == TIMED
+    # The map of an edge's relation goes with that of its row, and the time stays.
+    node_ids, numbers = np.array([2, 0, 1]), np.arange(12)
+    edge_ids = extended(node_ids, 4)
+    assert (edge_ids == 4 * node_ids[numbers // 4] + numbers % 4).all()
+    assert extended(np.argsort(node_ids), 4)[edge_ids].tolist() == numbers.tolist()
+
+
+def test_relations_at_times(tmp_path):
+    made = RelationVocabulary(TIMED, ["2013", "2014"])
+    assert len(made) == 4 and made.num_times == 2 and made.timeless == TIMED
+    assert made.id("near @ 2014") == 3 and made.ids_of("visits @ 2013") == [0]
+    assert made.at("visits", None) == [0, 1] and made.at(None, "2014") == [1, 3]
+    assert made.at("near", "2013") == [2]
+    assert made.at(None, None) == [0, 1, 2, 3]
+    made.save(tmp_path / "relations.tsv")
+    assert RelationVocabulary.load(tmp_path / "relations.tsv").relations == TIMED
+    again = RelationVocabulary.load(tmp_path / "relations.tsv", made.times)
+    assert again.relations == made.relations
+    with pytest.raises(InputError, match="^relation 'visits' has times, from 2013 to 2014; say which"):
+        made.id("visits")
+    with pytest.raises(InputError, match="^unknown relation 'visit'; did you mean 'visits'?"):
+        made.at("visit", "2014")
+    with pytest.raises(InputError, match="^unknown time '2015'; did you mean '2014' or '2013'?"):
+        made.at("visits", "2015")

@@ -1,4 +1,4 @@
-"""Buckets of a partition: the same triples grouped by ranges, made once, and again where files changed."""
+"""Buckets of a partition: triples grouped by ranges; walks over pairs of ranges, and what these load."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.data import dataset_files, edge_buckets
 from dglkge.data.edge_buckets import BucketFiles, EdgeBuckets, TrainedSets
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
+from dglkge.data.range_walk import WALKS, Loads, count_loads, range_bounds, ranges_of, walk_pairs
 from dglkge.errors import CheckpointError, InputError, StorageError
 
 PAIRS = [("person", "person"), ("person", "place")]
@@ -35,7 +39,6 @@ def toy_layout(folder: Path, weighted: bool = True, seed: int = 0) -> PartitionL
 
 
 def make(layout: PartitionLayout, num_ranges: int, spare: Path) -> EdgeBuckets:
-    """Make the buckets of part 1."""
     return BucketFiles(layout, 1, num_ranges, PAIRS, spare).make(PAIR_OF_RELATION)
 
 
@@ -43,17 +46,15 @@ def folder_of(buckets: EdgeBuckets) -> Path:
     return Path(buckets.table.edges.filename).parent
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
-    """Return the range of a node on its own machine, by trying all ranges."""
     part = int(node >= STARTS[kind][1])
     first, end = STARTS[kind][part : part + 2].tolist()
-    length = end - first
-    (turn,) = [
-        turn
-        for turn in range(num_ranges)
-        if first + length * turn // num_ranges <= node < first + length * (turn + 1) // num_ranges
-    ]
-    return turn
+    begins = [first + (end - first) * turn // num_ranges for turn in range(num_ranges + 1)]
+    return max(turn for turn in range(num_ranges) if begins[turn] <= node < begins[turn + 1])
 
 
 @pytest.mark.parametrize("num_ranges, block", [(1, 64), (2, 1 << 20), (4, 7)])
@@ -62,9 +63,7 @@ def test_each_triple_lies_in_its_bucket(tmp_path, monkeypatch, num_ranges, block
     layout = toy_layout(tmp_path)
     buckets = make(layout, num_ranges, tmp_path / "spare")
     table = layout.edge_table(1)
-    rows = {}
-    for turn, triple in enumerate(table.triple_ids.tolist()):
-        rows[triple] = (table.edges[turn].tolist(), float(table.weights[turn]))
+    rows = dict(zip(table.triple_ids.tolist(), zip(table.edges.tolist(), table.weights.tolist())))
     assert sorted(buckets.table.triple_ids.tolist()) == table.triple_ids.tolist()
     counts = np.zeros((2, num_ranges, num_ranges), np.int64)
     for bucket, (start, end) in enumerate(zip(buckets.starts[:-1], buckets.starts[1:])):
@@ -99,14 +98,12 @@ def test_some_triples_in_sets_have_files_of_their_own(tmp_path, monkeypatch, blo
     for number, set_rows in enumerate(rows):
         triple_ids = set(table.triple_ids[set_rows].tolist())
         for bucket in range(9):
-            run, place = slice(*whole.starts[bucket : bucket + 2]), 9 * number + bucket
-            expected = [
-                row for row in range(run.start, run.stop) if whole.table.triple_ids[row] in triple_ids
-            ]
-            start, end = buckets.starts[place : place + 2]
-            assert buckets.table.triple_ids[start:end].tolist() == whole.table.triple_ids[expected].tolist()
-            assert (buckets.table.edges[start:end] == whole.table.edges[expected]).all()
-            assert (buckets.table.weights[start:end] == whole.table.weights[expected]).all()
+            run = range(*whole.starts[bucket : bucket + 2])
+            expected = [row for row in run if whole.table.triple_ids[row] in triple_ids]
+            stored = slice(*buckets.starts[9 * number + bucket :][:2])
+            for field in ("triple_ids", "edges", "weights"):
+                made, of_all = getattr(buckets.table, field), getattr(whole.table, field)
+                assert made[stored].tolist() == of_all[expected].tolist()
             assert buckets.counts[number].sum(axis=0).ravel()[bucket] == len(expected)
 
 
@@ -128,44 +125,113 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
     assert sorted(again.table.triple_ids) == changed.edge_table(1).triple_ids.tolist()
     assert again.checksum() != buckets.checksum()
     assert (buckets.table.triple_ids == old).all()  # whoever has mapped the old ones keeps them
-    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
-        "buckets3", "edges.npy", "triple_ids.npy",
-    ]  # fmt: skip
+    assert names_in(tmp_path / "part1") == ["buckets3", "edges.npy", "triple_ids.npy"]
 
 
-def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch):
+def test_folders_that_cannot_be_written(tmp_path, monkeypatch):
+    """A read-only data set has its buckets in the spare folder; a full disk leaves nothing."""
     layout = toy_layout(tmp_path / "data")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(edge_buckets.os, "posix_fallocate", full)
+        with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
+            make(layout, 2, tmp_path)
+    assert names_in(tmp_path / "data" / "part1") == ["edges.npy", "triple_ids.npy", "weights.npy"]
     monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
     buckets = make(layout, 2, tmp_path / "run")
     assert folder_of(buckets) == tmp_path / "run" / dataset_files.buckets_folder(2)
     assert folder_of(BucketFiles(layout, 1, 2, PAIRS, tmp_path / "run").open()) == folder_of(buckets)
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        (CheckpointError, StorageError), match="cannot write the buckets of part 1 to .*file/buckets4"
-    ):
+    with pytest.raises((CheckpointError, StorageError), match="cannot write .* part 1 to .*file/buckets4"):
         make(layout, 4, tmp_path / "file")
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = toy_layout(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(edge_buckets.os, "posix_fallocate", full)
-    with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
-        make(layout, 2, tmp_path)
-    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
-        "edges.npy", "triple_ids.npy", "weights.npy",
-    ]  # fmt: skip
 
 
 def test_a_part_without_triples(tmp_path: Path) -> None:
     layout = toy_layout(tmp_path)
-    part = tmp_path / "part1"
-    np.save(part / "triple_ids.npy", np.empty(0, np.int64))
-    np.save(part / "edges.npy", np.empty((0, 3), np.int64))
-    np.save(part / "weights.npy", np.empty(0, np.float32))
+    for path in (tmp_path / "part1").iterdir():
+        np.save(path, np.load(path)[:0])
     buckets = make(layout, 2, tmp_path)
     assert isinstance(buckets.table, EdgeTable) and len(buckets.table.triple_ids) == 0
     assert buckets.starts.tolist() == [0] * 5
+
+
+SIZES = (1, 2, 3, 5, 8, 13)
+
+
+def brute_force_loads(steps, capacity: int) -> int:
+    """Count by a list of ranges, the oldest first: what is missing is loaded, then the oldest go."""
+    held: list = []
+    loads = 0
+    for needed in steps:
+        loads += len(needed - {*held})
+        held = [range_ for range_ in held if range_ not in needed] + sorted(needed)
+        held = held[max(0, len(held) - max(capacity, len(needed))) :]
+    return loads
+
+
+def loads_of(order: str, num_ranges: int, capacity: int, epoch: int = 0) -> int:
+    """Return loads with memory for a number of ranges of one entity type."""
+    steps = [{head, tail} for head, tail in walk_pairs(order, num_ranges, 5, epoch).tolist()]
+    loads = count_loads(steps, dict.fromkeys(range(num_ranges), 10), 10 * capacity)
+    assert loads == Loads(brute_force_loads(steps, capacity), 10 * loads.count)
+    return loads.count
+
+
+@pytest.mark.parametrize("order", BUCKET_ORDERS)
+def test_every_pair_occurs_once_in_each_epoch(order: str) -> None:
+    assert tuple(WALKS) == BUCKET_ORDERS
+    for num_ranges in SIZES:
+        everything = [(head, tail) for head in range(num_ranges) for tail in range(num_ranges)]
+        walks = [walk_pairs(order, num_ranges, seed=3, epoch=epoch).tolist() for epoch in range(3)]
+        assert [sorted(map(tuple, walk)) for walk in walks] == [everything] * 3
+        assert walks[0] == walk_pairs(order, num_ranges, seed=3, epoch=0).tolist()
+        assert num_ranges <= 3 or walks[0] != walks[1] != walks[2]
+    with pytest.raises(InputError, match="unknown sampling.bucket_order 'inside'; did you mean 'inside_out'"):
+        walk_pairs("inside", 2, 0, 0)
+
+
+@pytest.mark.parametrize("order", BUCKET_ORDERS)
+def test_loads_are_those_of_a_brute_force_simulation(order: str) -> None:
+    for num_ranges in SIZES:
+        for capacity in (1, 2, 3, 8):
+            count = loads_of(order, num_ranges, capacity)
+            assert num_ranges <= count <= loads_of(order, num_ranges, 1)
+            assert capacity < num_ranges or count == num_ranges
+
+
+def test_loads_of_each_order() -> None:
+    """Two ranges in memory: the first pair costs two loads, and each load brings one new pair together."""
+    for num_ranges in SIZES:
+        fewest = 1 + num_ranges * (num_ranges - 1) // 2
+        assert loads_of("inside_out", num_ranges, 2) == fewest
+        assert loads_of("outside_in", num_ranges, 2, epoch=1) == fewest
+    counts = {order: loads_of(order, 16, 2) for order in BUCKET_ORDERS}
+    assert counts["inside_out"] < counts["affinity"] < counts["hilbert"] < counts["random"]
+    # The Hilbert curve passes from a cell to a neighbour on a power of two, under renamed ranges.
+    walk = walk_pairs("hilbert", 8, 0, 0)
+    assert ((walk[1:] != walk[:-1]).sum(axis=1) == 1).all()
+
+
+def test_affinity_takes_what_is_in_memory_first() -> None:
+    walk = [tuple(pair) for pair in walk_pairs("affinity", 7, 2, 1).tolist()]
+    for place in range(1, len(walk)):
+        last = set(walk[place - 1])
+        shared = [2 if set(pair) <= last else bool(set(pair) & last) for pair in walk[place:]]
+        assert shared[0] == max(shared), place
+
+
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4), num_ranges=st.integers(1, 7))
+def test_ranges_are_contiguous_even_and_on_their_machine(lengths: list[int], num_ranges: int) -> None:
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    bounds = range_bounds(starts, num_ranges)
+    assert len(bounds) == len(lengths) * num_ranges + 1
+    expected = []
+    for length in lengths:
+        ends = [length * turn // num_ranges for turn in range(num_ranges + 1)]
+        sizes = np.diff(ends).tolist()
+        assert max(sizes) - min(sizes) <= 1
+        expected += [turn for turn, size in enumerate(sizes) for _ in range(size)]
+    assert ranges_of(np.arange(starts[-1]), bounds, num_ranges).tolist() == expected

@@ -15,7 +15,7 @@ import pytest
 
 from dglkge.data import known_triples
 from dglkge.data.dataset_files import partial_path
-from dglkge.data.known_triples import CHECKED_BYTES, HEADER_BYTES, Direction, KnownTriples, open_known_index
+from dglkge.data.known_triples import CHECKED_BYTES, HEADER_BYTES, KnownTriples, open_known_index
 from dglkge.errors import JobError
 from dglkge.typing import Side
 
@@ -36,11 +36,11 @@ def mapped(folder: Path, triples: np.ndarray, num_relations: int, source: str = 
 
 def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None:
     """Hold that queries (Q, 2) of entity and relation have the answers that a dict of sets gives."""
+    entities, relations = queries.T
     for side in Side:
         oracle: dict[tuple[int, int], set[int]] = {}
         for triple in triples.tolist():
             oracle.setdefault((triple[side.anchor_column], triple[1]), set()).add(triple[side.column])
-        entities, relations = queries.T
         expected = [sorted(oracle.get((e, r), set())) for e, r in queries.tolist()]
         places, answers = known.answers(side, entities, relations)
         assert [answers[places == i].tolist() for i in range(len(queries))] == expected
@@ -49,10 +49,8 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
         # One answer that is there, if any, and one that may be.
         first_answers = np.array([answers[0] if answers else 0 for answers in expected], np.int64)
         for candidates in (first_answers, first_answers + 1):
-            is_known = known.contain(side, entities, relations, candidates)
-            assert is_known.tolist() == [
-                candidate in answers for candidate, answers in zip(candidates.tolist(), expected)
-            ]
+            is_known = [candidate in answers for candidate, answers in zip(candidates.tolist(), expected)]
+            assert known.contain(side, entities, relations, candidates).tolist() == is_known
 
 
 @pytest.mark.parametrize(
@@ -63,9 +61,8 @@ def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, mo
     monkeypatch.setattr(known_triples, "_CHUNK_ROWS", chunk)
     triples = random_triples(300, largest, num_relations)
     triples[0, 0] = triples[1, 2] = largest
-    queries = np.concatenate(
-        [triples[:, :2], triples[:, [2, 1]], random_triples(50, largest, num_relations)[:, :2]]
-    )
+    others = random_triples(50, largest, num_relations)
+    queries = np.concatenate([triples[:, :2], triples[:, [2, 1]], others[:, :2]])
     known = mapped(tmp_path, triples, num_relations)
     check(known, triples, queries)
     (direction,) = known.directions(Side.TAIL)
@@ -74,74 +71,60 @@ def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, mo
     relations = np.searchsorted(direction.starts, first, side="right") - 1
     assert list(zip(relations, entities)) == sorted({(r, h) for h, r, _ in triples.tolist()})
     check(KnownTriples([triples[:100], triples[50:]], num_relations), triples, queries)
-    in_memory_too = KnownTriples(
-        [triples[:30]],
-        num_relations,
-        [lambda: known_triples.index_in_memory([triples[20:]], num_relations, list(Side))],
-    )
-    check(in_memory_too, triples, queries)
+    in_memory = known_triples.index_in_memory([triples[20:]], num_relations, list(Side))
+    check(KnownTriples([triples[:30]], num_relations, [lambda: in_memory]), triples, queries)
     for few in (triples[:0], triples[:1]):
-        check(mapped(tmp_path, few, num_relations, str(len(few))), few, queries)
-        check(mapped(tmp_path, few, num_relations, str(len(few))), few, queries[:0])
+        for few_queries in (queries, queries[:0]):
+            check(mapped(tmp_path, few, num_relations, str(len(few))), few, few_queries)
 
 
 def inode(folder: Path) -> int:
     return (folder / FILE).stat().st_ino
 
 
-def test_a_file_is_built_once(tmp_path: Path) -> None:
+def test_a_file_is_built_once_and_again_for_other_triples(tmp_path: Path) -> None:
     triples = random_triples(100, 9, 2)
     mapped(tmp_path, triples, 2)
     before = inode(tmp_path)
     check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
     assert inode(tmp_path) == before and os.listdir(tmp_path) == [FILE]
     (direction,) = mapped(tmp_path, triples, 2).directions(Side.HEAD)
-    assert isinstance(direction, Direction)
     assert not direction.keys.flags.owndata and not direction.answers.flags.writeable
     # 16 bytes a triple, and for each direction where a relation begins.
     content = HEADER_BYTES + 16 * len(np.unique(triples, axis=0)) + 2 * 8 * 3
     assert (tmp_path / FILE).stat().st_size == content + 4 * -(-content // CHECKED_BYTES)
+    for source, num_relations, num_rows in (("other", 2, 120), ("other", 3, 120), ("other", 3, 90)):
+        before, others = inode(tmp_path), random_triples(100, 9, 2, seed=8)[:num_rows]
+        check(mapped(tmp_path, others, num_relations, source), others, others[:, :2])
+        assert inode(tmp_path) != before
 
 
-def flip(content: bytearray, place: int) -> None:
-    content[place] ^= 1
+def flipped(content: bytes, place: int) -> bytes:
+    changed = bytearray(content)
+    changed[place] ^= 1
+    return bytes(changed)
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda content: content.__delitem__(slice(60, None)), "header is damaged"),
-        (lambda content: content.__delitem__(slice(-5, None)), "bytes, expected"),
-        (lambda content: flip(content, 3), "does not begin as an index"),
-        (lambda content: flip(content, 36), "'acc'"),
-        (lambda content: flip(content, HEADER_BYTES - 1), "its header is damaged"),
-        (lambda content: flip(content, HEADER_BYTES + 9), "the bytes from 0 are damaged"),
-        (lambda content: flip(content, len(content) - 1), "are damaged"),
-    ],
-)
-def test_a_damaged_file_is_built_again(damage, reason, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_built_again(tmp_path, caplog):
     triples = random_triples(20_000, 900, 5)
     mapped(tmp_path, triples, 5)
     whole = (tmp_path / FILE).read_bytes()
-    content = bytearray(whole)
-    damage(content)
-    (tmp_path / FILE).write_bytes(content)
     caplog.set_level(logging.INFO)
-    check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
-    (record,) = caplog.records
-    assert reason in record.getMessage() and "is built again" in record.getMessage()
-    assert (tmp_path / FILE).read_bytes() == whole
-
-
-@pytest.mark.parametrize(
-    ("source", "num_relations", "rows"), [("other", 2, 100), ("abc", 3, 100), ("abc", 2, 90)]
-)
-def test_an_index_of_other_triples_is_built_again(source, num_relations, rows, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    mapped(tmp_path, random_triples(100, 9, 2)[:100], 2)
-    before = inode(tmp_path)
-    triples = random_triples(100, 9, 2, seed=8)[:rows]
-    check(mapped(tmp_path, triples, num_relations, source), triples, triples[:, :2])
-    assert inode(tmp_path) != before
+    for content, reason in (
+        (whole[:60], "header is damaged"),
+        (whole[:-5], "bytes, expected"),
+        (flipped(whole, 3), "does not begin as an index"),
+        (flipped(whole, 36), "'acc'"),
+        (flipped(whole, HEADER_BYTES - 1), "its header is damaged"),
+        (flipped(whole, HEADER_BYTES + 9), "the bytes from 0 are damaged"),
+        (flipped(whole, len(whole) - 1), "are damaged"),
+    ):
+        (tmp_path / FILE).write_bytes(content)
+        caplog.clear()
+        check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
+        (record,) = caplog.records
+        assert reason in record.getMessage() and "is built again" in record.getMessage()
+        assert (tmp_path / FILE).read_bytes() == whole
 
 
 def test_another_process_that_holds_the_lock_is_waited_for(tmp_path, monkeypatch):
@@ -157,34 +140,6 @@ def test_another_process_that_holds_the_lock_is_waited_for(tmp_path, monkeypatch
     check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
 
 
-def open_in_process(folder: Path, triples: np.ndarray, inodes: multiprocessing.SimpleQueue) -> None:
-    check(mapped(folder, triples, 3), triples, triples[:20, :2])
-    inodes.put(inode(folder))
-
-
-def inodes_of_three_processes(folder: Path) -> list[int]:
-    """Open an index in three processes at the same time; return which file each has mapped."""
-    triples = random_triples(50_000, 900, 3)
-    context = multiprocessing.get_context("fork")
-    inodes = context.SimpleQueue()
-    processes = [context.Process(target=open_in_process, args=(folder, triples, inodes)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    return [inodes.get() for _ in processes]
-
-
-def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
-    partial_path(tmp_path / FILE).mkdir()
-    triples = random_triples(100, 9, 2)
-    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
-    (record,) = caplog.records
-    assert "each process builds its own index of known answers" in record.getMessage()
-    assert "known_train.index: Is a directory" in record.getMessage()
-
-
 @pytest.mark.parametrize("number", [None, errno.ENOLCK, 0])
 def test_processes_at_the_same_time_share_one_file(number, tmp_path, monkeypatch):
     """Where hosts do not see each other's locks, none maps what another is still writing.
@@ -198,8 +153,22 @@ def test_processes_at_the_same_time_share_one_file(number, tmp_path, monkeypatch
 
     if number is not None:
         monkeypatch.setattr(fcntl, "flock", flock)
-    inodes = inodes_of_three_processes(tmp_path)
-    assert os.listdir(tmp_path) == [FILE] and (number is not None or len(set(inodes)) == 1)
+    triples = random_triples(50_000, 900, 3)
+    context = multiprocessing.get_context("fork")
+    inodes = context.SimpleQueue()
+
+    def open_in_process() -> None:
+        check(mapped(tmp_path, triples, 3), triples, triples[:20, :2])
+        inodes.put(inode(tmp_path))
+
+    processes = [context.Process(target=open_in_process) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    different = {inodes.get() for _ in processes}
+    assert os.listdir(tmp_path) == [FILE] and (number is not None or len(different) == 1)
 
 
 def test_files_of_killed_processes_go(tmp_path: Path) -> None:
@@ -216,22 +185,28 @@ def test_files_of_killed_processes_go(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([*running, tmp_path / FILE])
 
 
-def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path, monkeypatch, caplog):
+    """And a build that fails leaves nothing."""
+
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
     triples = random_triples(100, 9, 2)
-    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fail)
+        check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
     assert os.listdir(tmp_path) == []
+    partial_path(tmp_path / FILE).mkdir()
+    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "each process builds its own index of known answers" in first and "No space left" in first
+    assert "known_train.index: Is a directory" in second
 
 
 def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     triples = random_triples(30_000, 900, 3)
     mapped(tmp_path, triples, 3)
-    content = bytearray((tmp_path / FILE).read_bytes())
-    flip(content, CHECKED_BYTES + 1)
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / FILE).write_bytes(flipped((tmp_path / FILE).read_bytes(), CHECKED_BYTES + 1))
     monkeypatch.setattr(known_triples, "MAX_CHECKED", 2)
     before = inode(tmp_path)
     mapped(tmp_path, triples, 3)

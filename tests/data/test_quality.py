@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations_with_replacement
 
+import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,11 +27,9 @@ MIRRORED = st.lists(TRIPLE, min_size=1, max_size=25).map(
 )
 
 
-def numbered(rows: dict[str, list[tuple]], dtype: type = np.int32) -> NumberedTriples:
-    splits = {
-        split: tuple(np.array(triples, dtype=dtype).reshape(-1, 3).T) for split, triples in rows.items()
-    }
-    return NumberedTriples(splits, NUM_ENTITIES, NUM_RELATIONS, lambda e: f"e{e}", lambda r: f"r{r}")
+def numbered(rows: dict[str, list[tuple]], num_entities: int = NUM_ENTITIES) -> NumberedTriples:
+    splits = {split: tuple(np.array(triples, np.int32).reshape(-1, 3).T) for split, triples in rows.items()}
+    return NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
 
 
 def near_by_sets(rows: dict[str, list[tuple]], near_share: float, min_overlap: int) -> dict[tuple, tuple]:
@@ -58,11 +57,9 @@ def leaks_by_sets(rows: dict[str, list[tuple]], split: str, near: dict[tuple, tu
     leaks = []
     for h, r, t in rows[split]:
         rest = train - {(h, r, t)}
-        implied = False
-        for first, second, is_inverse in near:
-            for mine, partner in ((first, second), (second, first)):
-                if mine == r:
-                    implied |= ((t, partner, h) if is_inverse else (h, partner, t)) in rest
+        partners = {(partner, is_inverse) for first, second, is_inverse in near
+                    for mine, partner in ((first, second), (second, first)) if mine == r}  # fmt: skip
+        implied = any(((t, p, h) if is_inverse else (h, p, t)) in rest for p, is_inverse in partners)
         reversed_ = any((t, any_relation, h) in rest for any_relation in range(NUM_RELATIONS))
         other_relation = any((h, any_relation, t) in rest for any_relation in range(NUM_RELATIONS))
         leaks.append(((h, r, t) in train, reversed_, other_relation, implied))
@@ -76,34 +73,30 @@ def unseen_by_sets(train: list[tuple], rows: list[tuple]) -> dict[str, int]:
     return {"entities": len(entities), "relations": len(relations), "triples": len(touched)}
 
 
-def degrees_by_counting(train: list[tuple]) -> dict[str, object]:
-    ends = Counter(x for h, _, t in train for x in (h, t))
-    degrees = [ends[entity] for entity in range(NUM_ENTITIES)]
-    parent = {x: x for x in ends}
-    for h, _, t in train * NUM_ENTITIES:
-        parent[h] = parent[t] = min(parent[h], parent[t])
-    sizes = Counter(parent.values())
-    hubs = sorted(range(NUM_ENTITIES), key=lambda entity: (-degrees[entity], entity))
+def degrees_and_components(train: list[tuple]) -> dict[str, object]:
+    graph = networkx.MultiGraph()
+    graph.add_nodes_from(range(NUM_ENTITIES))
+    graph.add_edges_from((h, t) for h, _, t in train)
+    degrees = [degree for _, degree in graph.degree]
+    seen = graph.subgraph(entity for entity in graph if degrees[entity])
+    sizes = [len(component) for component in networkx.connected_components(seen)]
+    hubs = sorted(graph, key=lambda entity: (-degrees[entity], entity))
+    share = pytest.approx(max(sizes) / len(seen))
     return {
         "degrees": {
             "min": min(degrees),
             "median": np.median(degrees),
-            "mean": pytest.approx(sum(degrees) / NUM_ENTITIES),
+            "mean": pytest.approx(np.mean(degrees)),
             "max": max(degrees),
             "entities_of_degree_0": degrees.count(0),
             "entities_of_degree_1": degrees.count(1),
         },
         "hubs": [{"entity": f"e{entity}", "degree": degrees[entity]} for entity in hubs],
-        "components": {
-            "count": len(sizes),
-            "largest": max(sizes.values()),
-            "largest_share": pytest.approx(max(sizes.values()) / len(parent)),
-        },
+        "components": {"count": len(sizes), "largest": max(sizes), "largest_share": share},
     }
 
 
 def masks_of(leaks: Leaks) -> list[tuple]:
-    """The leaks of each triple, as those by sets."""
     return list(zip(*(leaks[name].tolist() for name in LEAKS)))
 
 
@@ -128,40 +121,30 @@ def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, 
     pairs = report["relation_pairs"]["largest"]
     pairs_by_key = {(*pair["relations"], pair["kind"] != "duplicate"): pair for pair in pairs}
     assert len(pairs_by_key) == len(pairs) == report["relation_pairs"]["count"]
-    figures = {key: (pair["overlap"], *pair["triples"]) for key, pair in pairs_by_key.items()}
-    assert figures == {
+    assert {key: (pair["overlap"], *pair["triples"]) for key, pair in pairs_by_key.items()} == {
         (f"r{first}", f"r{second}", kind): value for (first, second, kind), value in near.items()
     }
-    assert all(
-        pair["kind"] == "symmetric" for (first, second, _), pair in pairs_by_key.items() if first == second
-    )
+    symmetric = [pair for (first, second, _), pair in pairs_by_key.items() if first == second]
+    assert all(pair["kind"] == "symmetric" for pair in symmetric)
+    assert all(pair["share"] == pytest.approx(pair["overlap"] / max(pair["triples"])) for pair in pairs)
     assert [pair["overlap"] for pair in pairs] == sorted((pair["overlap"] for pair in pairs), reverse=True)
     for split, leaks in quality.leaks.items():
         expected = leaks_by_sets(rows, split, near)
         assert masks_of(leaks) == expected
-        assert [report["leaks"][split][name]["triples"] for name in LEAKS] == [
-            sum(leak[place] for leak in expected) for place in range(4)
-        ]
+        counts = [report["leaks"][split][name]["triples"] for name in LEAKS]
+        assert counts == np.array(expected).reshape(-1, 4).sum(0).tolist()
         assert report["unseen"][split] == unseen_by_sets(train, rows[split])
     in_valid = sum(row in set(valid) for row in test)
     share = pytest.approx(in_valid / max(len(test), 1))
     assert report["leaks"]["test"]["in_valid"] == {"triples": in_valid, "share": share}
-    both = report["unseen"]["valid_and_test"]
-    assert both == unseen_by_sets(train, valid + test)
+    assert report["unseen"]["valid_and_test"] == unseen_by_sets(train, valid + test)
     assert report["triples"] == {split: len(triples) for split, triples in rows.items()}
-    assert report["duplicates"] == {
-        split: len(triples) - len(set(triples)) for split, triples in rows.items()
-    }
+    repeated = {split: len(triples) - len(set(triples)) for split, triples in rows.items()}
+    assert report["duplicates"] == repeated
     uses = Counter(r for _, r, _ in set(train))
     single = [f"r{r}" for r in sorted(uses) if uses[r] == 1]
     assert report["single_triple_relations"] == {"count": len(single), "examples": single}
-    assert degrees_by_counting(train).items() <= report.items()
-
-
-def test_many_parallel_triples_stay_in_one_component():
-    """256 triples of one pair of entities: a count of 8 bits would be 0."""
-    rows = {"train": [(0, 0, 1)] * 256, "valid": [], "test": []}
-    assert measure_quality(numbered(rows)).report["components"]["count"] == 1
+    assert degrees_and_components(train).items() <= report.items()
 
 
 def test_large_numbers_do_not_overflow():
@@ -171,26 +154,16 @@ def test_large_numbers_do_not_overflow():
     splits = {"train": tuple(columns.T), "valid": tuple(columns[:0].T), "test": tuple(columns[:1].T)}
     index = module.TripleIndex(NumberedTriples(splits, most, 2, str, str))
     assert masks_of(index.leaks("test", np.zeros(0, module._PAIR))) == [(True, True, False, False)]
+    # 256 triples of one pair of entities: a count of 8 bits would be 0.
+    rows = {"train": [(0, 0, 1)] * 256, "valid": [], "test": []}
+    assert measure_quality(numbered(rows)).report["components"]["count"] == 1
 
 
-def test_pairs_are_named(monkeypatch):
-    rows = [(0, 0, 1), (2, 0, 3), (1, 1, 0), (3, 1, 2), (0, 2, 4), (4, 2, 0), (0, 3, 5)]
-    report = measure_quality(numbered({"train": rows, "valid": [], "test": [(5, 3, 0)]})).report
-    common = {"overlap": 2, "share": 1.0}
-    assert report["relation_pairs"] == {
-        "least_share": NEAR_SHARE,
-        "count": 3,
-        "largest": [
-            {"kind": "inverse", "relations": ["r0", "r1"], "triples": [2, 2], **common},
-            {"kind": "symmetric", "relations": ["r2", "r2"], "triples": [2, 2], **common},
-            {"kind": "symmetric", "relations": ["r3", "r3"], "triples": [2, 2], **common},
-        ],
-    }
-    # r3 is symmetric only with the test triple, which its one triple of train gives away.
-    assert report["leaks"]["test"]["implied"] == {"triples": 1, "share": 1.0}
+def test_the_largest_pairs_are_listed(monkeypatch):
     monkeypatch.setattr(module, "MAX_PAIRS", 1)
-    report = measure_quality(numbered({"train": rows, "valid": [], "test": []})).report
-    assert report["relation_pairs"]["count"] == 2 and len(report["relation_pairs"]["largest"]) == 1
+    rows = [(0, 0, 1), (2, 0, 3), (1, 1, 0), (3, 1, 2), (0, 2, 4), (4, 2, 0)]
+    pairs = measure_quality(numbered({"train": rows, "valid": [], "test": []})).report["relation_pairs"]
+    assert (pairs["least_share"], pairs["count"], len(pairs["largest"])) == (NEAR_SHARE, 2, 1)
 
 
 def test_entities_of_two_types_are_counted_apart(tmp_path):
@@ -216,11 +189,9 @@ def test_buckets_and_workers_do_not_change_the_figures(num_entities, bucket_byte
         triples = list(zip(columns[0], rng.choice([0, 2, 3], num).tolist(), columns[1]))
         rows[split] = triples + [(t, 1, h) for h, r, t in triples if r == 0] + triples[:9]
     rows["test"] += rows["train"][::50] + [(t, r, h) for h, r, t in rows["train"][::60]] + rows["valid"][:5]
-    splits = {split: tuple(np.array(triples, np.int32).T) for split, triples in rows.items()}
     # Several buckets at a time, of several pieces.
     monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 70)
-    triples = NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
-    measured = measure_quality(triples, bucket_bytes, num_workers)
+    measured = measure_quality(numbered(rows, num_entities), bucket_bytes, num_workers)
     near = near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP)
     assert measured.report["relation_pairs"]["count"] == len(near) > 0
     for split, marks in measured.leaks.items():

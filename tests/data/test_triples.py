@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dglkge.data.text_format import (
-    Columns,
-    RowRules,
-    edge_list_header,
-    extension,
-    parse_columns,
-    parse_delimiter,
-)
+from dglkge.data.named_triples import read_named_triples
+from dglkge.data.text_format import Columns, RowRules, extension, parse_columns, parse_delimiter
 from dglkge.data.triples import CHUNK_ROWS, TripleFile, frame_chunks
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
+from dglkge.typing import Relation
 
 NAMES = ["NA", "null", "1e5", '"x', " spaced ", "#", "'", "nan", "Ōsaka", "1", "True", "\\N", "a,b"]
 AWKWARD = [(NAMES[i], NAMES[(i + 5) % len(NAMES)], NAMES[(i + 7) % len(NAMES)]) for i in range(len(NAMES))]
@@ -32,7 +28,6 @@ IDS = RowRules({"head": 5, "relation": 3, "tail": 5})
 
 @pytest.fixture
 def small_block(monkeypatch):
-    """Blocks of 200 bytes."""
     monkeypatch.setattr("dglkge.data.triples.BLOCK_BYTES", 200)
 
 
@@ -42,8 +37,11 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def joined(rows: list[tuple], separator: str = "\t", end: str = "\n") -> str:
+    return "".join(separator.join(row) + end for row in rows)
+
+
 def read(path: Path, columns: str = "hrt", **options: Any) -> list[tuple]:
-    """All rows of a file, as tuples in the order of head, relation, tail, weight."""
     frames = list(TripleFile(path, parse_columns(columns), **options).frames())
     roles = [role for role in (*ROLES, "weight") if role in frames[0]]
     return [row for frame in frames for row in frame[roles].itertuples(index=False, name=None)]
@@ -54,12 +52,9 @@ def rows_of_frame(frame: pd.DataFrame, rules: RowRules | None = None) -> list[tu
     return [row for chunk in chunks for row in zip(*(chunk[role].to_pylist() for role in ROLES))]
 
 
-def test_extension_is_that_below_gz():
+def test_extensions_and_delimiters():
     names = ["a.tsv", "a.TSV.GZ", "a.b.csv.gz", "a.parquet", "a", "a.gz"]
     assert [extension(Path(name)) for name in names] == [".tsv", ".tsv", ".csv", ".parquet", "", ""]
-
-
-def test_delimiter():
     texts = ["tab", "\\t", "comma", "space", "|", "\t"]
     assert [parse_delimiter(text) for text in texts] == ["\t", "\t", ",", " ", "|", "\t"]
     for text in ("", "||", '"', "\n", "→", "tabs"):
@@ -75,14 +70,16 @@ def test_columns_by_role_and_by_name():
         ("wtrh", "weight tail relation head"),
     ):
         columns = parse_columns(text)
-        assert columns.order == tuple(order.split()) and columns.names == {}
+        assert columns == Columns(tuple(order.split()))
         assert columns.names_or_roles == {role: role for role in order.split()}
-    assert parse_columns("head,relation,tail") == Columns()
-    columns = parse_columns("tail=o, head=s,relation=a=b,weight=score")
-    assert columns.names == {"tail": "o", "head": "s", "relation": "a=b", "weight": "score"}
-    assert columns.names_or_roles is columns.names and "weight" in columns.order
-    assert parse_columns("s,p,o,conf").names == {"head": "s", "relation": "p", "tail": "o", "weight": "conf"}
-    assert parse_columns("head,rel,tail").names == {"head": "head", "relation": "rel", "tail": "tail"}
+    for text, roles, names in (
+        ("tail=o, head=s,relation=a=b,weight=score", "tail head relation weight", "o s a=b score"),
+        ("s,p,o,conf", "head relation tail weight", "s p o conf"),
+        ("head,rel,tail", "head relation tail", "head rel tail"),
+    ):
+        columns = parse_columns(text)
+        assert columns == Columns(tuple(roles.split()), dict(zip(roles.split(), names.split())))
+        assert columns.names_or_roles is columns.names
 
 
 def test_columns_that_give_no_triple_are_refused():
@@ -94,50 +91,35 @@ def test_columns_that_give_no_triple_are_refused():
         assert repr(text) in str(caught.value)
 
 
-def test_words_of_headers():
-    for fields, columns in (
-        ("subject,predicate,object", ["subject", "predicate", "object"]),
-        (":START_ID,:END_ID,:TYPE", [":START_ID", ":TYPE", ":END_ID"]),
-        ("from,to,type,label", ["from", "label", "to"]),
-        ("source,target", []),
-        ("ann,knows,bob", []),
+def test_a_header_is_seen_and_said(tmp_path):
+    for name, first, is_header in (
+        ("t.tsv", ("head", "relation", "tail"), True),
+        ("t.txt", ("Subject", "Predicate", "Object"), True),
+        ("t.csv", ("h", "r", "t"), True),
+        ("t.csv", ("source", "label", "target"), True),
+        ("t.csv", (":START_ID", ":TYPE", ":END_ID"), True),
+        ("t.tsv", ("head", "is_part_of", "tail"), False),  # no words of a header
     ):
-        assert list(edge_list_header(fields.split(",")).values()) == columns
+        separator = "," if name == "t.csv" else "\t"
+        path = write(tmp_path / name, joined([first, *TRIPLES], separator))
+        assert read(path) == (TRIPLES if is_header else [first, *TRIPLES])
+        assert TripleFile(path).header == (dict(zip(ROLES, first)) if is_header else {})
 
 
-@pytest.mark.parametrize(
-    ("name", "header"),
-    [
-        ("t.tsv", ("head", "relation", "tail")),
-        ("t.txt", ("Subject", "Predicate", "Object")),
-        ("t.csv", ("h", "r", "t")),
-        ("t.csv", ("source", "label", "target")),
-    ],
-)
-def test_a_header_is_seen_and_said(header, name, tmp_path):
-    separator = "," if name == "t.csv" else "\t"
-    path = write(tmp_path / name, "".join(separator.join(row) + "\n" for row in (header, *TRIPLES)))
-    assert read(path) == TRIPLES
-    assert TripleFile(path).header == dict(zip(ROLES, header))
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [("head", "relation", "tail"), ("neck", "relation", "tail")],
-        [("subject", "predicate", "object")],
-        [("head", "is_part_of", "tail"), ("a", "b", "c")],
-    ],
-    ids=["the relation stands again", "nothing follows", "no words of a header"],
-)
-def test_words_that_are_a_triple_of_a_text_without_quotes(lines, tmp_path):
-    path = write(tmp_path / "t.tsv", "".join("\t".join(row) + "\n" for row in lines))
-    assert read(path) == lines and TripleFile(path).header == {}
+def test_words_that_are_a_triple_of_a_text_without_quotes(tmp_path):
+    """The relation stands again, or nothing follows."""
+    for rows in ([tuple(ROLES), ("neck", "relation", "tail")], [("subject", "predicate", "object")]):
+        path = write(tmp_path / "t.tsv", joined(rows))
+        assert read(path) == rows and TripleFile(path).header == {}
 
 
 def test_awkward_names_survive(tmp_path):
     for name, end in (("t.tsv", "\n"), ("t.txt", "\r\n"), ("t.tsv.gz", "\r\n")):
-        assert read(write(tmp_path / name, "".join("\t".join(row) + end for row in AWKWARD))) == AWKWARD
+        assert read(write(tmp_path / name, joined(AWKWARD, end=end))) == AWKWARD
+    members = [gzip.compress(joined(rows).encode()) for rows in (AWKWARD[:5], AWKWARD[5:])]
+    (tmp_path / "members.tsv.gz").write_bytes(b"".join(members))
+    assert read(tmp_path / "members.tsv.gz") == AWKWARD
+    assert str(next(TripleFile(tmp_path / "t.tsv").frames())["head"].dtype) == "category"
     frame = pd.DataFrame(AWKWARD, columns=ROLES)
     for name in ("t.csv", "t.csv.gz"):
         assert read(write(tmp_path / name, frame.to_csv(index=False, header=False))) == AWKWARD
@@ -145,29 +127,21 @@ def test_awkward_names_survive(tmp_path):
     assert read(tmp_path / "t.parquet") == rows_of_frame(frame) == AWKWARD
 
 
+ANY_NAME = st.text(st.characters(exclude_characters="\t\n\r", codec="utf-8"), min_size=1)
+
+
 @given(
-    rows=st.lists(
-        st.tuples(*[st.text(st.characters(exclude_characters="\t\n\r", codec="utf-8"), min_size=1)] * 3),
-        min_size=1,
-        max_size=5,
-    ).filter(lambda rows: not rows[0][0].startswith("\ufeff"))
+    rows=st.lists(st.tuples(ANY_NAME, ANY_NAME, ANY_NAME), min_size=1, max_size=5).filter(
+        lambda rows: not rows[0][0].startswith("\ufeff")
+    )
 )
 def test_any_names_survive(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("t") / "t.tsv"
-    lines = "".join("\t".join(row) + "\n" for row in [("a", "b", "c"), *rows])
-    assert read(write(path, lines)) == [("a", "b", "c"), *rows]
+    assert read(write(path, joined([("a", "b", "c"), *rows]))) == [("a", "b", "c"), *rows]
 
 
-def test_chunks_are_of_categories(tmp_path, small_block):
-    path = write(tmp_path / "t.tsv", "".join(f"e{i % 7}\tr\te{i % 5}\n" for i in range(500)))
-    chunks = list(TripleFile(path).frames())
-    assert len(chunks) > 10 and sum(len(chunk) for chunk in chunks) == 500
-    assert all(str(chunk["head"].dtype) == "category" for chunk in chunks)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "columns", "options", "row"),
-    [
+def test_order_of_columns_delimiters_and_ids(tmp_path):
+    for name, text, columns, options, row in (
         ("t.tsv", "h\tt\tr", "htr", {}, ("h", "r", "t")),
         ("t.tsv", "r\th\tt", "rht", {}, ("h", "r", "t")),
         ("t.tsv", "0.5\ta\tb\tc\n", "wrht", {}, ("b", "a", "c", 0.5)),
@@ -175,13 +149,12 @@ def test_chunks_are_of_categories(tmp_path, small_block):
         ("t.csv", '"a;x";b;c\n', "hrt", {"delimiter": ";"}, ("a;x", "b", "c")),
         ("t.tsv", "id\to\ts\tp\n1\tx\ty\tz\n", "s,p,o", {}, ("y", "z", "x")),
         ("t.csv", "tail,extra,head,relation\nt,x,h,r\n", "hrt", {}, ("h", "r", "t")),
+        ("t.csv", "from,to,type,label\nh,t,x,r\n", "hrt", {}, ("h", "r", "t")),
         ("t.tsv", "weight\ttail\thead\trelation\n0.5\tt\th\tr\n", "hrtw", {}, ("h", "r", "t", 0.5)),
         ("t.tsv", "h\tr\tt\n3\t2\t4\n", "hrt", {"rules": IDS}, (3, 2, 4)),
         ("t.d", "7\na b c\n", "hrt", {"delimiter": " ", "kind": "tsv", "skip_first": True}, ("a", "b", "c")),
-    ],
-)
-def test_order_of_columns_delimiters_and_ids(tmp_path, name, text, columns, options, row):
-    assert read(write(tmp_path / name, text), columns, **options) == [row]
+    ):
+        assert read(write(tmp_path / name, text), columns, **options) == [row]
 
 
 def test_parquet_and_frames(tmp_path):
@@ -197,15 +170,8 @@ def test_parquet_and_frames(tmp_path):
     assert read(tmp_path / "u.parquet") == TRIPLES
 
 
-def test_gz_of_several_members(tmp_path):
-    path = tmp_path / "t.tsv.gz"
-    path.write_bytes(gzip.compress(b"a\tb\tc\n") + gzip.compress(b"d\te\tf\n"))
-    assert read(path) == [("a", "b", "c"), ("d", "e", "f")]
-
-
-@pytest.mark.parametrize(
-    ("bad", "fault", "num_good", "name"),
-    [
+def test_bad_line_is_found_in_any_block(tmp_path, small_block):
+    for bad, fault, num_good, name in (
         (b"a,b", "got 2 columns", 0, "t.tsv"),
         (b"a,b", "got 2 columns", 300, "t.csv"),
         (b"a,b,c,d", "got 4 columns", 1, "t.csv"),
@@ -213,20 +179,17 @@ def test_gz_of_several_members(tmp_path):
         (b"a,\xff,c", "byte 3 of the line is not UTF-8", 300, "t.tsv"),
         (b"a,\xff,c", "not UTF-8", 0, "t.csv"),
         (b"a,,c", "the relation is empty", 300, "t.tsv.gz"),
-    ],
-)
-def test_bad_line_is_found_in_any_block(tmp_path, small_block, bad, fault, num_good, name):
-    lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
-    content = b"\n".join(lines)
-    path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
-    with pytest.raises(InputError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
+    ):
+        lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
+        content = b"\n".join(lines)
+        path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("columns", "bad", "fault"),
-    [
+def test_bad_fields(tmp_path):
+    for columns, bad, fault in (
         ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number of 0 or more"),
         ("hrtw", "a\tb\tc\tx", "the weight is 'x', expected a number"),
         ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
@@ -237,22 +200,19 @@ def test_bad_line_is_found_in_any_block(tmp_path, small_block, bad, fault, num_g
         ("ids", "1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
         ("ids", "1\t0\t" + "1" * 5000, "the tail id is 111"),
         ("ids", "1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
-    ],
-)
-def test_bad_fields(tmp_path, columns, bad, fault):
-    good = {"hrtw": "a\tb\tc\t1e-3\n", "hrt": "a\tb\tc\n", "ids": "0\t0\t1\n"}[columns]
-    path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
-    with pytest.raises(InputError) as caught:
-        read(path, "hrt", rules=IDS) if columns == "ids" else read(path, columns)
-    assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
+    ):
+        good = {"hrtw": "a\tb\tc\t1e-3\n", "hrt": "a\tb\tc\n", "ids": "0\t0\t1\n"}[columns]
+        path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
+        with pytest.raises(InputError) as caught:
+            read(path, "hrt", rules=IDS) if columns == "ids" else read(path, columns)
+        assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
 
 
 ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encode())
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "columns", "message"),
-    [
+def test_unreadable_files(tmp_path, small_block):
+    for name, content, columns, message in (
         ("t.tsv", None, "hrt", "there is no such file"),
         ("t.tsv", b"", "hrt", "t.tsv: the file is empty$"),
         ("t.tsv", b"\n\n", "hrt", "the file is empty: it has no triples"),
@@ -264,59 +224,106 @@ ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encod
         ("t.tsv.gz", b"a\tb\tc\n", "hrt", "cannot be read: Not a gzipped file"),
         ("t.csv", b"s,p,p\n1,2,3\n", "o,s,p", "t.csv:1: no column 'o'; the header has s, p, p"),
         ("t.csv", b"s,p,p\n1,2,3\n", "head=s,relation=p,tail=x", "more than one column 'p'"),
-    ],
-)
-def test_unreadable_files(tmp_path, name, content, columns, message):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        read(path, columns)
-    assert str(path) in str(caught.value)
+        ("t.tsv", b"a" * 1000 + b"\tb\tc\n", "hrt", "t.tsv: cannot be read: .*block"),
+    ):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=message) as caught:
+            read(path, columns)
+        assert str(path) in str(caught.value)
 
 
-def test_long_line_is_an_input_error(tmp_path, small_block):
-    path = write(tmp_path / "t.tsv", "a" * 1000 + "\tb\tc\n")
-    with pytest.raises(InputError, match="t.tsv: cannot be read: .*block"):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"head": None}, "the head is empty"),
-        ({"tail": ""}, "the tail is empty"),
-        ({"weight": -1.0}, "the weight is -1.0"),
-        ({"weight": float("nan")}, "the weight is"),
-    ],
-)
-def test_bad_row_of_a_frame_is_numbered(tmp_path, row, message):
-    frame = pd.DataFrame({"head": ["a"] * 4, "relation": ["r"] * 4, "tail": ["b"] * 4, "weight": [1.0] * 4})
-    for column, value in row.items():
+def test_bad_row_of_a_frame_is_numbered(tmp_path):
+    for column, value, message in (
+        ("head", None, "the head is empty"),
+        ("tail", "", "the tail is empty"),
+        ("weight", -1.0, "the weight is -1.0"),
+        ("weight", float("nan"), "the weight is"),
+    ):
+        frame = pd.DataFrame([("a", "r", "b", 1.0)] * 4, columns=[*ROLES, "weight"])
         frame.loc[2, column] = value
-    columns = parse_columns("head,relation,tail,weight")
-    with pytest.raises(InputError, match=f"valid: row 3: {message}"):
-        list(frame_chunks(frame, columns, RowRules(), "valid"))
-    frame.to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=f"t.parquet: row 3: {message}"):
-        read(tmp_path / "t.parquet", "hrtw")
+        with pytest.raises(InputError, match=f"valid: row 3: {message}"):
+            list(frame_chunks(frame, parse_columns("hrtw"), RowRules(), "valid"))
+        frame.to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(InputError, match=f"t.parquet: row 3: {message}"):
+            read(tmp_path / "t.parquet", "hrtw")
 
 
-@pytest.mark.parametrize(
-    ("frame", "rules", "message"),
-    [
+def test_unusable_frames(tmp_path):
+    for frame, rules, message in (
         ({"head": [], "relation": [], "tail": []}, None, "the data frame is empty"),
         ({"head": ["a"], "relation": ["b"]}, None, "no column 'tail'; there are head, relation"),
         ({"head": [0.5], "relation": ["b"], "tail": ["c"]}, None, "head column holds double"),
         ({"head": [["x"]], "relation": ["b"], "tail": ["c"]}, None, "head column holds list"),
         ({"head": ["x", 1], "relation": "b", "tail": "c"}, None, "mixes several types"),
         ({"head": [0, 9], "relation": 0, "tail": 1}, IDS, "row 2: the head id is 9, allowed is 0 to 4"),
-    ],
-)
-def test_unusable_frames(frame, rules, message, tmp_path):
-    with pytest.raises(InputError, match=f"train: .*{message}"):
-        rows_of_frame(pd.DataFrame(frame), rules)
-    if "no column" in message:
-        pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
-        with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
-            read(tmp_path / "t.parquet")
+    ):
+        with pytest.raises(InputError, match=f"train: .*{message}"):
+            rows_of_frame(pd.DataFrame(frame), rules)
+        if "no column" in message:
+            pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
+            with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
+                read(tmp_path / "t.parquet")
+
+
+VOCABULARIES = {
+    "person": Vocabulary([f"p{i}" for i in range(9)], "entity"),
+    "town": Vocabulary([f"t{i}" for i in range(5)] + ["p3"], "entity"),
+}
+ROWS = "knows person person,near person town,near town town,unused town person"
+RELATIONS = RelationVocabulary([Relation(*row.split()) for row in ROWS.split(",")])
+
+
+def read_names(path, **options):
+    return read_named_triples(path, RELATIONS, VOCABULARIES.__getitem__, **options)
+
+
+def some_lines(num_lines: int) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
+    random = np.random.default_rng(0)
+    names, ids = [], []
+    for _ in range(num_lines):
+        relation = int(random.integers(3))
+        lhs, rhs = RELATIONS[relation].lhs, RELATIONS[relation].rhs
+        # p3 is the name of a person and of a town, so with "near" it would be ambiguous
+        head = int(random.choice([i for i, name in enumerate(VOCABULARIES[lhs].names) if name != "p3"]))
+        tail = int(random.integers(len(VOCABULARIES[rhs])))
+        names.append((VOCABULARIES[lhs][head], RELATIONS[relation].name, VOCABULARIES[rhs][tail]))
+        ids.append([head, relation, tail])
+    return names, ids
+
+
+def test_names_are_looked_up(tmp_path):
+    """Also with labels, another delimiter and columns in another order."""
+    names, ids = some_lines(200)
+    triples = read_names(write(tmp_path / "mine.txt.gz", joined(names)))
+    assert triples.dtype == np.int64 and triples.tolist() == ids
+    path = write(tmp_path / "mine.txt", "near (person → town);t1;p4;0.5\nknows;p2;p3;1\n")
+    columns = parse_columns("relation,tail,head,weight")
+    assert read_names(path, columns=columns, delimiter=";").tolist() == [[4, 1, 1], [3, 0, 2]]
+
+
+def test_first_bad_line_is_named(tmp_path):
+    for line, words in (
+        ("p1\tknow\tp2", "unknown relation 'know'; did you mean 'knows'"),
+        ("p1\tknows\tp99", "unknown entity 'p99'"),
+        ("p1\tnear\tp1", "'near' joins several pairs of entity types, and not exactly one of them has"),
+        ("p3\tnear\tt1", "has 'p3' and 't1'; known: 'near (person → town)', 'near (town → town)'"),
+        ("p1\tknows", "got 2 columns separated by tabs, expected 3"),
+    ):
+        text = "p1\tknows\tp2\n\n\r\np0\tknows\tp1\n" + line + "\nnobody\tknows\tp2\n"
+        for name in ("mine.tsv", "mine.tsv.gz"):
+            with pytest.raises(InputError) as caught:
+                read_names(write(tmp_path / name, text))
+            assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
+
+
+def test_headers_and_blocks_count(tmp_path):
+    rows = [f"p{i % 9},knows,p{(i + 1) % 9}" for i in range(50)]
+    path = write(tmp_path / "mine.csv", "\n".join(["head,relation,tail", *rows, "p1,knows,?"]))
+    with pytest.raises(InputError, match=r"mine.csv:52: unknown entity '\?'"):
+        read_names(path)
+    frame = pd.DataFrame([*some_lines(5)[0], ("p1", "knows", "x")], columns=ROLES)
+    frame.to_parquet(tmp_path / "mine.parquet")
+    with pytest.raises(InputError, match="mine.parquet: row 6: unknown entity 'x'"):
+        read_names(tmp_path / "mine.parquet")

@@ -35,35 +35,23 @@ def node_map() -> dict[str, list[list[int]]]:
 
 
 def write_toy_folder(folder: Path, has_weights: bool = False) -> Path:
-    """Write a dataset of two entity types in two partitions."""
     (folder / "entities").mkdir(parents=True)
-    (folder / "entities" / "person.txt").write_bytes("".join(f"{n}\n" for n in PERSONS).encode())
-    (folder / "entities" / "town.txt").write_bytes("".join(f"{n}\n" for n in TOWNS).encode())
+    for type_, names in (("person", PERSONS), ("town", TOWNS)):
+        (folder / "entities" / f"{type_}.txt").write_bytes("".join(f"{name}\n" for name in names).encode())
     (folder / "relations.tsv").write_text("".join("\t".join(r) + "\n" for r in RELATIONS))
-    np.save(folder / "train.npy", TRAIN)
-    np.save(folder / "valid.npy", VALID)
-    np.save(folder / "test.npy", np.zeros((0, 3), np.int64))
+    for split, triples in (("train", TRAIN), ("valid", VALID), ("test", np.zeros((0, 3), np.int64))):
+        np.save(folder / f"{split}.npy", triples)
     if has_weights:
         np.save(folder / "train_weights.npy", np.arange(len(TRAIN), dtype=np.float32))
     write_toy_partitions(folder / "partitions", has_weights)
     description = {
-        "format_version": 1,
-        "name": "toy",
-        "entity_types": {"person": 4, "town": 2},
-        "num_relations": 3,
+        "format_version": 1, "name": "toy", "graph_name": "toy", "num_parts": 2, "part_method": "random",
+        "entity_types": {"person": 4, "town": 2}, "num_relations": 3,
         "splits": {"train": 5, "valid": 1, "test": 0},
-        "edge_types": [["person", "person", 0, 3], ["person", "town", 3, 5]],
-        "has_weights": has_weights,
-        "fingerprint": "f" * 64,
-        "graph_name": "toy",
-        "num_parts": 2,
-        "part_method": "random",
-        "seed": 0,
-        "unseen": {},
-        "duplicates": {},
-        "ids": "names",
+        "edge_types": [["person", "person", 0, 3], ["person", "town", 3, 5]], "has_weights": has_weights,
+        "fingerprint": "f" * 64, "seed": 0, "unseen": {}, "duplicates": {}, "ids": "names",
         "created_by": "a test",
-    }
+    }  # fmt: skip
     (folder / "dataset.json").write_text(json.dumps(description))
     return folder
 
@@ -75,17 +63,15 @@ def write_toy_partitions(folder: Path, has_weights: bool) -> None:
     for ntype, ids in NODE_IDS.items():
         np.save(folder / f"node_ids_{ntype}.npy", np.array(ids))
         np.save(folder / f"original_ids_{ntype}.npy", np.argsort(ids))
+    edges, owners = [], []
+    for head, relation, tail in TRAIN.tolist():
+        rhs = RELATIONS[relation][2]
+        edges.append([NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]])
+        owners.append(edges[-1][2] >= BOUNDARIES[rhs][1])
     for part_id in range(2):
-        rows, edges = [], []
-        for triple_id, (head, relation, tail) in enumerate(TRAIN.tolist()):
-            rhs = RELATIONS[relation][2]
-            edge = [NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]]
-            if BOUNDARIES[rhs][part_id] <= edge[2] < BOUNDARIES[rhs][part_id + 1]:
-                rows.append(triple_id)
-                edges.append(edge)
-        part = folder / f"part{part_id}"
+        part, rows = folder / f"part{part_id}", np.flatnonzero(np.array(owners) == part_id)
         part.mkdir()
-        np.save(part / "triple_ids.npy", np.array(rows, dtype=np.int64))
-        np.save(part / "edges.npy", np.array(edges, dtype=np.int64).reshape(-1, 3))
+        np.save(part / "triple_ids.npy", rows)
+        np.save(part / "edges.npy", np.array(edges)[rows])
         if has_weights:
-            np.save(part / "weights.npy", np.array(rows, dtype=np.float32))
+            np.save(part / "weights.npy", rows.astype(np.float32))

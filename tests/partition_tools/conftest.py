@@ -82,7 +82,6 @@ def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, 
 
 @pytest.fixture
 def ring() -> pd.DataFrame:
-    """240 triples of one entity type."""
     return ring_triples()
 
 

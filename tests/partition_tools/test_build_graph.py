@@ -1,44 +1,43 @@
-"""Which partition owns which node, and the graph that DGL gets: parallel edges, loops, padding."""
+"""Which partition owns which node, the graph that DGL gets, and the verification of what is changed later."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shutil
 
+import dgl
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition import dataset_writer
 from dglkge.partition.build_graph import (
     LDG_PASSES,
-    assign_nodes,
+    VerificationError,
     build_graph,
     fill_empty_parts,
     ldg_parts,
     metis_parts,
     random_parts,
     symmetric_graph,
+    verify_partitions,
 )
+from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from dglkge.partition.run_build import GraphJob
 from dglkge.typing import RELATION
+from tests.partition_tools.conftest import build_in_this_process
+from tests.toy_kg import typed_triples
 
 
-def job(**changes) -> GraphJob:
-    content = {
-        "graph_name": "g",
-        "num_parts": 2,
-        "part_method": "random",
-        "seed": 0,
-        "entity_types": {"a": 4, "b": 3},
-        "edge_types": [["a", "a", 0, 4], ["a", "b", 4, 6]],
-        "num_relations": 3,
-        "has_weights": False,
-    }
-    return GraphJob(**{**content, **changes})
-
-
-TRAIN = np.array([[0, 0, 1], [1, 0, 2], [2, 1, 3], [3, 1, 0], [0, 2, 1], [1, 2, 1]])
+def quiet_metis_parts(*arguments) -> np.ndarray:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return metis_parts(*arguments)
 
 
 def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator):
@@ -69,16 +68,6 @@ def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed)
     in_degrees = np.random.default_rng(seed).integers(0, 9, len(type_of))
     parts = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
     assert parts.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
-    for type_, count in enumerate(counts):
-        owned = np.bincount(parts[type_of == type_], minlength=num_parts)
-        assert owned.sum() == count and owned.max() - owned.min() <= 1
-
-
-def test_partition_of_a_hub_gets_no_other_large_nodes():
-    in_degrees = np.array([1000] + [10] * 50 + [0] * 51)
-    parts = random_parts(np.zeros(102, dtype=np.int64), in_degrees, 2, np.random.default_rng(0))
-    hub = parts[0]
-    assert (in_degrees[parts == hub] > 0).sum() == 1 and (parts == hub).sum() == 51
 
 
 def test_empty_parts_are_filled_with_the_least_loss():
@@ -111,9 +100,7 @@ def test_symmetric_graph_is_that_of_a_dense_matrix():
     dense[heads, tails] = dense[tails, heads] = True
     np.fill_diagonal(dense, False)
     sources, targets = symmetric_graph(heads, tails, 12).edges()
-    assert sorted(zip(sources.tolist(), targets.tolist())) == list(
-        zip(*(x.tolist() for x in np.nonzero(dense)))
-    )
+    assert sorted(map(list, zip(sources.tolist(), targets.tolist()))) == np.argwhere(dense).tolist()
 
 
 def test_metis_takes_parallel_edges_and_loops():
@@ -122,25 +109,14 @@ def test_metis_takes_parallel_edges_and_loops():
     for num_parts in (2, 3, 4) * 10:
         num_nodes = int(rng.integers(5, 80))
         heads, tails = rng.integers(0, num_nodes, (2, int(rng.integers(1, 6 * num_nodes))))
-        with contextlib.redirect_stdout(io.StringIO()):
-            parts = metis_parts(heads, tails, num_nodes, num_parts)
+        parts = quiet_metis_parts(heads, tails, num_nodes, num_parts)
         assert parts.shape == (num_nodes,) and 0 <= parts.min() <= parts.max() < num_parts
-
-
-@pytest.mark.parametrize(
-    "method, num_parts", [("metis", 2), ("metis", 3), ("ldg", 3), ("random", 3), ("random", 1)]
-)
-def test_every_partition_owns_a_node_of_every_type(method, num_parts):
-    with contextlib.redirect_stdout(io.StringIO()):
-        parts = assign_nodes(job(part_method=method, num_parts=num_parts), TRAIN)
-    assert {ntype: len(type_parts) for ntype, type_parts in parts.items()} == {"a": 4, "b": 3, RELATION: 3}
-    for type_parts in parts.values():
-        assert set(type_parts.tolist()) == set(range(num_parts))
 
 
 def test_graph_has_one_edge_of_each_type_in_every_partition_and_a_loop_per_relation():
     parts = {"a": np.array([1, 0, 1, 0]), "b": np.array([1, 1, 0]), RELATION: np.array([0, 1, 0])}
-    graph = build_graph(job(), parts)
+    edge_types = [["a", "a", 0, 4], ["a", "b", 4, 6]]
+    graph = build_graph(GraphJob("g", 2, "random", 0, {"a": 4, "b": 3}, edge_types, 3, False), parts)
     assert {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes} == {"a": 4, "b": 3, "relation": 3}
     assert [ends.tolist() for ends in graph.edges(etype="relation_relation")] == [[0, 1, 2]] * 2
     ends = {"a_a": [[1, 0], [1, 0]], "a_b": [[1, 0], [2, 0]]}
@@ -148,28 +124,23 @@ def test_graph_has_one_edge_of_each_type_in_every_partition_and_a_loop_per_relat
 
 
 def greedy(order, heads, tails, num_parts, passes):
-    """The rule of linear deterministic greedy, node by node with lists of Python."""
-    num_nodes, parts = len(order), {}
-    around = [[] for _ in range(num_nodes)]
-    for head, tail in zip(heads, tails):
-        around[head].append(tail)
-        around[tail].append(head)
-    in_degree = [tails.count(node) for node in range(num_nodes)]
+    """The rule of linear deterministic greedy, node by node with a matrix of adjacency."""
+    num_nodes = len(order)
+    around = np.zeros((num_nodes, num_nodes))
+    np.add.at(around, (heads, tails), 1)
+    in_degrees = around.sum(0)
+    around += around.T
+    np.fill_diagonal(around, 0)
+    parts = np.full(num_nodes, -1)
     most_nodes, most_edges = (count * (1.05 / num_parts) for count in (num_nodes, len(heads)))
-    for _ in range(passes):
-        for node in order:
-            parts.pop(node, None)
-            costs = []
-            for part in range(num_parts):
-                members = [member for member, of in parts.items() if of == part]
-                load = max(
-                    (len(members) + 1) / most_nodes,
-                    (sum(in_degree[member] for member in members) + in_degree[node]) / most_edges,
-                )
-                near = sum(parts.get(neighbour) == part for neighbour in around[node] if neighbour != node)
-                costs.append((-near * max(1 - load, 0), load, part))
-            parts[node] = min(costs)[2]
-    return [parts[node] for node in range(num_nodes)]
+    for node in [*order] * passes:
+        parts[node] = -1
+        members = parts == np.arange(num_parts)[:, None]
+        num_edges = members @ in_degrees + in_degrees[node]
+        loads = np.maximum((members.sum(1) + 1) / most_nodes, num_edges / most_edges)
+        gains = members @ around[node] * np.maximum(1 - loads, 0)
+        parts[node] = min(range(num_parts), key=lambda part: (-gains[part], loads[part], part))
+    return parts.tolist()
 
 
 @pytest.mark.parametrize("num_parts, dtype", [(2, np.int64), (3, np.int32)])
@@ -180,7 +151,7 @@ def test_ldg_is_the_greedy_rule(num_parts, dtype):
     in_degrees, rng = np.bincount(tails, minlength=40), np.random.default_rng(5)
     parts = ldg_parts(heads.astype(dtype), tails.astype(dtype), in_degrees, num_parts, rng)
     order = np.random.default_rng(5).permutation(40).tolist()
-    assert parts.tolist() == greedy(order, heads.tolist(), tails.tolist(), num_parts, LDG_PASSES)
+    assert parts.tolist() == greedy(order, heads, tails, num_parts, LDG_PASSES)
 
 
 @pytest.mark.parametrize("method", ["metis", "ldg"])
@@ -191,9 +162,116 @@ def test_clusters_stay_together_and_parts_are_balanced(method):
     if method == "ldg":
         parts = ldg_parts(heads, tails, np.bincount(tails, minlength=1000), 4, np.random.default_rng(0))
     else:
-        with contextlib.redirect_stdout(io.StringIO()):
-            parts = metis_parts(heads, tails, 1000, 4)
+        parts = quiet_metis_parts(heads, tails, 1000, 4)
     cut, slack = {"ldg": (0.3, 1.06), "metis": (0.05, 1.1)}[method]  # at random 0.75
     assert (parts[heads] != parts[tails]).mean() < cut
     assert np.bincount(parts).max() <= slack * 250
     assert np.bincount(parts[tails]).max() <= slack * 2000
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    frame, types = typed_triples()
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "types.tsv").write_text("".join(f"{name}\t{kind}\n" for name, kind in types.items()))
+    options = Options(num_parts=2, method="random", entity_types=folder / "types.tsv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset_writer, "run_build", build_in_this_process)
+        partition_dataframe(frame, folder / "out", options=options)
+    return folder / "out"
+
+
+@pytest.fixture
+def partitions(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "out") / "partitions"
+
+
+def verify(partitions) -> None:
+    dataset = Dataset.open(partitions.parent)
+    verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
+
+
+def changed(function, *names: str):
+    """Return a damage: arrays of a data set replaced by what a function makes of them."""
+
+    def damage(partitions) -> None:
+        for name in names:
+            np.save(partitions / name, function(np.load(partitions / name)))
+
+    return damage
+
+
+def swapped(array: np.ndarray, place: int = 0) -> np.ndarray:
+    array[[place, place + 1]] = array[[place + 1, place]]
+    return array
+
+
+def other_relation(edges: np.ndarray) -> np.ndarray:
+    edges[0, 1] = (edges[0, 1] + 1) % edges[:, 1].max()
+    return edges
+
+
+TABLE_0, TABLE_1 = ([f"part{part}/{name}.npy" for name in ("triple_ids", "edges")] for part in (0, 1))
+
+
+def take_of_the_other(partitions) -> None:
+    """The last triple of partition 0 in partition 1, too."""
+    for mine, other in zip(TABLE_1, TABLE_0):
+        rows = [np.load(partitions / mine), np.load(partitions / other)[-1:]]
+        np.save(partitions / mine, np.concatenate(rows))
+
+
+def copy_of_the_other(partitions) -> None:
+    for name in ("edge_feat.dgl", "graph.dgl", "node_feat.dgl"):
+        shutil.copy(partitions / "part0" / name, partitions / "part1" / name)
+
+
+def outer_node(partitions) -> None:
+    path = str(partitions / "part0" / "graph.dgl")
+    (graph,), _ = dgl.load_graphs(path)
+    graph.ndata["inner_node"][0] = 0
+    dgl.save_graphs(path, [graph])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (changed(swapped, "node_ids_person.npy"), "the id maps of person are not inverse"),
+        (changed(lambda ids: ids + 1, "original_ids_town.npy"), "the id maps of town are not inverse"),
+        (changed(lambda edges: edges[:, [2, 1, 0]], "part0/edges.npy"), "partition 0: "),
+        (changed(other_relation, "part1/edges.npy"), "partition 1: edges .* are not those of the triples"),
+        (changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"), "1000000 is of no triple"),
+        (changed(lambda array: array[1:], *TABLE_1), "partitions hold [0-9]+ of [0-9]+"),
+        (changed(swapped, *TABLE_0), "partition 0: triple ids do not ascend"),
+        (take_of_the_other, "partition 1: "),
+        (copy_of_the_other, None),
+        (outer_node, "partition 0: DGL's files hold nodes or edges of other"),
+        (lambda partitions: (partitions / "part1" / "edges.npy").unlink(), "part1/edges.npy"),
+    ],
+)
+def test_what_is_changed_is_noticed(partitions, damage, message):
+    damage(partitions)
+    with pytest.raises((VerificationError, AssertionError, InputError), match=message):
+        verify(partitions)
+
+
+def test_triples_are_checked_in_pieces(partitions, monkeypatch):
+    monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 7)
+    verify(partitions)
+    changed(lambda array: swapped(array, 6), *TABLE_0)(partitions)
+    with pytest.raises(VerificationError, match="partition 0: triple ids do not ascend"):
+        verify(partitions)
+
+
+def test_dgl_loads_what_was_written(partitions):
+    dataset = Dataset.open(partitions.parent)
+    config = json.loads(dataset.graph_config_path.read_text())
+    assert set(config["ntypes"]) == {"person", "town", "country", "relation"}
+    book, name, ntypes, etypes = dgl.distributed.load_partition_book(str(dataset.graph_config_path), 0)
+    assert name == dataset.graph_name and set(ntypes) == set(config["ntypes"])
+    assert ("relation", "relation_relation", "relation") in etypes
+    layout = dataset.layout()
+    for ntype in layout.ntypes:
+        for part_id in range(2):
+            owned = book.partid2nids(part_id, ntype).tolist()
+            assert owned == list(range(*layout.node_range(ntype, part_id)))

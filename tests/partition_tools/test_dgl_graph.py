@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import shutil
@@ -29,31 +28,22 @@ from tests.toy_kg import typed_triples
 pytestmark = pytest.mark.usefixtures("build_here")
 
 
-@functools.cache
-def typed_graph() -> dgl.DGLGraph:
+@pytest.fixture(scope="module")
+def graph() -> dgl.DGLGraph:
     """Three node types, five edge types of four relations."""
     frame, types = typed_triples()
-    numbers: dict[str, dict[str, int]] = {}
+    # Nodes of a type are numbered from 0.
+    number = {name: int(name[len(type_) :]) for name, type_ in types.items()}
     edges: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for head, relation, tail in frame.itertuples(index=False):
-        ends = [numbers.setdefault(types[name], {}) for name in (head, tail)]
-        pair = tuple(
-            ids_of_type.setdefault(name, len(ids_of_type)) for ids_of_type, name in zip(ends, (head, tail))
-        )
-        edges.setdefault((types[head], relation, types[tail]), []).append(pair)
+        edges.setdefault((types[head], relation, types[tail]), []).append((number[head], number[tail]))
     made = dgl.heterograph({key: tuple(map(torch.tensor, zip(*pairs))) for key, pairs in edges.items()})
     for node_type in made.ntypes:
         made.nodes[node_type].data["orig_id"] = torch.arange(made.num_nodes(node_type))
     return made
 
 
-@pytest.fixture
-def graph() -> dgl.DGLGraph:
-    return typed_graph()
-
-
 def edges_of(graph: dgl.DGLGraph) -> Counter:
-    """Count (type, head, relation, type, tail) of a graph."""
     edges: Counter = Counter()
     for head_type, relation, tail_type in graph.canonical_etypes:
         heads, tails = graph.edges(etype=(head_type, relation, tail_type))
@@ -67,10 +57,9 @@ def triples_of(dataset: Dataset) -> Counter:
     triples: Counter = Counter()
     for head, number, tail in dataset.split("train").tolist():
         relation = dataset.relations[number]
-        names = [
-            int(dataset.vocabulary(type_)[id_]) for type_, id_ in ((relation.lhs, head), (relation.rhs, tail))
-        ]
-        triples[relation.lhs, names[0], relation.name, relation.rhs, names[1]] += 1
+        ends = zip((relation.lhs, relation.rhs), (head, tail))
+        names = [(type_, int(dataset.vocabulary(type_)[id_])) for type_, id_ in ends]
+        triples[(*names[0], relation.name, *names[1])] += 1
     return triples
 
 
@@ -83,10 +72,9 @@ def partition(graph: dgl.DGLGraph, folder: Path, num_parts: int) -> dict[str, np
     """Partition with DGL; returns the original id of each of its node ids."""
     # DGL fails where a partition gets no node of some type; with this seed each has one.
     dgl.seed(2)
+    options = {"part_method": "random", "return_mapping": True}
     with contextlib.redirect_stdout(io.StringIO()):
-        ids, _ = dgl.distributed.partition_graph(
-            graph, "kg", num_parts, str(folder), part_method="random", return_mapping=True
-        )
+        ids, _ = dgl.distributed.partition_graph(graph, "kg", num_parts, str(folder), **options)
     ids = ids if isinstance(ids, dict) else {"_N": ids}
     return {name: type_ids.numpy() for name, type_ids in ids.items()}
 
@@ -106,20 +94,15 @@ def make(source: Any, output: Path, **options: Any) -> Dataset:
     return Dataset.open(output)
 
 
-@pytest.mark.parametrize("num_parts", [None, 1, 3], ids=["saved", "one partition", "three partitions"])
-def test_triples_are_those_of_the_graph(graph, tmp_path, num_parts):
-    if num_parts is None:
-        source = save(tmp_path / "graph.bin", graph)
-        assert triples_of(make(graph, tmp_path / "of object")) == edges_of(graph)
-        # Found by its first bytes, too.
-        other = save(tmp_path / "graph.dat", graph)
-        assert triples_of(make(other, tmp_path / "of other")) == edges_of(graph)
-    else:
-        source = tmp_path / "parts"
-        partition(graph, source, num_parts)
-    dataset = make(source, tmp_path / "made")
-    assert triples_of(dataset) == edges_of(graph)
-    assert dataset.num_parts == (num_parts or 1)
+def test_triples_are_those_of_the_graph(graph, tmp_path):
+    """A saved one is found by its first bytes, too."""
+    partition(graph, tmp_path / "parts", 1)
+    saved = (save(tmp_path / name, graph) for name in ("graph.bin", "graph.dat"))
+    for number, source in enumerate((graph, *saved, tmp_path / "parts")):
+        dataset = make(source, tmp_path / f"made{number}")
+        assert triples_of(dataset) == edges_of(graph) and dataset.num_parts == 1
+    with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
+        make(tmp_path / "graph.bin", tmp_path / "refused", reading=ReadingOptions(types_from="near"))
 
 
 def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -129,19 +112,17 @@ def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, n
 def with_files(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """As DGL's tools write them; node data of the name are of something else."""
     ranges = json.loads((folder / "kg.json").read_text())["node_map"]
-    starts = dict.fromkeys(original, 0)
+    pieces = {}
+    for name, ids in original.items():
+        counts = [end - start for start, end in ranges[name]]
+        pieces[name] = np.split(ids, np.cumsum(counts)[:-1])
     for part in range(3):
-        ids = {}
-        for name, type_ids in original.items():
-            count = ranges[name][part][1] - ranges[name][part][0]
-            ids[name] = torch.tensor(type_ids[starts[name] : starts[name] + count])
-            starts[name] += count
+        ids = {name: torch.tensor(type_pieces[part]) for name, type_pieces in pieces.items()}
         dgl.data.utils.save_tensors(str(folder / f"part{part}" / "orig_nids.dgl"), ids)
     return original
 
 
 def without(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """DGL's own numbers stay."""
     for part in range(3):
         dgl.data.utils.save_tensors(str(folder / f"part{part}" / "node_feat.dgl"), {})
     return {name: np.arange(len(ids)) for name, ids in original.items()}
@@ -151,22 +132,17 @@ def without(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarr
 def test_partitions_are_those_of_dgl(graph, tmp_path, change: Callable):
     original = partition(graph, tmp_path / "parts", 3)
     names = change(tmp_path / "parts", original)
-    dataset = make(tmp_path / "parts", tmp_path / "made", num_parts=3)
+    options = {"num_parts": 3} if change is with_files else {}
+    dataset = make(tmp_path / "parts", tmp_path / "made", **options)
     layout = dataset.layout()
-    parts = {
-        name: layout.part_of(name, np.asarray(layout.node_ids(name))).tolist()
-        for name in dataset.entity_types
-    }
-    assert parts == dgl_parts(tmp_path / "parts", names)
-    assert dataset.part_method == "random"
+    for name, owners in dgl_parts(tmp_path / "parts", names).items():
+        assert layout.part_of(name, np.asarray(layout.node_ids(name))).tolist() == owners
+    assert (dataset.num_parts, dataset.part_method) == (3, "random")
     # The triples, with DGL's ids translated.
     place = {name: dict(zip(original[name].tolist(), ids.tolist())) for name, ids in names.items()}
-    expected = Counter(
-        {
-            (lhs, place[lhs][head], relation, rhs, place[rhs][tail]): count
-            for (lhs, head, relation, rhs, tail), count in edges_of(graph).items()
-        }
-    )
+    expected: Counter = Counter()
+    for (lhs, head, relation, rhs, tail), count in edges_of(graph).items():
+        expected[lhs, place[lhs][head], relation, rhs, place[rhs][tail]] += count
     assert triples_of(dataset) == expected
 
 
@@ -186,8 +162,7 @@ def test_relations_in_edge_data(tmp_path):
     expected = Counter(("entity", head, str(relation), "entity", tail) for head, relation, tail in rows)
     partition(graph, tmp_path / "parts", 2)
     for number, source in enumerate((graph, save(tmp_path / "g.bin", graph), tmp_path / "parts")):
-        dataset = make(source, tmp_path / f"made{number}")
-        assert triples_of(dataset) == expected
+        assert triples_of(make(source, tmp_path / f"made{number}")) == expected
     del graph.edata["etype"]
     plain = make(graph, tmp_path / "plain")
     assert [relation.name for relation in plain.relations.relations] == ["edge"]
@@ -214,100 +189,50 @@ def twice_the_same_id(folder: Path) -> Path:
     return folder
 
 
+def with_several(folder: Path) -> Path:
+    shutil.copy(partitioned(folder) / "kg.json", folder / "other.json")
+    return folder
+
+
+NO_NODE, RELATION_KIND = {"_N": [[0, 40], [40, 40]]}, ReadingOptions(relation_attribute="kind")
+
+
 @pytest.mark.parametrize(
     ("prepare", "options", "words"),
     [
         (lambda f: save(f / "g.bin", relational(), relational()), {}, "g.bin has 2 graphs, expected one"),
-        (
-            lambda f: cut(save(f / "g.bin", relational()), 2000),
-            {},
-            "g.bin: cannot be read as a graph of DGL: ",
-        ),
-        (
-            lambda f: cut(partitioned(f) / "part1" / "graph.dgl", 0).parents[1],
-            {},
-            "graph.dgl: cannot be read as a partition of DGL: ",
-        ),
-        (
-            lambda f: save(f / "g.bin", relational(torch.float32)),
-            {},
-            "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer",
-        ),
-        (
-            lambda f: Path(shutil.copy(partitioned(f) / "kg.json", f / "other.json")).parent,
-            {},
-            "has several graphs of DGL: kg.json, other.json",
-        ),
+        (lambda f: cut(save(f / "g.bin", relational()), 2000), {}, "g.bin: cannot be read as a graph of D"),
+        (lambda f: cut(partitioned(f) / "part1" / "graph.dgl", 0).parents[1], {},
+         "graph.dgl: cannot be read as a partition of DGL: "),
+        (lambda f: save(f / "g.bin", relational(torch.float32)), {},
+         "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer"),
+        (with_several, {}, "has several graphs of DGL: kg.json, other.json"),
         (lambda f: partitioned(f, num_parts="two"), {}, "kg.json: is no description of DGL partitions: "),
-        (
-            lambda f: partitioned(f, node_map={"_N": [[0, 40], [40, 40]]}),
-            {},
-            "kg.json: partition 1 has no node of the type '_N'; every",
-        ),
+        (lambda f: partitioned(f, node_map=NO_NODE), {}, "kg.json: partition 1 has no node of the type '_N'"),
         (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),
-        (
-            lambda f: make(relational(), f / "made").path / "partitions",
-            {},
-            "partitions has the partitions of the data set .*/made: give that",
-        ),
+        (lambda f: make(relational(), f / "made").path / "partitions", {},
+         "partitions has the partitions of the data set .*/made: give that"),
         (partitioned, {"num_parts": 3}, "the input has 2 partitions, which are kept; --num-parts is 3"),
-        (
-            partitioned,
-            {"reading": ReadingOptions(relation_attribute="kind")},
-            "kg.json: the graph's edges have no data 'kind'; they have etype",
-        ),
-        (
-            partitioned,
-            {"reading": ReadingOptions(name_attribute="kind")},
-            "--name-attribute is for GraphML, and the input is a partitioned graph of DGL",
-        ),
-        (
-            lambda f: save(f / "g.bin", typed_graph()),
-            {"reading": ReadingOptions(types_from="near")},
-            "the input has entity types of its own: give no --types-from",
-        ),
+        (partitioned, {"reading": RELATION_KIND}, "the graph's edges have no data 'kind'; they have etype"),
+        (partitioned, {"reading": ReadingOptions(name_attribute="kind")},
+         "--name-attribute is for GraphML, and the input is a partitioned graph of DGL"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(tmp_path, prepare, options, words):
     with pytest.raises(InputError, match=words):
         partition_triples(prepare(tmp_path), tmp_path / "out", Options(**options))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_data_set_of_a_run_is_made_once(graph, tmp_path):
-    source = save(tmp_path / "g.bin", graph)
-    made, notes = dataset_of_run(source, tmp_path / "run", Options())
-    assert made == tmp_path / "run" / "dataset" and "a graph of DGL" in notes[0]
-    (tmp_path / "run" / "config.yaml").write_text("")
-    again, _ = dataset_of_run(source, tmp_path / "run", Options())
-    assert again == made
-
-
 def test_training_from_a_partitioned_graph(graph, tmp_path, capsys):
-    partition(graph, tmp_path / "parts", 1)
-    run = tmp_path / "run"
-    settings = ["model.dimension=8", "training.num_epochs=1", "training.batch_size=48"]
-    done = dglkge("train", f"dataset={tmp_path}/parts", f"output={run}", "--num-trainers", "1", *settings)
-    assert "its 1 partitions are kept" in done.stdout
-    assert f"next: dglkge predict {run}" in done.stdout
+    """The data set of a run is made once."""
+    parts, run = tmp_path / "parts", tmp_path / "run"
+    partition(graph, parts, 1)
+    settings = "model.dimension=8 training.num_epochs=1 training.batch_size=48"
+    done = dglkge("train", f"dataset={parts}", f"output={run}", "--num-trainers", "1", *settings.split())
+    assert "its 1 partitions are kept" in done.stdout and f"next: dglkge predict {run}" in done.stdout
     assert main(["predict", str(run), "--head", "3", "--relation", "lives_in", "-k", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["answers"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("g.bin", "g.bin is a file and no dataset folder; dglkge data build makes one of it"),
-        ("made", "partitions/made.json has 2 partitions and ip_config has 1 machines"),
-    ],
-)
-def test_what_is_refused_before_processes_start(tmp_path, source, message):
-    if source == "g.bin":
-        save(tmp_path / "g.bin", relational())
-    else:
-        partition(relational(), tmp_path / "parts", 2)
-        make(tmp_path / "parts", tmp_path / "made")
-    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
-    script = ["-m", "dglkge.cli.training_script", f"dataset={tmp_path / source}", f"output={tmp_path}/run"]
-    done = dglkge("launch", "--ip_config", str(tmp_path / "ip_config.txt"), *script, status=2)
-    assert message in done.stderr and not (tmp_path / "run").exists()
+    made = (run / "dataset").stat().st_ino
+    assert dataset_of_run(parts, run, Options(split="auto"))[0] == run / "dataset"
+    assert (run / "dataset").stat().st_ino == made

@@ -1,8 +1,9 @@
-"""Names to ids: independent of chunks, threads and order; the first error counts; splits by a hash."""
+"""Names to ids: independent of chunks, threads, order and memory; the first error; splits by a hash."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,18 @@ from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile, frame_chunks
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA
+from dglkge.partition import rows
 from dglkge.partition.ingest import IdMaps, IdTriples, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.make_dataset import hash_triples, split_by_hash
-from dglkge.partition.options import parse_fractions
+from dglkge.partition.make_dataset import (
+    METIS_TRIPLE_BYTES,
+    hash_triples,
+    metis_memory,
+    partition_triples,
+    split_by_hash,
+)
+from dglkge.partition.options import Options, parse_fractions
+from dglkge.partition.readers import files
+from dglkge.partition.rows import distinct_below
 from tests.kernels.test_hashing import MASK, reference_split_mix
 from tests.partition_tools.conftest import names
 
@@ -51,43 +61,34 @@ def test_ids_lead_back_to_the_names_and_do_not_depend_on_chunks(train, test, siz
     assert all(np.array_equal(whole.splits[split], pieces.splits[split]) for split in whole.splits)
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_names_that_no_file_can_hold_are_refused():
+    for row, message in (
         (("a\nb", "r", "c"), r"the entity name 'a\\nb' holds '\\n'"),
         (("a", "r\ns", "c"), r"the relation name 'r\\ns' holds '\\n'"),
         (("a", "r\ts", "c"), r"the relation name 'r\\ts' holds '\\t'"),
-    ],
-)
-def test_names_that_no_file_can_hold_are_refused(row, message):
-    with pytest.raises(InputError, match=message):
-        ingest({"train": chunks([row])})
+    ):
+        with pytest.raises(InputError, match=message):
+            ingest({"train": chunks([row])})
     assert ingest({"train": chunks([("a\tb", "r", "c")])}).entities == ["a\tb", "c"]
 
 
 IDS = RowRules({"head": 100, "relation": 100, "tail": 100})
 
 
-def test_integers_are_their_own_ids_and_maps_of_any_length_name_them():
+def test_integers_without_holes_are_their_own_ids_and_maps_of_any_length_name_them():
     triples = ingest({"train": chunks([(2, 1, 0), (1, 0, 2)], rules=IDS)}, IdMaps())
     assert triples.splits["train"].tolist() == [[2, 1, 0], [1, 0, 2]]
     assert triples.entities == ["0", "1", "2"] and triples.relations == ["0", "1"]
     triples = ingest({"train": chunks([(0, 0, 2)], rules=IDS)}, IdMaps(["a", "b", "c", "d"], ["r"]))
     assert triples.entities == ["a", "b", "c", "d"] and names(triples, "train") == [("a", "r", "c")]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+    for triples, message in (
         ([(0, 0, 2), (2, 0, 2)], "1 of the entity ids 0 to 2 never occur, the first is 1: give --entity-map"),
         ([(0, 1, 1)], "the relation ids reach 1, more than there are fields"),
         ([(0, 0, 1), (1, 2, 0), (1, 2, 0)], "1 of the relation ids 0 to 2 never occur, the first is 1"),
         ([(0, 0, 99)], "the entity ids reach 99, more than there are fields"),
-    ],
-)
-def test_ids_with_holes_are_refused(rows, message):
-    with pytest.raises(InputError, match=message):
-        ingest({"train": chunks(rows, rules=IDS)}, IdMaps())
+    ):
+        with pytest.raises(InputError, match=message):
+            ingest({"train": chunks(triples, rules=IDS)}, IdMaps())
 
 
 def rows_of(number: int) -> list[tuple[str, str, str]]:
@@ -136,54 +137,30 @@ def test_rows_stay_in_the_order_of_the_files(num_workers, read_bytes, in_files, 
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
-def test_the_error_of_the_first_wrong_file_counts(num_workers, paths):
+def test_the_error_of_the_first_wrong_file_counts(num_workers, paths, tmp_path):
+    """An error or an interrupt ends the threads; a bad line before the damage of a file counts."""
     paths[4].write_text("a\tb\tc\n" * 40 + "a\tb\n" + "a\tb\tc\n" * 40 + "a\n")
     paths[6].write_text("a\n")
     threads = threading.active_count()
     with pytest.raises(InputError, match=r"4.tsv:41: got 2 columns separated by tabs, expected 3"):
         read(paths, num_workers, 32)
-    assert threading.active_count() == threads
     paths[2].unlink()
     with pytest.raises(InputError, match="2.tsv: there is no such file"):
         read(paths, num_workers, 32)
-
-
-def test_a_bad_line_before_the_damage_of_a_file_counts(tmp_path):
-    path = tmp_path / "t.tsv.gz"
-    content = gzip.compress(b"a\tb\tc\n" * 10 + b"a\t\tc\n" + np.random.default_rng(0).bytes(4000))
-    path.write_bytes(content[:-2000])
-    with pytest.raises(InputError, match=r"t.tsv.gz:11: the relation is empty"):
-        ingest(table_chunks({"train": [TripleFile(path, read_bytes=16)]}, lambda path: print), num_workers=2)
-
-
-def test_an_interrupt_ends_the_threads(paths):
-    threads = threading.active_count()
 
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         files = {"train": [TripleFile(paths[0], read_bytes=32)]}
-        ingest(table_chunks(files, lambda path: stop), num_workers=3)
+        ingest(table_chunks(files, lambda path: stop), num_workers=num_workers)
     assert threading.active_count() == threads
-
-
-def test_weights_and_integers(tmp_path):
-    (tmp_path / "a.tsv").write_text("0\t0\t1\t0.5\n" * 9)
-    (tmp_path / "b.tsv").write_text("1\t0\t0\t2\n" * 9)
-    columns = Columns(("head", "relation", "tail", "weight"))
-    rules = RowRules({"head": 2, "relation": 1, "tail": 2})
-    files = [TripleFile(tmp_path / f"{name}.tsv", columns, rules=rules, read_bytes=24) for name in "ab"]
-    source = table_chunks({"train": files}, lambda path: lambda position: None)
-    triples = ingest(source, IdMaps(), num_workers=2)
-    assert triples.splits["train"].tolist() == [[0, 0, 1]] * 9 + [[1, 0, 0]] * 9
-    assert triples.weights["train"].tolist() == [0.5] * 9 + [2] * 9
-
-
-def test_blocks_are_smaller_where_many_are_in_memory():
-    assert bytes_at_a_time(1 << 40, 8) == BLOCK_BYTES
-    assert bytes_at_a_time(512 << 20, 16) == 1 << 20 and bytes_at_a_time(512 << 20, 4) == 4 << 20
-    assert bytes_at_a_time(64 * 10**6, 64) == 1 << 20
+    damaged = tmp_path / "t.tsv.gz"
+    content = gzip.compress(b"a\tb\tc\n" * 10 + b"a\t\tc\n" + np.random.default_rng(0).bytes(4000))
+    damaged.write_bytes(content[:-2000])
+    files = {"train": [TripleFile(damaged, read_bytes=16)]}
+    with pytest.raises(InputError, match=r"t.tsv.gz:11: the relation is empty"):
+        ingest(table_chunks(files, lambda path: print), num_workers=num_workers)
 
 
 def random_triples(num: int) -> IdTriples:
@@ -192,13 +169,9 @@ def random_triples(num: int) -> IdTriples:
 
 
 def test_fractions():
-    for text, fractions in {
-        "0.9,0.05,0.05": (0.9, 0.05, 0.05),
-        "0.8": (0.8, 0.1, 0.1),
-        "1": (1, 0, 0),
-        "0.5, 0.5, 0": (0.5, 0.5, 0),
-    }.items():
-        assert parse_fractions(text) == pytest.approx(fractions)
+    texts = ("0.9,0.05,0.05", "0.8", "1", "0.5, 0.5, 0")
+    expected = [(0.9, 0.05, 0.05), (0.8, 0.1, 0.1), (1, 0, 0), (0.5, 0.5, 0)]
+    np.testing.assert_allclose([parse_fractions(text) for text in texts], expected)
     for text in ("", "a", "0.9,0.1", "0,0.5,0.5", "1.2,-0.1,-0.1", "nan,0,1", "2"):
         with pytest.raises(InputError, match="give one or three fractions"):
             parse_fractions(text)
@@ -211,22 +184,21 @@ def test_a_split_keeps_every_triple_with_its_weight():
     # five standard deviations of a binomial
     assert sizes == pytest.approx([16000, 3000, 1000], abs=5 * (20000 * 0.8 * 0.2) ** 0.5)
     weights = np.concatenate([after.weights[name] for name in after.splits])
-    rows = np.concatenate(list(after.splits.values()))
     assert sorted(weights.tolist()) == list(range(20_000))
+    rows = np.concatenate(list(after.splits.values()))
     assert np.array_equal(rows, before.splits["train"][weights.astype(int)])
 
 
 def test_a_split_depends_on_the_triple_and_the_seed_alone():
     rows = random_triples(400).splits["train"]
-    where: dict[tuple, str] = {}
-    for order in (np.arange(400), np.random.default_rng(1).permutation(400)):
-        split = split_by_hash(IdTriples([], [], {"train": rows[order]}), (0.5, 0.25, 0.25), seed=7)
-        for name, part in split.splits.items():
-            assert {where.setdefault(tuple(row), name) for row in part.tolist()} == {name}
-    other = split_by_hash(IdTriples([], [], {"train": rows}), (0.5, 0.25, 0.25), seed=8)
-    assert {tuple(row) for row in other.splits["test"].tolist()} != {
-        row for row, name in where.items() if name == "test"
-    }
+
+    def split_of(seed: int, order: np.ndarray) -> set[tuple]:
+        split = split_by_hash(IdTriples([], [], {"train": rows[order]}), (0.5, 0.25, 0.25), seed)
+        return {(name, *row) for name, part in split.splits.items() for row in part.tolist()}
+
+    expected = split_of(7, np.arange(400))
+    assert len(expected) == len(np.unique(rows, axis=0))
+    assert split_of(7, np.random.default_rng(1).permutation(400)) == expected != split_of(8, np.arange(400))
     with pytest.raises(InputError, match="no triple is left to train on out of 2"):
         split_by_hash(random_triples(2), (1e-9, 0.5, 0.5), seed=0)
 
@@ -238,3 +210,66 @@ def test_hash_is_splitmix64():
         for number in row:
             state = reference_split_mix(((state ^ number) + int(GOLDEN_GAMMA)) & MASK)
         assert value == state
+
+
+def test_memory_follows_the_limit() -> None:
+    """METIS is refused where it does not fit; blocks are smaller where many are in memory."""
+    assert metis_memory(1000, 10**9) == 1000 * METIS_TRIPLE_BYTES
+    with pytest.raises(InputError, match="METIS needs .* for 100,000,000 triples, --max-memory is 1.0 GB"):
+        metis_memory(10**8, 10**9)
+    with pytest.raises(InputError, match="the machine's free memory is .* GB: give --method ldg or random"):
+        metis_memory(10**12, None)
+    cases = ((1 << 40, 8), (512 << 20, 16), (512 << 20, 4), (64 * 10**6, 64))
+    assert [bytes_at_a_time(*case) for case in cases] == [BLOCK_BYTES, 1 << 20, 4 << 20, 1 << 20]
+    # Few large numbers take no large array.
+    assert distinct_below([np.array([[2**31 - 1], [5], [5]], np.int32)], 0).tolist() == [5, 2**31 - 1]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a data set but DGL's own, which have times in them, and the log."""
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".dgl", ".log")
+    }
+    description = json.loads(files["dataset.json"])
+    checksums = description["checksums"]
+    assert any(name.endswith(".dgl") for name in checksums)
+    description["checksums"] = {name: crc for name, crc in checksums.items() if not name.endswith(".dgl")}
+    return {**files, "dataset.json": json.dumps(description).encode()}
+
+
+@pytest.mark.parametrize("typed, method", [(False, "random"), (True, "ldg")])
+def test_any_limit_and_any_workers_give_the_same_files(typed, method, tmp_path, build_here, monkeypatch):
+    rng = np.random.default_rng(4)
+    names = [f"{kind}{i}" for kind in "ab" for i in range(40)]
+    frame = pd.DataFrame({"head": rng.choice(names, 900), "relation": rng.integers(0, 6, 900)})
+    frame = frame.assign(tail=rng.choice(names, 900), weight=rng.random(900).astype(np.float32))
+    frame = pd.concat([frame, frame[:50]])
+    frame.to_csv(tmp_path / "all.tsv", sep="\t", header=False, index=False)
+    (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
+    contents = []
+    for number, limit in enumerate((None, 64 * 10**6)):
+        options = Options(
+            num_parts=2,
+            method=method,
+            columns=Columns(order=("head", "relation", "tail", "weight")),
+            entity_types=tmp_path / "types.tsv" if typed else None,
+            split=(0.8, 0.1, 0.1),
+            name="same",
+            max_memory=limit,
+            num_workers=1 if limit is None else 3,
+        )
+        if limit is not None:
+            # As few rows at a time, and as many buckets, as a large graph would have.
+            monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 64)
+            monkeypatch.setattr(files, "bytes_at_a_time", lambda *_: 512)
+            monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
+            monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
+        partition_triples([tmp_path / "all.tsv"], tmp_path / str(number), options)
+        contents.append(content(tmp_path / str(number)))
+    assert sorted(contents[0]) == sorted(contents[1])
+    assert [name for name, expected in contents[0].items() if contents[1][name] != expected] == []
+    report = json.loads(contents[0]["partitions/report.json"])
+    assert report["method"] == method and report["quality"]["duplicates"]["train"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "all.tsv", "types.tsv"]

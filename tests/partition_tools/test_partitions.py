@@ -1,10 +1,14 @@
-"""Whole data sets, of toys and of public graphs, partitioned by DGL and read back by the files alone."""
+"""Whole data sets partitioned and extended, of toys and of public graphs, read back by the files alone."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+import shutil
+import zlib
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,32 +16,36 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.partition import extend
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from tests.partition_tools.reading_back import named_triples, owned_triples
+from dglkge.typing import RELATION
+from partition_tools import extend as extend_script
+from tests.partition_tools.conftest import run_script
+from tests.partition_tools.reading_back import named, named_triples, owned_triples
+from tests.toy_kg import toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
-LAYOUTS = [(1, "metis"), (3, "metis"), (2, "random")]
+ROLES = ["head", "relation", "tail"]
+LAYOUTS = [(1, "metis"), (3, "metis"), (3, "ldg"), (2, "random")]
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:
-    return list(frame[["head", "relation", "tail"]].itertuples(index=False, name=None))
+    return list(frame[ROLES].itertuples(index=False, name=None))
 
 
 @pytest.mark.parametrize("num_parts, method", LAYOUTS)
 def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
-    options = Options(num_parts=num_parts, method=method)
-    partition_dataframe(ring[:200], tmp_path / "out", ring[200:220], ring[220:], options=options)
-    assert named_triples(tmp_path / "out", "train") == rows(ring[:200])
-    assert named_triples(tmp_path / "out", "valid") == rows(ring[200:220])
-    assert named_triples(tmp_path / "out", "test") == rows(ring[220:])
-    owned = owned_triples(tmp_path / "out")
+    options, out = Options(num_parts=num_parts, method=method), tmp_path / "out"
+    partition_dataframe(ring[:200], out, ring[200:220], ring[220:], options=options)
+    for split, start, end in (("train", 0, 200), ("valid", 200, 220), ("test", 220, 240)):
+        assert named_triples(out, split) == rows(ring[start:end])
+    owned = owned_triples(out)
     assert len(owned) == num_parts and all(owned)
     assert sum(owned, Counter()) == Counter(rows(ring[:200]))
-    dataset = Dataset.open(tmp_path / "out")
+    dataset = Dataset.open(out)
     assert dataset.num_parts == num_parts and dataset.part_method == method
-    assert json.loads(dataset.graph_config_path.read_text())["part_method"] == method
 
 
 @pytest.mark.parametrize("num_parts, method", LAYOUTS)
@@ -45,7 +53,7 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     frame, types, path = typed
     options = Options(num_parts=num_parts, method=method, entity_types=path)
     # A pair of types that the relation joins in test only.
-    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=["head", "relation", "tail"])
+    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=ROLES)
     partition_dataframe(frame, tmp_path / "out", test=test, options=options)
     assert named_triples(tmp_path / "out", "test") == rows(test)
     assert Counter(named_triples(tmp_path / "out", "train")) == Counter(rows(frame))
@@ -54,27 +62,26 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     assert dataset.entity_types == sorted(set(types.values()))
     for type_ in dataset.entity_types:
         assert all(types[name] == type_ for name in dataset.vocabulary(type_).names)
+        # DGL cannot store a partition without a node of some type.
+        assert (np.diff(dataset.layout().range_starts(type_)) > 0).all()
     labels = set(dataset.relations.labels.names)
     assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
     assert dataset.num_relations == len(labels) == 6
-    end, triples = 0, named_triples(tmp_path / "out", "train")
-    rows_of_pair: dict[tuple, list] = {}
-    for row in rows(frame):
-        rows_of_pair.setdefault((types[row[0]], types[row[2]]), []).append(row)
+    start, triples = 0, named_triples(tmp_path / "out", "train")
     for lhs, rhs, first, last in dataset.edge_types:
-        assert first == end and triples[first:last] == rows_of_pair[lhs, rhs]
-        end = last
+        pair_rows = [row for row in rows(frame) if (types[row[0]], types[row[2]]) == (lhs, rhs)]
+        assert first == start and triples[first:last] == pair_rows
+        start = last
         for relation in np.unique(dataset.split("train")[first:last, 1]).tolist():
             assert (dataset.relations[relation].lhs, dataset.relations[relation].rhs) == (lhs, rhs)
-    assert end == len(frame)
+    assert start == len(frame)
 
 
 def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
     """And partitions on the seed."""
     results = []
-    for place, (num_parts, method, seed) in enumerate(
-        [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
-    ):
+    layouts = [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
+    for place, (num_parts, method, seed) in enumerate(layouts):
         options = Options(num_parts=num_parts, method=method, seed=seed, name="same")
         partition_dataframe(ring, tmp_path / str(place), options=options)
         parts = np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy").tolist()
@@ -87,13 +94,11 @@ def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
 
 def test_pair_with_fewer_triples_than_partitions(tmp_path):
     """DGL itself cannot store a partition without an edge of some type."""
-    frame = pd.DataFrame(
-        [(f"a{i}", "r", f"a{(i + 1) % 9}") for i in range(9)] + [("a0", "s", "b0"), ("b1", "t", "b2")],
-        columns=["head", "relation", "tail"],
-    )
+    triples = [(f"a{i}", "r", f"a{(i + 1) % 9}") for i in range(9)]
+    triples += [("a0", "s", "b0"), ("b1", "t", "b2"), ("b0", "t", "b1")]
+    frame = pd.DataFrame(triples, columns=ROLES)
     types = tmp_path / "types.tsv"
     types.write_text("".join(f"{x}{i}\t{x}\n" for x in "ab" for i in range(9)))
-    frame.loc[len(frame)] = ("b0", "t", "b1")
     for method in ("metis", "random"):
         options = Options(num_parts=3, method=method, entity_types=types, overwrite=True)
         figures = partition_dataframe(frame, tmp_path / "out", options=options)
@@ -105,15 +110,14 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
     frame, _, path = typed
     frame["score"] = np.arange(len(frame)) / 8
     columns = "head=head,relation=relation,tail=tail,weight=score"
-    partition_dataframe(
-        frame, tmp_path / "out", columns=columns, options=Options(num_parts=2, entity_types=path)
-    )
+    options = Options(num_parts=2, entity_types=path)
+    partition_dataframe(frame, tmp_path / "out", columns=columns, options=options)
     weight_of = dict(zip(rows(frame), frame["score"].tolist()))
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.has_weights
     triples = named_triples(tmp_path / "out", "train")
     assert dataset.train_weights().tolist() == [weight_of[row] for row in triples]
-    partition_dataframe(frame, tmp_path / "unweighted", options=Options(num_parts=2, entity_types=path))
+    partition_dataframe(frame, tmp_path / "unweighted", options=options)
     assert Dataset.open(tmp_path / "unweighted").fingerprint != dataset.fingerprint
     for part_id in range(2):
         table = dataset.layout().edge_table(part_id)
@@ -121,13 +125,9 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
 
 
 def test_duplicates_unseen_loops_and_isolated_entities_are_kept_and_counted(tmp_path):
-    columns = ["head", "relation", "tail"]
     train = [*[("a", "r", "b")] * 3, ("b", "r", "a"), ("a", "s", "a"), ("c", "r", "c")]
-    train, test = (
-        pd.DataFrame(train, columns=columns),
-        [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")],
-    )
-    test = pd.DataFrame(test, columns=columns)
+    test = [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")]
+    train, test = (pd.DataFrame(triples, columns=ROLES) for triples in (train, test))
     figures = partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
     assert figures["splits"] == {"train": 6, "valid": 0, "test": 3}
     assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
@@ -136,38 +136,24 @@ def test_duplicates_unseen_loops_and_isolated_entities_are_kept_and_counted(tmp_
     assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(train))
 
 
-def test_integer_ids_keep_their_numbers(tmp_path):
-    frame = pd.DataFrame({"head": [3, 1, 0, 2], "relation": [1, 0, 1, 0], "tail": [0, 2, 1, 3]})
-    (tmp_path / "r.tsv").write_text("1\tlikes\n0\tknows\n2\tnever used\n")
-    options = Options(num_parts=2, integer_ids=True, relation_map=tmp_path / "r.tsv")
-    partition_dataframe(frame, tmp_path / "out", options=options)
-    dataset = Dataset.open(tmp_path / "out")
-    assert np.array_equal(dataset.split("train"), frame.to_numpy())
-    assert list(dataset.vocabulary("entity").names) == ["0", "1", "2", "3"]
-    assert list(dataset.relations.labels.names) == ["knows", "likes", "never used"]
-    assert dataset.description["ids"] == "integers"
-
-
 SAID = "one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training"
 FEW = "19 triples are too few to split: all are for training"
 
 
 @pytest.mark.parametrize(
-    ("num", "words", "note", "sizes"),
+    ("num", "words", "notes", "sizes"),
     [
-        (240, [], SAID, (216, 12, 12)),
-        (240, ["--split", "0.6,0.2,0.2"], None, (144, 48, 48)),
-        (240, ["--split", "1"], None, (240, 0, 0)),
-        (19, [], FEW, (19, 0, 0)),
+        (240, [], [SAID], (216, 12, 12)),
+        (240, ["--split", "0.6,0.2,0.2"], [], (144, 48, 48)),
+        (240, ["--split", "1"], [], (240, 0, 0)),
+        (19, [], [FEW], (19, 0, 0)),
     ],
 )
-def test_one_set_of_triples_is_split(tmp_path, ring, call, num, words, note, sizes):
+def test_one_set_of_triples_is_split(tmp_path, ring, call, num, words, notes, sizes):
     ring[:num].to_csv(tmp_path / "all.csv", index=False)
     status, out, _ = call(tmp_path / "all.csv", *words, "--method", "random")
-    notes = out.splitlines()
-    assert status == 0
-    assert [line for line in notes if line in (SAID, FEW)] == ([note] if note else [])
-    assert "header: head is 'head', relation is 'relation', tail is 'tail'" in notes
+    assert status == 0 and "header: head is 'head', relation is 'relation', tail is 'tail'\n" in out
+    assert [line for line in out.splitlines() if line in (SAID, FEW)] == notes
     splits = [named_triples(tmp_path / "out", split) for split in ("train", "valid", "test")]
     assert sum(map(Counter, splits), Counter()) == Counter(rows(ring[:num]))
     # Five standard deviations of a binomial.
@@ -184,16 +170,14 @@ def test_splits_of_the_user_stay(tmp_path, ring):
     assert not (tmp_path / "out").exists()
 
 
-def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
+@pytest.mark.parametrize("method", ["metis", "ldg", "random"])
+def test_edges_are_balanced_in_a_skewed_graph(tmp_path, method):
     rng = np.random.default_rng(0)
-    tails = (400 * rng.random(6000) ** 3).astype(int)
-    frame = pd.DataFrame(
-        {"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000), "tail": tails}
-    )
-    for method in ("metis", "ldg", "random"):
-        options = Options(num_parts=2, method=method, overwrite=True)
-        figures = partition_dataframe(frame, tmp_path / "out", options=options)
-        assert figures["balance"]["edges"] < 1.15
+    frame = pd.DataFrame({"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000)})
+    frame["tail"] = (400 * rng.random(6000) ** 3).astype(int)
+    options = Options(num_parts=2, method=method)
+    figures = partition_dataframe(frame, tmp_path / "out", options=options)
+    assert figures["balance"]["edges"] < 1.15
 
 
 COUNTS = {
@@ -218,3 +202,140 @@ def test_counts(shared_datasets, tmp_path, call, name):
         expected = [tuple(line.rstrip("\n").split("\t")) for line in file]
     assert named_triples(tmp_path / "out", "test") == expected
     assert Dataset.open(tmp_path / "out").num_entities("entity") == entities
+
+
+def write(path: Path, *rows: tuple[str, ...]) -> Path:
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return path
+
+
+def flip_last_bit(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_flipped_bits_are_found(tmp_path):
+    """In every file of a data set and of one that was extended; oracle: zlib over the whole file."""
+    source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"))
+    extend.extend_dataset(Dataset.open(toy_dataset(2)).path, [source], tmp_path / "new", "more")
+    dataset = Dataset.open(tmp_path / "new")
+    checksums = dataset.description["checksums"]
+    arrays = [f"partitions/part{part}/{name}.npy" for part in (0, 1) for name in ("edges", "triple_ids")]
+    assert set(arrays) < set(checksums)
+    dataset.verify()
+    for name, checksum in checksums.items():
+        path = dataset.path / name
+        assert zlib.crc32(path.read_bytes()) == checksum
+        flip_last_bit(path)
+        with pytest.raises(InputError, match=re.escape(f"{path} is damaged: its CRC-32 is ")):
+            dataset.verify()
+        flip_last_bit(path)
+    # what extend.py reads is compared too
+    path = dataset.path / "partitions/part1/edges.npy"
+    flip_last_bit(path)
+    with pytest.raises(InputError, match="part1/edges.npy is damaged"):
+        extend.extend_dataset(dataset.path, [source], tmp_path / "newer", "even more")
+    shutil.rmtree(path.parent)  # a partition of another machine
+    dataset.verify()
+
+
+def parts_of(dataset: Dataset, type_: str) -> np.ndarray:
+    return dataset.layout().part_of(type_, np.asarray(dataset.layout().node_ids(type_)))
+
+
+def stored_ids(dataset: Dataset, type_: str, part: int) -> np.ndarray:
+    """Return the original ids of a partition, as rows of a checkpoint's file stand."""
+    layout = dataset.layout()
+    return np.sort(layout.original_ids(type_)[slice(*layout.node_range(type_, part))])
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_old_ids_and_partitions_stay(tmp_path, typed):
+    old = Dataset.open(toy_dataset(2, typed))
+    rows = [("e003", "turn_1", "e990"), ("e990", "spin", "e991"), ("e005", "turn_7", "e001")]
+    if typed:
+        rows = [("person3", "lives_in", "town99"), ("person90", "knows", "person1")]
+        rows.append(("person3", "saw", "town1"))
+    source = write(tmp_path / "more.tsv", *rows)
+    extend.extend_dataset(old.path, [source], tmp_path / "new", "more")
+    new = Dataset.open(tmp_path / "new")
+    assert new.edge_set_names == ["train", "more"]
+    for type_ in old.entity_types:
+        before, after = list(old.vocabulary(type_).names), list(new.vocabulary(type_).names)
+        assert after[: len(before)] == before
+        parts = parts_of(old, type_)
+        assert np.array_equal(parts, parts_of(new, type_)[: len(parts)])
+        for part in range(2):
+            # The old ones, then the new ones.
+            old_ids, new_ids = (stored_ids(dataset, type_, part) for dataset in (old, new))
+            assert np.array_equal(new_ids[: len(old_ids)], old_ids)
+            assert (new_ids[len(old_ids) :] >= len(before)).all()
+    assert new.relations.relations[: old.num_relations] == old.relations.relations
+    assert new.num_relations == old.num_relations + 1
+    assert sorted(named_triples(new.path, "train")) == sorted([*named_triples(old.path, "train"), *rows])
+    added = new.split("train")[new.edge_set_of_triples() == 1]
+    assert sorted(named(new.path, added)) == sorted(rows)
+    assert named_triples(new.path, "test") == named_triples(old.path, "test")
+    assert new.fingerprint != old.fingerprint
+    # Every triple lies in the partition of its tail.
+    owned = [new.layout().edge_table(part).triple_ids for part in range(2)]
+    assert sorted(np.concatenate(owned).tolist()) == list(range(len(new.split("train"))))
+    assert new.layout().num_nodes(RELATION) == new.num_relations
+
+
+def test_a_new_entity_goes_where_its_neighbours_are(tmp_path):
+    old = Dataset.open(toy_dataset(2))
+    names = old.vocabulary("entity")
+    for part in (0, 1):
+        near = [names[entity] for entity in np.flatnonzero(parts_of(old, "entity") == part)[:5].tolist()]
+        source = write(tmp_path / "more.tsv", *[("novum", "turn_1", entity) for entity in near])
+        extend.extend_dataset(old.path, [source], tmp_path / f"new{part}", "more")
+        new = Dataset.open(tmp_path / f"new{part}")
+        assert parts_of(new, "entity")[new.vocabulary("entity").id("novum")] == part
+
+
+def test_refusals(tmp_path):
+    old = toy_dataset(2, True)
+    source = write(tmp_path / "more.tsv", ("person1", "owns", "yacht1"))
+    with pytest.raises(InputError, match="1 new entities have no type, the first is 'yacht1'.*--entity-t"):
+        extend.extend_dataset(old, [source], tmp_path / "new", "more")
+    types = write(tmp_path / "types.tsv", ("yacht1", "ship"))
+    with pytest.raises(InputError, match="'yacht1' has the type 'ship', which the data set lacks"):
+        extend.extend_dataset(old, [source], tmp_path / "new", "more", entity_types=types)
+    with pytest.raises(InputError, match="has an edge set 'train' already"):
+        extend.extend_dataset(old, [source], tmp_path / "new", "train")
+    with pytest.raises(InputError, match="is the data set itself"):
+        extend.extend_dataset(old, [source], old, "more", overwrite=True)
+    assert not (tmp_path / "new").exists()
+    types = write(tmp_path / "types.tsv", ("yacht1", "town"))
+    figures = extend.extend_dataset(old, [source], tmp_path / "new", "more", entity_types=types)
+    assert figures["added"] == {"edge_set": "more", "triples": 1, "entities": 1, "relations": 1, "times": 0}
+
+
+def test_command_and_training_of_touched_rows(tmp_path, capsys):
+    """The script, then a run from an old one: rows that the new triples lack stay bit by bit."""
+    from dglkge.checkpoint import open_checkpoint
+    from tests.functional.job import train_alone
+
+    old = toy_dataset()
+    source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"), ("e990", "turn_7", "e005"))
+    words = ["--dataset", old, "--input", source, "--name", "more", "--output", tmp_path / "new"]
+    done = run_script(*words, script="extend.py")
+    assert done.returncode == 0, done.stderr
+    assert "edge set more: 2 triples, 1 new entities, 0 new relations" in done.stdout
+    assert extend_script.main(list(map(str, words))) == 2
+    err = capsys.readouterr().err
+    assert "exists" in err and err.count("\n") == 1
+    common = ["model.dimension=8", "training.batch_size=50", "negatives.chunk_size=10",
+              "negatives.num_uniform=10", "evaluation.split=none"]  # fmt: skip
+    train_alone(*common, f"dataset={old}", f"output={tmp_path / 'a'}", "training.num_epochs=2")
+    train_alone(
+        *common, f"dataset={tmp_path / 'new'}", f"output={tmp_path / 'b'}", "training.num_epochs=3",
+        f"checkpoint.init_path={tmp_path / 'a'}", "training.edge_sets=[more]", "training.rows=touched",
+    )  # fmt: skip
+    before, after = (open_checkpoint(tmp_path / name) for name in ("a", "b"))
+    names = Dataset.open(tmp_path / "new").vocabulary("entity")
+    moved = (before["entity"][:] != after["entity"][: len(before["entity"])]).any(1).nonzero().squeeze(1)
+    assert {names[entity] for entity in moved.tolist()} == {"e003", "e005"}
+    lines = (after.folder / "training_stats.json").read_text().splitlines()
+    assert [json.loads(line)["stats"]["count"] for line in lines] == [2, 2, 2]

@@ -28,16 +28,12 @@ NO_LIMIT = 9223372036854771712  # what version 1 shows
 
 
 def process(folder: Path, groups: str, *mounts: str) -> Path:
-    """Return a folder like /proc/self."""
     (folder / "cgroup").write_text(groups)
-    (folder / "mountinfo").write_text(
-        "23 1 0:2 / / rw - ext4 /dev/vda rw\n" + "".join(f"{m}\n" for m in mounts)
-    )
+    (folder / "mountinfo").write_text("\n".join(["23 1 0:2 / / rw - ext4 /dev/vda rw", *mounts, ""]))
     return folder
 
 
 def first(folder: Path, controllers: str, root: str = "/") -> str:
-    """Return a line of mountinfo for version 1."""
     return f"31 23 0:28 {root} {folder} rw,relatime shared:9 master:2 - cgroup cgroup rw,{controllers}"
 
 
@@ -58,12 +54,8 @@ def test_version_2_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
     write(root, memory_stat="inactive_file 1")  # the root has no limit and no counters
     write(root / "pod/box", memory_max="max", memory_current=MIB, memory_stat="anon 5\ninactive_file 7")
     assert free_memory(me) is None
-    write(
-        root / "pod",
-        memory_max=50 * MIB,
-        memory_current=40 * MIB,
-        memory_stat=f"anon 1\ninactive_file {6 * MIB}\nactive_file {4 * MIB}",
-    )
+    files = f"anon 1\ninactive_file {6 * MIB}\nactive_file {4 * MIB}"
+    write(root / "pod", memory_max=50 * MIB, memory_current=40 * MIB, memory_stat=files)
     assert free_memory(me) == 20 * MIB  # 50 - 40, and 10 of the 40 are files that can go
     write(root / "pod/box", memory_max=3 * MIB)
     assert free_memory(me) == 2 * MIB + 7
@@ -73,61 +65,53 @@ def test_version_2_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
 
 def test_version_1_has_other_names_and_no_word_for_unlimited(tmp_path: Path) -> None:
     root = tmp_path / "memory tree"
-    text = str(root).replace(" ", "\\040")
-    me = process(
-        tmp_path, "4:memory,hugetlb:/job\n1:cpu,cpuacct:/\n0::/\n", first(Path(text), "memory,hugetlb")
-    )
+    mount = first(Path(str(root).replace(" ", "\\040")), "memory,hugetlb")
+    me = process(tmp_path, "4:memory,hugetlb:/job\n1:cpu,cpuacct:/\n0::/\n", mount)
     statistics = f"inactive_file 1\ntotal_inactive_file {MIB - 3}\nactive_file 1\ntotal_active_file 3"
     unlimited = {"memory_limit_in_bytes": NO_LIMIT, "memory_usage_in_bytes": MIB, "memory_stat": statistics}
-    write(root, **unlimited)
-    write(root / "job", **unlimited)
+    for folder in (root, root / "job"):
+        write(folder, **unlimited)
     assert free_memory(me) is None
-    write(root / "job", memory_limit_in_bytes=4 * MIB)
-    assert free_memory(me) == 4 * MIB
-    write(root, memory_limit_in_bytes=2 * MIB)
-    assert free_memory(me) == 2 * MIB
+    for folder, limit in ((root / "job", 4 * MIB), (root, 2 * MIB)):
+        write(folder, memory_limit_in_bytes=limit)
+        assert free_memory(me) == limit
 
 
 def test_quota_of_both_versions(tmp_path: Path) -> None:
-    root = tmp_path / "cpu"
-    me = process(
-        tmp_path, "1:cpu,cpuacct:/job\n0::/\n", first(root, "cpu,cpuacct"), second(tmp_path / "unified")
-    )
-    write(root, cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
-    write(root / "job", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
+    root, unified = tmp_path / "cpu", tmp_path / "unified"
+    me = process(tmp_path, "1:cpu,cpuacct:/job\n0::/\n", first(root, "cpu,cpuacct"), second(unified))
+    for folder in (root, root / "job"):
+        write(folder, cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
     assert quota_of_cores(me) is None
     write(root / "job", cpu_cfs_quota_us=250000)
     assert quota_of_cores(me) == 2.5
-    write(tmp_path / "unified", cpu_max="max 100000")
-    assert quota_of_cores(me) == 2.5
-    write(tmp_path / "unified", cpu_max="50000 100000")
-    assert quota_of_cores(me) == 0.5
+    for text, expected in (("max 100000", 2.5), ("50000 100000", 0.5)):
+        write(unified, cpu_max=text)
+        assert quota_of_cores(me) == expected
+    for cores, quota, expected in ((4, None, 4), (4, 8.0, 4), (4, 3.9, 3), (4, 0.1, 1), (1, 2, 1)):
+        assert cores_to_use(range(cores), quota) == expected
 
 
-def test_a_container_without_a_namespace_of_its_own(tmp_path: Path) -> None:
+def test_a_container_without_a_namespace_of_its_own() -> None:
     """Its group is named from the host's root, and its mount begins at that group or anywhere else."""
-    for root in ("/docker/abc", "/elsewhere"):
-        (tree,) = hierarchies("memory", "0::/docker/abc", second(Path("/sys/fs/cgroup"), root))
-        assert tree.folders == (Path("/sys/fs/cgroup"),)
-    (tree,) = hierarchies("memory", "0::/docker/abc/sub", second(Path("/sys/fs/cgroup"), "/docker/abc"))
-    assert tree.folders == (Path("/sys/fs/cgroup/sub"), Path("/sys/fs/cgroup"))
+    top = Path("/sys/fs/cgroup")
+    for group, root, folders in (
+        ("/docker/abc", "/docker/abc", (top,)),
+        ("/docker/abc", "/elsewhere", (top,)),
+        ("/docker/abc/sub", "/docker/abc", (top / "sub", top)),
+    ):
+        (tree,) = hierarchies("memory", f"0::{group}", second(top, root))
+        assert tree.folders == folders
     # a process that was moved out of its own namespace's root
-    (tree,) = hierarchies("memory", "0::/../other", second(Path("/sys/fs/cgroup")))
-    assert tree.folders[-1] == Path("/sys/fs/cgroup")
+    (tree,) = hierarchies("memory", "0::/../other", second(top))
+    assert tree.folders[-1] == top
 
 
 def test_no_control_groups_at_all(tmp_path: Path) -> None:
-    assert free_memory(tmp_path / "none") is None and quota_of_cores(tmp_path / "none") is None
-    me = process(tmp_path, "", second(tmp_path / "tree"))
-    assert free_memory(me) is None and quota_of_cores(me) is None
-    me = process(tmp_path, "0::/\n", second(tmp_path / "tree"))
     write(tmp_path / "tree", memory_max="abc", memory_current="", cpu_max="1")
-    assert free_memory(me) is None and quota_of_cores(me) is None
-
-
-def test_cores() -> None:
-    for cores, quota, expected in ((4, None, 4), (4, 8.0, 4), (4, 3.9, 3), (4, 0.1, 1), (1, 2, 1)):
-        assert cores_to_use(range(cores), quota) == expected
+    for groups in (None, "", "0::/\n"):
+        me = tmp_path / "none" if groups is None else process(tmp_path, groups, second(tmp_path / "tree"))
+        assert free_memory(me) is None and quota_of_cores(me) is None
 
 
 LIMITED = """
@@ -144,10 +128,8 @@ def test_a_group_of_this_machine() -> None:
     """A child enters groups of version 1 with a limit and a quota: the kernel's own files are read."""
     made = []
     try:
-        for controller, name, value in (
-            ("memory", "memory.limit_in_bytes", 64 * MIB),
-            ("cpu", "cpu.cfs_quota_us", 100_000),
-        ):
+        for limit, value in (("memory/memory.limit_in_bytes", 64 * MIB), ("cpu/cpu.cfs_quota_us", 100_000)):
+            controller, _, name = limit.partition("/")
             folder = Path("/sys/fs/cgroup") / controller / f"dglkge-test-{os.getpid()}"
             try:
                 folder.mkdir()
@@ -155,10 +137,8 @@ def test_a_group_of_this_machine() -> None:
                 (folder / name).write_text(str(value))
             except OSError as error:
                 pytest.skip(f"no group of version 1 can be made in {folder.parent}: {error.strerror}")
-        places = [str(folder / "cgroup.procs") for folder in made]
-        done = subprocess.run(
-            [sys.executable, "-c", LIMITED, *places], capture_output=True, text=True, timeout=60
-        )
+        command = [sys.executable, "-c", LIMITED, *(str(folder / "cgroup.procs") for folder in made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         cores, memory = map(int, done.stdout.split())
         assert cores == 1 and 0 < memory < 64 * MIB
@@ -167,16 +147,12 @@ def test_a_group_of_this_machine() -> None:
             folder.rmdir()
 
 
-def info(folder: Path, available_kib: int) -> Path:
-    path = folder / "meminfo"
-    path.write_text(f"MemTotal:  9999999 kB\nMemAvailable: {available_kib} kB\nHugePages_Total:   0\n")
-    return path
-
-
 def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal:  9999999 kB\nMemAvailable: 2048 kB\nHugePages_Total:   0\n")
     for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
         monkeypatch.setattr(host, "free_memory", lambda process, free=allowed: free)
-        assert available_memory(info(tmp_path, 2048)) == expected
+        assert available_memory(path) == expected
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -187,37 +163,28 @@ def test_this_machine(tmp_path: Path) -> None:
     assert there.shared_memory_bytes == pytest.approx(shared.f_bavail * shared.f_frsize, rel=0.05)
 
 
-def planned(memory: int, shared: int, base: int, mapped: int) -> PlannedHost:
-    return PlannedHost(0, (("all", memory),), shared, base, mapped, 0)
-
-
-@pytest.mark.parametrize(
-    "memory, shared, has_started, words",
-    [
+def test_misfits() -> None:
+    for memory, shared, has_started, expected in (
         (100, 10, False, []),
-        (111, 10, False, ["111 B of memory are needed and 100 B are there"]),  # 10 of 121 are mapped files
-        (131, 10, True, ["111 B of memory"]),  # 20 of base are there already
-        (130, 10, True, ["110 B of memory"]),
+        # 10 of 121 are mapped files
+        (111, 10, False, ["111 B of memory are needed and 100 B are there"]),
+        (131, 10, True, ["111 B of memory are needed and 100 B are there"]),  # 20 of base are there already
+        (130, 10, True, ["110 B of memory are needed and 100 B are there"]),
         (120, 10, True, []),
         (50, 51, False, ["51 B of /dev/shm are needed and 50 B are there"]),
-        (500, 51, False, ["of memory", "of /dev/shm"]),
-    ],
-)
-def test_misfits(memory: int, shared: int, has_started: bool, words: list[str]) -> None:
-    there = HostMemory(100, 50, 0)
-    mapped = 10 if not has_started else 0
-    problems = misfits(planned(memory + mapped, shared, 20, mapped), there, has_started)
-    assert len(problems) == len(words)
-    for text, word in zip(problems, words):
-        assert word in text
+        (101, 51, False, ["101 B of memory are needed and 100 B are there",
+                          "51 B of /dev/shm are needed and 50 B are there"]),
+    ):  # fmt: skip
+        mapped = 0 if has_started else 10
+        planned = PlannedHost(0, (("all", memory + mapped),), shared, 20, mapped, 0)
+        assert misfits(planned, HostMemory(100, 50, 0), has_started) == expected
 
 
 def test_tables_in_files_need_no_memory_of_their_own() -> None:
     memory = (("tables", 80), ("graph of DGL's servers", 10), ("batches and ranking", 30))
-    host_ = PlannedHost(0, memory, 90, 0, 0, 0, structure_bytes=10, file_bytes=80)
-    assert host_.memory_bytes == 120
-    assert misfits(host_, HostMemory(40, 10, 0), in_files=True) == []  # batches, and the graph's structure
-    assert misfits(host_, HostMemory(39, 10, 0), in_files=True) == [
-        "40 B of memory are needed and 39 B are there"
-    ]
-    assert misfits(host_, HostMemory(119, 90, 0)) == ["120 B of memory are needed and 119 B are there"]
+    planned = PlannedHost(0, memory, 90, 0, 0, 0, structure_bytes=10, file_bytes=80)
+    assert planned.memory_bytes == 120
+    assert misfits(planned, HostMemory(40, 10, 0), in_files=True) == []  # batches, and the graph's structure
+    (problem,) = misfits(planned, HostMemory(39, 10, 0), in_files=True)
+    assert problem == "40 B of memory are needed and 39 B are there"
+    assert misfits(planned, HostMemory(119, 90, 0)) == ["120 B of memory are needed and 119 B are there"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from dglkge.data.known_triples import open_known_index
 from dglkge.evaluation import evaluator, ranking
 from dglkge.model.functions import autograd
 from dglkge.planning import memory as memory_plan
-from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory
+from dglkge.planning.memory import MIB, PlannedHost, ProcessBase, describe_hosts, plan_memory
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
@@ -35,54 +36,38 @@ def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, nu
     return dict(host.memory)[name]
 
 
-@pytest.mark.parametrize(
-    "optimizer, averaging, copies",
-    [
+def test_tables_and_state_are_as_large_as_arrays() -> None:
+    size, background = one_part(), "checkpoint's background copy"
+    rows = np.empty((100_000, 200), np.float32).nbytes
+    for optimizer, averaging, copies in (
         ("row_adagrad", "null", 1),
         ("sparse_adagrad", "null", 2),
         ("sparse_adam", "null", 3),
         ("sparse_adam", "2", 4),
-    ],
-)
-def test_tables_and_state_are_as_large_as_arrays(optimizer: str, averaging: str, copies: int) -> None:
-    size = one_part()
-    rows = np.empty((100_000, 200), np.float32).nbytes
-    settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
-    num_bytes = item(size, "tables", *settings) + item(size, "optimizer state", *settings)
-    assert num_bytes == pytest.approx(copies * rows, rel=0.01)
-    assert item(size, "checkpoint's background copy", *settings) == num_bytes
-    assert item(size, "checkpoint's background copy", *settings, "checkpoint.background=false") == 0
-    # A copy of tables that were put on a disk would not fit: training waits for the commit.
-    assert item(size, "checkpoint's background copy", *settings, "tables.storage=disk") == 0
-    (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
-    assert host.disk_bytes == 2 * num_bytes
+    ):
+        settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
+        (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
+        memory = dict(host.memory)
+        num_bytes = memory["tables"] + memory["optimizer state"]
+        assert num_bytes == pytest.approx(copies * rows, rel=0.01)
+        assert memory[background] == num_bytes and host.disk_bytes == 2 * num_bytes
+        # A copy of tables that were put on a disk would not fit: training waits for the commit.
+        for without_copy in ("checkpoint.background=false", "tables.storage=disk"):
+            assert item(size, background, *settings, without_copy) == 0
 
 
-def test_only_servers_need_shared_memory() -> None:
-    size = one_part()
-    (alone,) = plan_memory(config(), size, 1, 0, BASE)
-    (served,) = plan_memory(config(), size, 1, 1, BASE)
-    assert alone.shared_memory_bytes == 0
-    assert dict(alone.memory)["tables"] == dict(served.memory)["tables"]
-    assert dict(alone.memory)["graph of DGL's servers"] == 0
-    names = ("tables", "optimizer state", "graph of DGL's servers")
-    assert served.shared_memory_bytes == sum(dict(served.memory)[name] for name in names)
-
-
-def test_processes_are_counted() -> None:
-    size = one_part()
-    planned_bytes = {
-        (trainers, servers): item(
-            size, "interpreters and libraries", num_trainers=trainers, num_servers=servers
-        )
-        for trainers, servers in ((1, 0), (1, 1), (3, 2))
-    }
+def test_processes_are_counted_and_only_servers_need_shared_memory() -> None:
+    (alone,) = plan_memory(config(), one_part(), 1, 0, BASE)
+    (served,) = plan_memory(config(), one_part(), 3, 2, BASE)
+    memory = dict(served.memory)
+    graph = "graph of DGL's servers"
+    assert (alone.shared_memory_bytes, dict(alone.memory)[graph]) == (0, 0)
+    assert served.shared_memory_bytes == sum(memory[name] for name in ("tables", "optimizer state", graph))
+    assert dict(alone.memory)["tables"] == memory["tables"]
     launcher = memory_plan.LAUNCHER_BYTES + memory_plan.NODE_PROGRAM_BYTES
-    assert planned_bytes[1, 0] == 1010 * MIB
-    assert planned_bytes[3, 2] == 3210 * MIB + launcher
-    (host,) = plan_memory(config(), size, 3, 2, BASE)
-    assert host.base_bytes == planned_bytes[3, 2]
-    assert host.memory_bytes == sum(num_bytes for _, num_bytes in host.memory)
+    assert dict(alone.memory)["interpreters and libraries"] == 1010 * MIB
+    assert memory["interpreters and libraries"] == served.base_bytes == 3210 * MIB + launcher
+    assert served.memory_bytes == sum(memory.values())
 
 
 def test_batch_buffers_by_hand() -> None:
@@ -101,24 +86,24 @@ def test_batch_buffers_by_hand() -> None:
 @pytest.mark.parametrize("name, width", [("rescal", 100**2), ("tucker", 100)])
 def test_rows_of_relations_that_a_group_shares_are_counted_once(name: str, width: int) -> None:
     """Of 10 relations a batch of 4 chunks holds 40 rows, not one for each of its 1,000 triples."""
-    settings = ("model.dimension=100", "training.batch_size=1000", "negatives.chunk_size=250",
-              "evaluation.split=none", "model.reciprocal_relations=false")  # fmt: skip
-    shared, apart = (
-        one_part(),
-        dataclasses.replace(one_part(), parts=(PartSize({"entity": 100_000, RELATION: 1000}, 1_000_000),)),
-    )
-    configured = config(f"model.score_function={name}", *settings)
-    few, many = (memory_plan.batch_bytes(configured, size, 1) for size in (shared, apart))
+    configured = config(f"model.score_function={name}", "model.dimension=100", "training.batch_size=1000",
+                        "negatives.chunk_size=250", "model.reciprocal_relations=false")  # fmt: skip
+    part = PartSize({"entity": 100_000, RELATION: 1000}, 1_000_000)
+    few, many = one_part(), dataclasses.replace(one_part(), parts=(part,))
+
+    def added(num_bytes: Callable[..., int], *arguments: int) -> int:
+        return num_bytes(configured, many, *arguments) - num_bytes(configured, few, *arguments)
+
     # Rows and gradients, twice: as they are found, and the copies that autograd reads.
-    assert many - few == pytest.approx(1.125 * 2 * 2 * 4 * (1000 - 40) * width, rel=0.01)
-    few, many = (memory_plan.exchange_bytes(configured, size, 4) for size in (shared, apart))
-    assert many - few == 2 * 4 * (250 - 40) * width
-    few, many = (memory_plan.device_bytes(configured, size, 0, 1) for size in (shared, apart))
-    assert many - few == pytest.approx(1.125 * 4 * 4 * (1000 - 40) * width, rel=0.01)
+    numbers = 2 * 2 * (1000 - 40) * width
+    assert added(memory_plan.batch_bytes, 1) == pytest.approx(1.125 * 4 * numbers, rel=0.01)
+    assert added(memory_plan.device_bytes, 0, 1) == pytest.approx(1.125 * 4 * numbers, rel=0.01)
+    assert added(memory_plan.exchange_bytes, 4) == 2 * 4 * (250 - 40) * width
 
 
 def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
-    small = ("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30")
+    small = ("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30",
+             "training.matmul_dtype=float32")  # fmt: skip
 
     def rows(*settings: str) -> int:
         return memory_plan.batch_rows(config(*small, *settings), 1)[0] - 160
@@ -126,32 +111,31 @@ def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
     assert rows() == rows("negatives.num_for_heads=30") == rows("negatives.num_for_heads=0") == 30
     assert rows("negatives.num_for_heads=7") == 37
     assert rows("negatives.num_for_heads=7", "negatives.num_for_tails=9") == 16
-    both, tails = (
-        memory_plan.batch_bytes(config(*small, "training.matmul_dtype=float32", more), one_part(), 1)
-        for more in ("seed=1", "negatives.num_for_heads=0")
-    )
+    both = memory_plan.batch_bytes(config(*small), one_part(), 1)
+    tails = memory_plan.batch_bytes(config(*small, "negatives.num_for_heads=0"), one_part(), 1)
     assert both - tails == pytest.approx(1.125 * 4 * 80 * 30, abs=1)
+    everything = config("negatives.name=all_entities", "training.batch_size=80", "negatives.num_for_tails=0")
+    assert memory_plan.batch_rows(everything, 2, one_part())[0] == 80 + 100_000
+    assert memory_plan.negatives_per_side(everything, one_part()) == [100_000]
 
 
-def test_all_entities_as_negatives_are_counted() -> None:
-    settings = config("negatives.name=all_entities", "training.batch_size=80", "negatives.num_for_tails=0")
-    assert memory_plan.batch_rows(settings, 2, one_part())[0] == 80 + 100_000
-    assert memory_plan.negatives_per_side(settings, one_part()) == [100_000]
+def test_masks_are_counted_once_and_degrees_for_each_trainer(tmp_path: Path) -> None:
+    def known(*settings: str, num_trainers: int = 1) -> int:
+        return item(one_part(), "known answers and degrees", *settings, num_trainers=num_trainers)
 
-
-def test_masks_are_counted_once_and_degrees_for_each_trainer() -> None:
-    size = one_part()
-    name = "known answers and degrees"
-    assert item(size, name) == 0
-    # The index, the sort of its largest relation, and a chunk.
+    # The index, the sort of its largest relation, and a chunk; ranking maps that of the other splits as well.
     masks = (16 + 8 + 64) * 1_000_000
-    assert item(size, name, "negatives.mask_known=true", num_trainers=2) == masks
-    # Ranking maps the index of the other splits as well.
-    filtered = item(size, name, "negatives.mask_known=true", "evaluation.split=test")
-    assert filtered == masks + 16 * 10_000
+    assert known() == 0 and known("negatives.mask_known=true", num_trainers=2) == masks
+    assert known("negatives.mask_known=true", "evaluation.split=test") == masks + 16 * 10_000
     degrees = 100_000 * memory_plan.DEGREE_BYTES
-    assert item(size, name, "negatives.degree_power=1") == degrees
-    assert item(size, name, "negatives.degree_power=1", "negatives.num_for_heads=5") == 2 * degrees
+    assert known("negatives.degree_power=1") == degrees
+    assert known("negatives.degree_power=1", "negatives.num_for_heads=5") == 2 * degrees
+    # The constant against the size of a file of 100,000 triples of one relation.
+    triples = np.zeros((100_000, 3), np.int64)
+    triples[:, 0] = np.arange(100_000)
+    open_known_index(tmp_path, "train", "source", triples, 1)
+    size = (tmp_path / "known_train.index").stat().st_size
+    assert 0 <= size - memory_plan.KNOWN_TRIPLE_BYTES * 100_000 < 5000
 
 
 def test_tables_in_files_are_no_memory_that_must_be_free() -> None:
@@ -159,11 +143,9 @@ def test_tables_in_files_are_no_memory_that_must_be_free() -> None:
     tables = 4 * 200 * 100_000
     for num_servers in (0, 1):
         (host,) = plan_memory(config("model.dimension=200"), one_part(), 1, num_servers, BASE)
-        assert "temporary copy while tables are created" not in dict(host.memory)
-        assert (
-            tables < host.file_bytes == host.needed_bytes(in_files=False) - host.needed_bytes(in_files=True)
-        )
-        assert host.needed_bytes(in_files=True) < host.memory_bytes - host.mapped_bytes - tables
+        needed = host.needed_bytes(in_files=True)
+        assert tables < host.file_bytes == host.needed_bytes(in_files=False) - needed
+        assert needed < host.memory_bytes - host.mapped_bytes - tables
     assert host.file_bytes == host.shared_memory_bytes - host.structure_bytes
 
 
@@ -201,91 +183,69 @@ def test_candidates_by_hand() -> None:
     assert 0 < memory_plan.candidate_bytes(sampled, one_part(), 2) < expected
 
 
-def test_ranking_counts_when_it_is_the_larger() -> None:
-    size, name = one_part(), "batches and ranking"
-    small = ("training.batch_size=10", "evaluation.batch_size=5000")
-    assert item(size, name, *small, "evaluation.split=test") > 4 * 8 * 400 * 5000
-    assert item(size, name, *small) < 4 * 8 * 400 * 5000
-
-
-def test_few_queries_take_little() -> None:
+def test_queries_of_the_ranking_are_counted_and_only_when_they_are_more() -> None:
     """Four float64 rows of 400 numbers for each query, no more queries than a batch or the split has."""
-    size = one_part(num_edges=10)  # 5,000 test triples
-
-    def of(*settings: str) -> int:
-        ranked = config("evaluation.split=test", "evaluation.filtered=false", *settings)
-        return memory_plan.ranking_bytes(ranked, size) - memory_plan.RANKING_TILE_BYTES
-
-    assert of("evaluation.batch_size=10000") == 4 * 8 * 400 * 5000
-    assert of("evaluation.batch_size=100") == 4 * 8 * 400 * 100
-    assert of("evaluation.max_triples=7") == 4 * 8 * 400 * 7
-
-
-def test_known_answers_take_what_is_planned(tmp_path: Path) -> None:
-    """The constant against the size of a file of 100,000 triples of one relation."""
-    triples = np.zeros((100_000, 3), np.int64)
-    triples[:, 0] = np.arange(100_000)
-    open_known_index(tmp_path, "train", "source", triples, 1)
-    size = (tmp_path / "known_train.index").stat().st_size
-    assert 0 <= size - memory_plan.KNOWN_TRIPLE_BYTES * 100_000 < 5000
+    small = ("training.batch_size=10", "evaluation.batch_size=5000")
+    ranked = item(one_part(), "batches and ranking", *small, "evaluation.split=test")
+    assert item(one_part(), "batches and ranking", *small) < 4 * 8 * 400 * 5000 < ranked
+    for setting, num_queries in (("batch_size=10000", 5000), ("batch_size=100", 100), ("max_triples=7", 7)):
+        ranking = config("evaluation.split=test", "evaluation.filtered=false", f"evaluation.{setting}")
+        num_bytes = memory_plan.ranking_bytes(ranking, one_part(num_edges=10))
+        assert num_bytes == memory_plan.RANKING_TILE_BYTES + 4 * 8 * 400 * num_queries
 
 
 def test_each_machine_of_a_cluster() -> None:
-    size = read_dataset_size(toy_dataset(2))
-    hosts = plan_memory(config(), size, 2, 1, BASE)
+    hosts = plan_memory(config(), read_dataset_size(toy_dataset(2)), 2, 1, BASE)
     assert [host.machine for host in hosts] == [0, 1]
-    both = sum(dict(host.memory)["tables"] for host in hosts)
     rows = 4 * 400 * (60 + 2 * 4)
-    assert rows <= both <= rows + 4 * 4096
+    assert rows <= sum(dict(host.memory)["tables"] for host in hosts) <= rows + 4 * 4096
 
 
-def test_kept_versions_are_on_the_disk() -> None:
-    def disk(*settings: str) -> int:
-        return plan_memory(config("training.num_epochs=10", *settings), one_part(), 1, 1)[0].disk_bytes
+def test_kept_versions_are_on_the_disk_and_every_figure_is_described() -> None:
+    def planned(*settings: str) -> PlannedHost:
+        (host,) = plan_memory(config("training.num_epochs=10", *settings), one_part(), 1, 1, BASE)
+        return host
 
-    assert disk("checkpoint.keep_every_epochs=3") == 5 * disk() // 2  # two and three kept
-    assert disk("checkpoint.keep_best=true") == 3 * disk() // 2
-
-
-def test_description_has_every_figure() -> None:
-    text = describe_hosts(plan_memory(config(), one_part(), 1, 1, BASE))
+    version = planned().disk_bytes // 2
+    assert planned("checkpoint.keep_every_epochs=3").disk_bytes == 5 * version  # two and three kept
+    assert planned("checkpoint.keep_best=true").disk_bytes == 3 * version
+    text = describe_hosts([planned()])
     assert text.startswith("machine 0:\n  tables ")
-    assert "152.6 MiB" in text  # 100,000 rows of 400 float32
-    for word in ("in /dev/shm", "memory, all processes", "disk for the checkpoint"):
-        assert word in text
+    # 100,000 rows of 400 float32
+    for words in ("152.6 MiB", "in /dev/shm", "memory, all processes", "disk for the checkpoint"):
+        assert words in text
 
 
 def test_wide_queries_are_counted() -> None:
     """1,000 triples with queries of 64 + 64 * 64 numbers, and relations of two of these, with gradients."""
-    size, query = one_part(), 64 + 64 * 64
-    settings = ("model.dimension=64", "training.batch_size=1000", "negatives.num_uniform=10")
-    wide = item(size, "batches and ranking", *settings, "model.score_function=transr")
-    narrow = item(size, "batches and ranking", *settings, "model.score_function=transe_l2")
+    wide, narrow = (
+        item(one_part(), "batches and ranking", "model.dimension=64", "training.batch_size=1000",
+             "negatives.num_uniform=10", f"model.score_function={name}")
+        for name in ("transr", "transe_l2")
+    )  # fmt: skip
     # Relation rows and their gradients, and autograd's copies of both, are 4 times twice a query.
-    more = 4 * 1000 * 2 * (query - 64) * 4 + 4 * 1000 * (query - 64) * 4
+    more = 4 * 1000 * 2 * 64 * 64 * 4 + 4 * 1000 * 64 * 64 * 4
     assert wide - narrow == pytest.approx(1.125 * more, rel=1e-6)
 
 
 def test_dense_parameters_are_counted() -> None:
     """A core of 20 x 20 x 5 on each of 3 trainers; values and moments once more for the writer."""
-    settings = ("model.dimension=20", "model.score_function={name: tucker, relation_dimension: 5}")
-    assert item(one_part(), "dense parameters", *settings, num_trainers=3) == 2000 * (3 * 40 + 12)
+
+    def dense(*settings: str, num_trainers: int = 1) -> int:
+        core = ("model.dimension=20", "model.score_function={name: tucker, relation_dimension: 5}")
+        return item(one_part(), "dense parameters", *core, *settings, num_trainers=num_trainers)
+
     assert item(one_part(), "dense parameters") == 0
+    assert dense(num_trainers=3) == 2000 * (3 * 40 + 12)
     # 12 bytes of all during a batch; 32 of a slice; messages of at most all of them; FSDP itself.
-    sharded = (*settings, "dense.sharding=fsdp")
     trainer_bytes = 2000 * (12 + 2 * 4) + 667 * 32 + 44 * 2**20
-    assert item(one_part(), "dense parameters", *sharded, num_trainers=3) == 3 * trainer_bytes + 2000 * 12
-    assert item(one_part(), "dense parameters", *sharded) == 2000 * (40 + 12)  # one trainer has them all
-    convolved = ("model.dimension=201", "training.batch_size=100", "negatives.num_uniform=10")
+    assert dense("dense.sharding=fsdp", num_trainers=3) == 3 * trainer_bytes + 2000 * 12
+    assert dense("dense.sharding=fsdp") == 2000 * (40 + 12)  # one trainer has them all
     more, less = (
-        item(
-            one_part(),
-            "batches and ranking",
-            *convolved,
-            f"model.score_function={{name: conve, channels: {c}}}",
-        )
-        for c in (8, 4)
-    )
+        item(one_part(), "batches and ranking", "model.dimension=201", "training.batch_size=100",
+             "negatives.num_uniform=10", f"model.score_function={{name: conve, channels: {channels}}}")
+        for channels in (8, 4)
+    )  # fmt: skip
     # 18 x 18 outputs of each filter, 4 times, of both sides and with gradients.
     assert more - less == pytest.approx(1.125 * 3 * 100 * 4 * 4 * 18 * 18 * 4, rel=1e-6)
 
@@ -309,23 +269,22 @@ def test_memory_of_a_gpu_has_every_array_of_a_batch() -> None:
 def test_memory_of_a_gpu_that_holds_tables() -> None:
     """Its share of rows and state of every table, and what is exchanged; objectives copy no row then."""
     held = ("training.device=cuda", "tables.storage=device", "model.dimension=200", "evaluation.split=none")
-    sampled = ("training.batch_size=100", "negatives.chunk_size=100", "negatives.num_uniform=50")
+    sampled = (*held, "training.batch_size=100", "negatives.chunk_size=100", "negatives.num_uniform=50")
     size = one_part(10_000_000)
-    relations = size.num_rows[RELATION]
-    shard = 2 * 4 * (10_000_000 * 200 + relations * 400)
-    before = on_device(*sampled, *held, "tables.storage=memory", size=size)
-    num_bytes = on_device(*held, *sampled, size=size)
+    shard = 2 * 4 * (10_000_000 * 200 + size.num_rows[RELATION] * 400)
+    before = on_device(*sampled, "tables.storage=memory", size=size)
+    num_bytes = on_device(*sampled, size=size)
     rows = 4 * 4 * ((2 * 100 + 50) * 200 + 100 * 400)
     # A single trainer draws its batches there.
     edges = 12 * size.splits[TRAIN]
     assert num_bytes == pytest.approx(before + shard + 2 * rows + edges, rel=1e-6)
-    assert on_device(*held, *sampled, size=size, num_trainers=4) == pytest.approx(shard / 4, rel=0.01)
+    assert on_device(*sampled, size=size, num_trainers=4) == pytest.approx(shard / 4, rel=0.01)
     # With one number of state a row, half of it; Adam has two and a step.
-    assert on_device(*held, *sampled, "optimizer.name=row_adagrad", size=size) < 0.51 * num_bytes
-    assert on_device(*held, *sampled, "optimizer.name=sparse_adam", size=size) > 1.49 * num_bytes
-    one_vs_all = ("training.objective=one_vs_all", "training.batch_size=10")
+    assert on_device(*sampled, "optimizer.name=row_adagrad", size=size) < 0.51 * num_bytes
+    assert on_device(*sampled, "optimizer.name=sparse_adam", size=size) > 1.49 * num_bytes
     gradients = 4 * 200 * 10_000_000
-    assert on_device(*held, *one_vs_all, size=size) >= shard + gradients
+    one_vs_all = on_device(*held, "training.objective=one_vs_all", "training.batch_size=10", size=size)
+    assert one_vs_all >= shard + gradients
 
 
 def test_memory_of_a_gpu_bounds_candidates_and_rankings() -> None:
@@ -347,9 +306,7 @@ def test_limits_on_a_device_are_those_of_the_ranking() -> None:
     assert memory_plan.DEVICE_DISTANCE_NUMBERS == autograd.DEVICE_BLOCK_NUMBERS
     # 1,000 triples in one chunk by 1,000 negatives by 200 numbers are more than a block.
     sets = ("model.dimension=200", "negatives.chunk_size=1000", "negatives.num_uniform=1000",
-            "training.batch_size=1000", "evaluation.split=none")  # fmt: skip
-    num_bytes = [
-        memory_plan.device_bytes(config(f"model.score_function={name}", *sets), one_part(), 0, 1)
-        for name in ("transe_l1", "distmult")
-    ]
-    assert num_bytes[0] - num_bytes[1] == 8 * 2**25
+            "training.batch_size=1000")  # fmt: skip
+    differences = on_device(*sets, "model.score_function=transe_l1")
+    products = on_device(*sets, "model.score_function=distmult")
+    assert differences - products == 8 * 2**25
