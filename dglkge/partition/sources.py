@@ -20,8 +20,9 @@ from dglkge.data.public_data import PublicData, find_public, local_folder, publi
 from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header, parse_columns
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError, unknown_name
+from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, ingest
-from dglkge.partition.options import Options
+from dglkge.partition.options import TABLE, Options
 from dglkge.partition.readers.dgl_graph import numbered_graph
 from dglkge.partition.readers.files import WORDS, read_files
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
@@ -76,12 +77,12 @@ def read_source(
     }
     tables = {split: _table(triples, split, options) for split, triples in splits.items()}
     numbered = {split: triples for split, triples in tables.items() if isinstance(triples, Numbered)}
-    if not numbered:
-        return _read_frames(tables, options)
     other = next((split for split in tables if split not in numbered), None)
-    if other is not None:
+    if numbered and other is not None:
         raise InputError(f"train has ids and {other} has names; give both in one form")
-    return joined(numbered)
+    reading = joined(numbered) if numbered else _read_frames(tables, options)
+    take_types(reading, options, TABLE)
+    return reading
 
 
 def check_kind(source: Any, name: str) -> None:

@@ -150,6 +150,15 @@ def test_graphs_with_types():
     assert list(reading.triples.entities) == ["0", "1", "0", "1", "2"]
     assert sorted(ids(reading)) == [(1, 0, 0), (2, 0, 1), (4, 0, 0)]
     assert list(reading.triples.relations) == ["likes"]
+    with pytest.raises(InputError, match="the input has entity types of its own"):
+        read(data, Options(reading=ReadingOptions(types_from="type")))
+
+
+def test_types_from_a_relation():
+    kinds = [(name, "type", kind) for name, kind in zip(("Alice", "Bob", "Carol"), "xyx")]
+    reading = read([*ROWS, *kinds], Options(reading=ReadingOptions(types_from="type")))
+    assert reading.types[0] == ["x", "y"]
+    assert list(reading.triples.relations) == ["knows", "likes"] and len(reading.triples.splits["train"]) == 3
 
 
 def test_pytorch_geometric_itself():

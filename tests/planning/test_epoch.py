@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_rows_alone() -> None:
     assert seconds(FAST_PRODUCTS, "model.score_function=rotate") > seconds(FAST_PRODUCTS)
 
 
-PART = PartSize({"person": 1000, "place": 100, RELATION: 5}, 10_000)
+PART = PartSize({"person": 1000, "place": 100, RELATION: 5}, 0)
 ONE_TYPE, TWO_TYPES = [("person", "person")], [("person", "person"), ("person", "place")]
 ROW_BYTES = 4 * (8 + 8)
 """Eight numbers and Adagrad's sums."""
@@ -94,6 +95,10 @@ def test_types_are_counted_apart() -> None:
         plan = plan_ranges(narrow, PART, TWO_TYPES, 2, 10**9)
         assert plan.read_bytes == 1100 * 4 * (8 + 1) and plan.loads == 4
         assert plan.pair_bytes == 4 * (8 + 1) * pair_rows
+        # And the triples of two buckets, of 20 bytes each: all of the one mixed bucket, or of two in four.
+        plan = plan_ranges(narrow, replace(PART, num_edges=1000), TWO_TYPES, 2, 10**9)
+        num_triples = {"mixed": 2000, "directed": 500}[buckets]
+        assert plan.pair_bytes == 4 * (8 + 1) * pair_rows + 20 * num_triples
 
 
 def test_the_budget_is_what_other_items_leave() -> None:
