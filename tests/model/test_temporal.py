@@ -90,10 +90,8 @@ def test_relations_at_a_time_are_scored_by_one_product(name):
     model = build_model(name, 8, True, {"num_times": NUM_TIMES}, seed=3)
     random = torch.Generator().manual_seed(8)
     heads, tails = (torch.randn(3, 8, generator=random, dtype=torch.float64) for _ in range(2))
-    relations, times = (
-        torch.randn(5, model.relation_width, generator=random).double(),
-        torch.tensor([2, 0, 3]),
-    )
+    relations = torch.randn(5, model.relation_width, generator=random).double()
+    times = torch.tensor([2, 0, 3])
     if model.module is not None:
         model.module.rows.data.normal_(generator=random)
     for side, columns in zip((Side.TAIL, Side.HEAD), relations.chunk(2, dim=1)):
