@@ -9,7 +9,6 @@ from dglkge.settings import settings_of
 def build_regularizer(
     name: str, weight: float, p: float = 3.0, complex_valued: bool = False, **ratios: float
 ) -> Regularizer:
-    """Build a regularizer; ``p`` counts where there is a power."""
     member = REGULARIZERS.get(name)
     values = {"name": name, "weight": weight, "p": p}
     known = {key: value for key, value in values.items() if key in member.Settings.model_fields}

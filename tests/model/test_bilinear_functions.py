@@ -8,7 +8,6 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model.functions.autograd import GroupedProducts
 from dglkge.model.functions.bilinear import RESCAL
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -69,7 +68,6 @@ def test_options_of_keci():
     "name", ["rescal", "simple", "quate", "keci", "pairre", "triplere", "transr", "transr_l1"]
 )
 def test_relations_are_compared_as_triples_are_scored(name):
-    """In both types; gradients are those of differences."""
     function, dim = SCORE_FUNCTIONS.get(name)(), fitting_dim(name, 6)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         heads, tails = draw(5, dim).to(dtype), draw(5, dim, 1).to(dtype)
@@ -105,26 +103,6 @@ def test_matrices_of_rescal_are_not_copied_for_each_pair():
     # 2,000 times 300 matrices of 400 numbers would take 1 GB.
     query = SCORE_FUNCTIONS.get("rescal")().operate(torch.ones(2000, 1, 20), torch.ones(300, 400))
     assert query.shape == (2000, 300, 20) and bool((query == 20).all())
-
-
-@pytest.mark.parametrize(
-    ("places", "transposed"), [([2, 0, 2, 1, 0, 2, 4], False), ([0, 0, 2], True), ([3], True), ([], False)]
-)
-def test_products_and_gradients_equal_a_batched_matmul(places, transposed):
-    random = torch.Generator().manual_seed(0)
-    where = torch.tensor(places, dtype=torch.int64)
-    rows = torch.randn(len(places), 3, generator=random, dtype=torch.float64, requires_grad=True)
-    shape = (5, 4, 3) if transposed else (5, 3, 4)
-    matrices = torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True)
-    turned = matrices.transpose(-1, -2) if transposed else matrices
-    weights = torch.randn(len(places), 4, generator=random, dtype=torch.float64)
-    products = GroupedProducts.apply(rows, turned, where)
-    expected = (rows.unsqueeze(1) @ turned[where]).squeeze(1)
-    torch.testing.assert_close(products, expected)
-    gradients, expected_gradients = (
-        torch.autograd.grad((values * weights).sum(), (rows, matrices)) for values in (products, expected)
-    )
-    torch.testing.assert_close(gradients, expected_gradients)
 
 
 @pytest.mark.parametrize(

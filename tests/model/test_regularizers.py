@@ -40,10 +40,8 @@ def test_wrong_options(name, options, message):
     ("choice", "expected"),
     [
         (("auto", -1, "complex"), ("dura", 0.01)),
-        (("auto", -1, "rescal"), ("dura", 0.01)),
         (("auto", 0.3, "distmult"), ("dura", 0.3)),
         (("auto", -1, "transe_l2"), ("none", 0)),
-        (("auto", -1, "rotate"), ("none", 0)),
         (("n3", -1, "rotate"), ("n3", 0.01)),
         (("n3", 0, "complex"), ("n3", 0)),
         (("none", -1, "complex"), ("none", 0)),
@@ -58,7 +56,6 @@ def test_a_weak_regularizer_by_default(choice, expected):
 
 
 def draw(model: KgeModel) -> list[torch.Tensor]:
-    """Return rows of the given entities, relations and answers."""
     source = torch.Generator().manual_seed(5)
     widths = (DIM, model.relation_width, DIM)
     return [torch.randn(NUM, width, generator=source, dtype=torch.float64) for width in widths]
@@ -102,7 +99,6 @@ def test_equals_the_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    """Of random rows; those of rows of 0 are 0."""
     for (score_function, reciprocal), side in itertools.product(MODELS, Side):
         model = build_model(score_function, DIM, reciprocal)
         rows = [row.requires_grad_() for row in draw(model)]

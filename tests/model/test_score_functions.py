@@ -9,7 +9,6 @@ import torch
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side
-from tests.model.bigraph_oracle import static_score
 from tests.model.dense_oracle import DENSE, FORWARD_ONLY
 from tests.model.score_oracle import ORACLES, fitting_dim, float64_score
 
@@ -68,7 +67,6 @@ def test_equals_the_formula(name, reciprocal):
 
 @each_function
 def test_matrix_and_pairs_agree(name):
-    """In both types; gradients too."""
     for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 2e-3)):
         function, heads, relations, tails = draw(name, dtype=dtype)
         query = function.query(heads, relations, Side.TAIL)
@@ -79,10 +77,6 @@ def test_matrix_and_pairs_agree(name):
         for column, candidate in enumerate(candidates):
             pairs = function.compare_pairs(query, candidate.expand(len(query), -1))
             torch.testing.assert_close(matrix[:, column], pairs, rtol=1e-5, atol=tolerance)
-    query = query.detach().requires_grad_()
-    by_matrix = torch.autograd.grad(function.compare(query, tails).diagonal().sum(), query)[0]
-    by_pairs = torch.autograd.grad(function.compare_pairs(query, tails).sum(), query)[0]
-    torch.testing.assert_close(by_matrix, by_pairs, rtol=1e-4, atol=1e-5)
 
 
 @each_function
@@ -129,20 +123,3 @@ def test_dimensions():
         assert function.other_dims(4) == "" and function.other_dims(0) == "a positive number", name
         if name in words:
             assert function.other_dims(5) == words[name], name
-
-
-@pytest.mark.parametrize(
-    ("name", "operator", "comparator"),
-    [
-        ("transe_l2", "translation", "l2"),
-        ("distmult", "diagonal", "dot"),
-        ("complex", "complex_diagonal", "dot"),
-    ],
-)
-def test_as_in_bigraph(name, operator, comparator):
-    """A static operator of PyTorch-BigGraph's holds the row of the relation read backwards."""
-    function, heads, relations, tails = draw(name)
-    triples = zip(heads, function.adjoint(relations), tails)
-    expected = [static_score((operator, comparator, False), *triple) for triple in triples]
-    scores = function.compare_pairs(function.operate(heads, relations), tails)
-    np.testing.assert_allclose(scores, expected, rtol=1e-12)
