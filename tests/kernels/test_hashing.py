@@ -133,14 +133,11 @@ def test_threads_may_add_at_the_same_time() -> None:
     check_names(index, blocks, ids)
 
 
-def test_slices_of_arrow_arrays() -> None:
+def test_slices_of_arrow_arrays_and_too_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
     index = NameIndex(0)
     assert index.add(pa.array(["a", "b", "c", "b"])[1:]).tolist() == [0, 1, 0]
     assert index.add(pa.array(["c", "d"], pa.large_string())[1:]).tolist() == [2]
     assert index.in_order()[0] == ["b", "c", "d"]
-
-
-def test_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_index, "MAX_NAMES", 2)
     with pytest.raises(InputError, match="there are more than 2 names"):
         NameIndex(0).add(pa.array(["a", "b", "c"]))

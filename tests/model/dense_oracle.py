@@ -101,6 +101,7 @@ def tntcomplex(head: Row, relation: Row, tail: Row) -> float:
     return (numbers(head) * (changing * moment + constant) * numbers(tail).conj()).sum().real
 
 
-DENSE = {f.__name__: f for f in (tucker, conve, conex, transformer, tcomplex, tntcomplex)}
+MODULES = (tucker, conve, conex, transformer, tcomplex, tntcomplex)
+DENSE = {function.__name__: function for function in MODULES}
 FORWARD_ONLY = {"conve", "conex", "transformer"}
 """Those that predict heads by relation rows of their own only."""

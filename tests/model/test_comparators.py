@@ -31,8 +31,8 @@ NARROW = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), SQUARED, COSINE]
 PROJECTED = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
 
 
-def each(*of):
-    return pytest.mark.parametrize("comparator", of, ids=[type(comparator).__name__ for comparator in of])
+def each(*members):
+    return pytest.mark.parametrize("comparator", members, ids=[type(member).__name__ for member in members])
 
 
 def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, spread: float) -> np.ndarray:

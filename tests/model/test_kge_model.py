@@ -108,22 +108,16 @@ DRAWS = [normal_rows, uniform_rows]
     cut=st.integers(0, 30),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
-def test_same_in_any_split(draw, dim, ids, cut, seed):
+def test_same_in_any_split_and_blocks(draw, dim, ids, cut, seed):
     ids = np.array(ids, dtype=np.int64)
     whole = draw(ids, dim, seed, "person", 1.0)
-    parts = [draw(part, dim, seed, "person", 1.0) for part in (ids[:cut], ids[cut:])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initializers, "BLOCK_PAIRS", 12)
+        parts = [draw(part, dim, seed, "person", 1.0) for part in (ids[:cut], ids[cut:])]
     one_by_one = [draw(ids[i : i + 1], dim, seed, "person", 1.0) for i in range(len(ids))]
     assert whole.shape == (len(ids), dim) and whole.dtype == np.float32
     assert np.array_equal(whole, np.concatenate(parts))
     assert np.array_equal(whole, np.concatenate([np.empty((0, dim), np.float32), *one_by_one]))
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_blocks_do_not_show(draw, monkeypatch):
-    ids = np.arange(1000)[::-1].copy()
-    whole = draw(ids, 7, 5, "person", 1.0)
-    monkeypatch.setattr(initializers, "BLOCK_PAIRS", 12)
-    assert np.array_equal(draw(ids, 7, 5, "person", 1.0), whole)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
