@@ -21,10 +21,6 @@ from dglkge.sampling.negatives import (
     MixedNegatives,
     UniformNegatives,
     WeightedDraw,
-    count_degrees,
-    degree_weights,
-    find_equal,
-    split_count,
 )
 from dglkge.typing import RELATION, Side
 
@@ -107,7 +103,7 @@ def test_draws_depend_on_their_whole_key_and_on_nothing_else() -> None:
 @given(st.integers(1, 2000), st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any))
 def test_counts_are_the_shares_to_within_one(number: int, weights: list[int]) -> None:
     shares = [weight / sum(weights) for weight in weights]
-    counts = split_count(number, shares)
+    counts = negatives.split_count(number, shares)
     assert sum(counts) == number and min(counts) >= 0
     assert all(abs(count - number * share) < 1 + 1e-5 for count, share in zip(counts, shares))
     assert all(count == 0 for count, share in zip(counts, shares) if not share)
@@ -126,13 +122,10 @@ def test_all_negatives_are_every_entity_of_the_type() -> None:
         assert sorted(drawn) == list(range(len(NODE_IDS[name])))
 
 
-@given(
-    ids=st.lists(st.integers(0, 12), max_size=20),
-    negatives=st.lists(st.integers(0, 12), min_size=1, max_size=20),
-)
-def test_find_equal_finds_what_looking_at_every_pair_finds(ids: list[int], negatives: list[int]) -> None:
-    rows, columns = find_equal(np.array(ids, np.int64), np.array(negatives, np.int64))
-    expected = {(i, j) for i, a in enumerate(ids) for j, b in enumerate(negatives) if a == b}
+@given(st.lists(st.integers(0, 12), max_size=20), st.lists(st.integers(0, 12), min_size=1, max_size=20))
+def test_find_equal_finds_what_looking_at_every_pair_finds(ids: list[int], others: list[int]) -> None:
+    rows, columns = negatives.find_equal(np.array(ids, np.int64), np.array(others, np.int64))
+    expected = {(i, j) for i, a in enumerate(ids) for j, b in enumerate(others) if a == b}
     assert len(rows) == len(expected)
     assert set(zip(rows.tolist(), columns.tolist())) == expected
 
@@ -147,21 +140,22 @@ def test_degrees_are_counted_by_type(block: int, monkeypatch: pytest.MonkeyPatch
     triples, expected = np.stack([heads, relations, tails], axis=1), Counter()
     for head, relation, tail in triples.tolist():
         expected.update(zip(PAIRS[relation], (head, tail)))
-    degrees = count_degrees(triples, PAIRS, num_entities)
+    degrees = negatives.count_degrees(triples, PAIRS, num_entities)
     for name, num in num_entities.items():
         assert degrees[name].tolist() == [expected[name, entity] for entity in range(num)]
-    assert not any(counts.any() for counts in count_degrees(triples[:0], PAIRS, num_entities).values())
+    degrees = negatives.count_degrees(triples[:0], PAIRS, num_entities)
+    assert not any(counts.any() for counts in degrees.values())
 
 
 @pytest.mark.parametrize("power", [0.25, 0.75, 1.0, 2.5, 30.0])
 def test_weights_are_powers_of_degrees(power: float) -> None:
     degrees = np.array([0, 1, 2, 3, 1000, 10**9])
-    weights = degree_weights(degrees, power)
+    weights = negatives.degree_weights(degrees, power)
     assert weights.dtype == np.int64 and weights[0] == 0 and (weights[1:] >= 1).all()
     assert 2**50 < weights.sum() < 2**53
     exact = np.array([(int(degree) / 10**9) ** power for degree in degrees])
     np.testing.assert_allclose(weights / weights.max(), exact, rtol=1e-9, atol=2.0**-50)
-    assert not degree_weights(np.zeros(4, np.int64), power).any()
+    assert not negatives.degree_weights(np.zeros(4, np.int64), power).any()
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9).filter(any), st.integers(0, 2**64 - 1))
@@ -174,7 +168,7 @@ def test_each_place_of_the_cumulative_sum_is_one_number(weights: list[int], key:
 
 
 def test_global_negatives_do_not_depend_on_the_partitioning_and_local_ones_stay_local() -> None:
-    weights = {"person": degree_weights(np.arange(50) % 7, 0.75)}
+    weights = {"person": negatives.degree_weights(np.arange(50) % 7, 0.75)}
     drawn = []
     for shift in (0, 7):
         node_ids = {"person": (np.arange(50) * 3 + shift) % 50}
