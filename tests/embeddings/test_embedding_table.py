@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,27 +35,16 @@ class Kvstore:
         return self.rows[ids]
 
 
-class Graph:
-    """Stands for a DistGraph: a policy is the name of the node type."""
-
-    def get_node_partition_policy(self, ntype: str) -> str:
-        return ntype
-
-
 @pytest.fixture(scope="module")
 def layout() -> PartitionLayout:
-    """The ring data set in two partitions."""
     return Dataset.open(toy_dataset(num_parts=2)).layout()
 
 
 @pytest.fixture
 def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[TableSet]:
     """The tables as each of two machines sees them; rows hold their original id."""
-    rows = {}
-    for name in layout.ntypes:
-        ids = torch.from_numpy(layout.original_ids(name).copy())
-        rows[name] = ids[:, None].float() + torch.arange(DIM) / 10
-    machine = 0
+    rows = {name: expected(torch.from_numpy(layout.original_ids(name).copy())) for name in layout.ntypes}
+    graph, machine = SimpleNamespace(get_node_partition_policy=str), 0
 
     class Embedding:
         def __init__(self, count: int, dim: int, name: str, part_policy: str) -> None:
@@ -64,27 +54,22 @@ def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[Tab
     monkeypatch.setattr(dgl.distributed, "DistEmbedding", Embedding)
     made = []
     for machine in range(2):  # the class above reads it
-        made.append(TableSet(Graph(), layout, {"entity": DIM}, DIM, machine))
+        made.append(TableSet(graph, layout, {"entity": DIM}, DIM, machine))
     return made
 
 
 def expected(ids: torch.Tensor) -> torch.Tensor:
-    """Rows of original ids."""
     return ids[:, None].float() + torch.arange(DIM) / 10
 
 
-def test_rows_are_found_by_original_id_wherever_they_live(tables: list[TableSet]) -> None:
-    ids = torch.tensor([5, 0, 59, 5, 31, 12])
+def test_rows_are_found_by_original_id_and_only_those_of_others_are_pulled(tables: list[TableSet]) -> None:
     for machine in tables:
-        torch.testing.assert_close(machine.gather("entity", ids), expected(ids))
-        ids_of_relations = torch.tensor([3, 0])
-        torch.testing.assert_close(machine.gather(RELATION, ids_of_relations), expected(ids_of_relations))
-
-
-def test_only_rows_of_other_machines_are_pulled(tables: list[TableSet]) -> None:
-    for table in (machine["entity"] for machine in tables):
+        for name, ids in (("entity", torch.tensor([5, 0, 59, 5, 31, 12])), (RELATION, torch.tensor([3, 0]))):
+            torch.testing.assert_close(machine.gather(name, ids), expected(ids))
+        table = machine["entity"]
         kvstore: Any = table.embedding._tensor
         local = range(table.first_node_id, table.end_node_id)
+        kvstore.pulled.clear()
         table.gather(torch.arange(len(table)))
         assert sorted(kvstore.pulled) == [node for node in range(len(table)) if node not in local]
         kvstore.pulled.clear()
@@ -105,19 +90,6 @@ def test_shards_of_all_machines_hold_every_row_once(tables: list[TableSet]) -> N
         here = place >= 0
         torch.testing.assert_close(shard.rows[place[here]], expected(all_ids[here]))
         torch.testing.assert_close(shard.rows, expected(shard.original_ids))
-
-
-def test_parts_and_the_whole_are_in_the_order_they_say(tables: list[TableSet]) -> None:
-    for part, machine in enumerate(tables):
-        own_part = machine["entity"].own_part()
-        assert (own_part.table, own_part.part) == ("entity", part)
-        torch.testing.assert_close(own_part.rows, expected(own_part.original_ids))
-        assert own_part.rows.data_ptr() == machine["entity"].local_rows.data_ptr()
-        whole = machine[RELATION].whole()
-        torch.testing.assert_close(whole.rows, expected(torch.arange(4)))
-    assert list(tables[0]) == ["entity", RELATION] and tables[0].entity_types == ["entity"]
-    together = np.concatenate([machine["entity"].own_part().original_ids for machine in tables])
-    assert sorted(together) == list(range(60))
 
 
 def test_ranking_pulls_the_rows_of_its_queries_and_no_table(tables, layout):

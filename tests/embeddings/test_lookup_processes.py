@@ -13,8 +13,7 @@ import torch.distributed as dist
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
 from dglkge.optim.alltoall import Alltoall
-from tests.embeddings import memory_tables
-from tests.embeddings.memory_tables import Machines, draw
+from tests.embeddings.memory_tables import Machines, assert_rows, draw, expect
 from tests.simulated_machines import forked
 
 MACHINE_OF = [0, 1, 1]
@@ -30,17 +29,26 @@ def make_lookup(machines: Machines, rank: int, staleness: int, timeout_seconds: 
 
 
 def train(rank: int, machines: Machines, staleness: int) -> None:
-    """Look rows up ahead while sums run in the default group; every process updates its own copy."""
+    """Look rows up ahead while sums run in the default group; every process updates its own copy.
+
+    The oracle keeps the tables as they were before the last update; own rows are always current.
+    """
     lookup = make_lookup(machines, rank, staleness)
     before = {name: rows.clone() for name, rows in machines.rows.items()}
-
-    def meet() -> None:
+    for step in range(NUM_STEPS):
+        table_ids = draw(machines, step, rank)
+        rows = before if staleness and step else machines.rows
+        assert_rows(lookup.rows(step, table_ids), expect(machines, rows, table_ids, MACHINE_OF[rank]))
+        if step + 1 < NUM_STEPS:
+            lookup.announce(step + 1, draw(machines, step + 1, rank))
+        lookup.before_update()
         total = torch.ones(100)
-        dist.all_reduce(total)
+        dist.all_reduce(total)  # as the optimizer's exchange: nobody writes before all have come
         assert (total == len(MACHINE_OF)).all()
+        for name, rows in machines.rows.items():
+            before[name].copy_(rows)
+            rows += 1 + step
         dist.barrier()
-
-    memory_tables.train(machines, rank, MACHINE_OF[rank], lookup, staleness, before, True, meet, NUM_STEPS)
 
 
 def leave_early(rank: int, machines: Machines, _: int) -> None:

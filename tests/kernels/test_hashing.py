@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from dglkge.data.triples import string_buffers
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
-from dglkge.kernels.hashing import (
-    GOLDEN_GAMMA,
-    below,
-    column_bits,
-    combine,
-    hash_names,
-    row_keys,
-    split_mix,
-    stream_key,
-    words,
-)
+from dglkge.kernels import hashing
+from dglkge.kernels.hashing import GOLDEN_GAMMA, below, column_bits, combine, row_keys, stream_key, words
 from dglkge.partition import name_index
 from dglkge.partition.name_index import NameIndex, NameList, sorted_order
 
@@ -42,7 +33,8 @@ def reference_split_mix(state: int) -> int:
 def test_equals_reference() -> None:
     """The function, the stream of seed 0 as every implementation of SplitMix64 gives it, keys and words."""
     states = [0, 1, 12345, 2**63, MASK]
-    assert split_mix(np.array(states, np.uint64)).tolist() == [reference_split_mix(state) for state in states]
+    mixed = hashing.split_mix(np.array(states, np.uint64))
+    assert mixed.tolist() == list(map(reference_split_mix, states))
     bits = column_bits(np.zeros(1, np.uint64), 3)
     assert bits.tolist() == [[0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]]
     key, gamma = stream_key(1, "person"), int(GOLDEN_GAMMA)
@@ -56,66 +48,39 @@ def test_equals_reference() -> None:
 
 
 def test_keys_differ_and_do_not_depend_on_the_kind_of_integer() -> None:
-    """They depend on every part and on the order of the parts."""
     parts = [(1, "a"), (2, "a"), (1, "b"), (12, "a"), (1, "2a"), ("a", 1)]
     assert len({int(stream_key(*words)[0]) for words in parts}) == 6
     assert stream_key(np.int64(5), "a") == stream_key(5, "a")
     assert len({combine(*parts) for parts in [(1, 2), (2, 1), (1, 2, 0), (1,), (0, 1, 2), (1, 3)]}) == 6
 
 
-def test_below_is_uniform_and_in_range() -> None:
-    for limit in (1, 3, 1000, 2**31, 2**40):
-        drawn = below(combine(limit), 20_000, limit)
-        assert drawn.min() >= 0 and drawn.max() < limit
-    counts = np.bincount(below(combine(9), 100_000, 50), minlength=50)
-    assert ((counts - 2000) ** 2 / 2000).sum() < 49 + 5 * np.sqrt(2 * 49)
-
-
 LIMITS = [1, 3, 50, 1000, 10**9, 3 * 2**29, 2**31 + 1, 3 * 2**30, 2**32 - 1, 2**32, 7 * 2**33 + 5, 2**63]
 
 
 def test_below_is_the_upper_half_of_a_product() -> None:
-    """Against Python's own integers."""
     for limit in LIMITS:
         key = combine(5, limit)
         drawn = words(key, np.arange(2000)).tolist()
         assert below(key, 2000, limit).tolist() == [word * limit >> 64 for word in drawn]
 
 
-@pytest.mark.parametrize("limit", [10**9, 3 * 2**30])
-def test_large_ranges_are_uniform(limit: int) -> None:
-    """A method that spends 32 bits gives some numbers 5 of 2**32 words and others 4 at 10**9. Counted by this
-    number of words, and by tenths of the range, the draws are as frequent as the numbers themselves."""
-    num_draws = 400_000
-    drawn = below(combine(11, limit), num_draws, limit)
-
-    def num_words(values: np.ndarray) -> np.ndarray:
-        """How many 32-bit words a number gets: the multiples of 1 / 2**32 in its share of [0, 1)."""
-        exact = values.astype(object)
-        return np.array([-((-(v + 1) << 32) // limit) + ((-v << 32) // limit) for v in exact], np.int64)
-
-    least = 2**32 // limit
-    expected_more = (2**32 - least * limit) / limit  # share of the numbers that get one word more
-    share_more = (num_words(drawn) > least).mean()
-    deviation = np.sqrt(expected_more * (1 - expected_more) / num_draws)
-    assert abs(share_more - expected_more) < 5 * deviation
-    counts = np.bincount(drawn * 10 // limit, minlength=10)
-    assert ((counts - num_draws / 10) ** 2 / (num_draws / 10)).sum() < 9 + 5 * np.sqrt(2 * 9)
-
-
 # Zeros, names that begin alike, and letters of several bytes.
 NAME = st.text("ab\0é語😀", max_size=20).map("http://example.org/".__add__) | st.text(min_size=1, max_size=12)
+
+
+def check_names(index: NameIndex, blocks: list[list[str]], block_ids: list[np.ndarray]) -> None:
+    """Hold that names are in order, and that ids lead back to them."""
+    names, places = index.in_order()
+    assert names == sorted({name for block in blocks for name in block})
+    for block, ids in zip(blocks, block_ids):
+        assert [names[place] for place in places[ids].tolist()] == block
 
 
 @settings(max_examples=60, deadline=None)
 @given(blocks=st.lists(st.lists(NAME, max_size=30), min_size=1, max_size=5), bits=st.sampled_from([0, 1, 6]))
 def test_names_lead_back_and_are_sorted(blocks, bits):
     index = NameIndex(bits)
-    ids = [index.add(pa.array(block, pa.string())) for block in blocks]
-    names, places = index.in_order()
-    assert names == sorted({name for block in blocks for name in block})
-    for block, block_ids in zip(blocks, ids):
-        assert [names[place] for place in places[block_ids].tolist()] == block
+    check_names(index, blocks, [index.add(pa.array(block, pa.string())) for block in blocks])
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,37 +92,36 @@ def test_order_is_that_of_code_points(names, num_words):
     assert [names[place] for place in order.tolist()] == sorted(names)
 
 
+def hashes_of(names: list[str], *keys: int) -> np.ndarray:
+    return hashing.hash_names(*string_buffers(pa.array(names, pa.large_string())), np.array(keys, np.uint64))
+
+
 @settings(max_examples=60, deadline=None)
 @given(names=st.lists(NAME, unique=True, min_size=1, max_size=60))
 def test_each_of_the_two_hashes_tells_names_apart(names: list[str]) -> None:
-    offsets, data = string_buffers(pa.array(names, pa.large_string()))
-    hashes = hash_names(offsets, data, np.array([3, 5], np.uint64))
-    assert np.array_equal(hashes, hash_names(offsets, data, np.array([3, 5], np.uint64)))
-    everything = np.concatenate([hashes, hash_names(offsets, data, np.array([4, 6], np.uint64))], axis=1)
-    assert [len(np.unique(column)) for column in everything.T] == 4 * [len(names)]
-    assert not (everything[:, :2] == everything[:, 2:]).any()
+    hashes, others = hashes_of(names, 3, 5), hashes_of(names, 4, 6)
+    assert np.array_equal(hashes, hashes_of(names, 3, 5))
+    assert [len(np.unique(column)) for column in (*hashes.T, *others.T)] == 4 * [len(names)]
+    assert not (hashes == others).any()
 
 
 def test_words_in_another_order_have_other_hashes() -> None:
     words = ["abcdefgh", "ijklmnop", "qrstuvwx", "\0" * 8]
     names = ["".join(order) for size in range(5) for order in itertools.permutations(words, size)]
-    offsets, data = string_buffers(pa.array([*names, "\0", "a", "a\0"], pa.large_string()))
-    hashes = hash_names(offsets, data, np.zeros(2, np.uint64))
-    assert [len(np.unique(column)) for column in hashes.T] == 2 * [len(names) + 3]
+    names += ["\0", "a", "a\0"]
+    assert [len(np.unique(column)) for column in hashes_of(names, 0, 0).T] == 2 * [len(names)]
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_names_of_equal_hashes_are_told_apart(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        hashes = hash_names(offsets, data, keys)
+        hashes = hashing.hash_names(offsets, data, keys)
         hashes[:, which] = 0
         return hashes
 
     monkeypatch.setattr(name_index, "hash_names", half)
-    index, given_names = NameIndex(), [f"e{i % 50}" for i in range(200)]
-    ids = index.add(pa.array(given_names))
-    names, places = index.in_order()
-    assert [names[place] for place in places[ids].tolist()] == given_names
+    index, names = NameIndex(), [f"e{i % 50}" for i in range(200)]
+    check_names(index, [names], [index.add(pa.array(names))])
 
 
 def test_threads_may_add_at_the_same_time() -> None:
@@ -166,20 +130,14 @@ def test_threads_may_add_at_the_same_time() -> None:
     index = NameIndex()
     with ThreadPoolExecutor(4) as threads:
         ids = list(threads.map(lambda block: index.add(pa.array(block)), blocks))
-    names, places = index.in_order()
-    assert names == sorted({name for block in blocks for name in block})
-    for block, block_ids in zip(blocks, ids):
-        assert [names[place] for place in places[block_ids].tolist()] == block
+    check_names(index, blocks, ids)
 
 
-def test_slices_of_arrow_arrays() -> None:
+def test_slices_of_arrow_arrays_and_too_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
     index = NameIndex(0)
     assert index.add(pa.array(["a", "b", "c", "b"])[1:]).tolist() == [0, 1, 0]
     assert index.add(pa.array(["c", "d"], pa.large_string())[1:]).tolist() == [2]
     assert index.in_order()[0] == ["b", "c", "d"]
-
-
-def test_too_many_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_index, "MAX_NAMES", 2)
     with pytest.raises(InputError, match="there are more than 2 names"):
         NameIndex(0).add(pa.array(["a", "b", "c"]))

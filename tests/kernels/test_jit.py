@@ -96,7 +96,7 @@ def copied_package(folder: Path) -> Path:
 def with_machine_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
     copied_package(folder)
-    assert run(ONE_STEP, folder, str(folder)).stdout == "[-4.0, -4.0] 0\n"
+    step(folder, num_hits=0)
     return folder
 
 
@@ -118,13 +118,20 @@ def run(program: str, folder: Path, home: str, *arguments: str) -> subprocess.Co
     return done
 
 
+def step(folder: Path, num_hits: int, row: float = -4.0, before: str = "", home: str = "") -> str:
+    """Hold the row after a step, and whether the loop came from the cache; returns stderr."""
+    done = run(before + ONE_STEP, folder, home or str(folder))
+    assert done.stdout == f"[{row}, {row}] {num_hits}\n"
+    return done.stderr
+
+
 def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path, with_machine_code: Path) -> None:
     """The loop over rows calls the rule of another file, which is edited between two processes."""
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
-    assert run(ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 1\n"
+    step(tmp_path, num_hits=1)
     (package / "short" / "rules.py").write_text(RULE.replace("-= ", "-= 3 * "), encoding="utf-8")
-    assert run(ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-12.0, -12.0] 0\n"
-    assert run(ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-12.0, -12.0] 1\n"
+    step(tmp_path, num_hits=0, row=-12.0)
+    step(tmp_path, num_hits=1, row=-12.0)
 
 
 ONE_STEP_OF_A_USERS_RULE = f"""{CHAINS}
@@ -167,7 +174,7 @@ def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
     package = copied_package(tmp_path)
     for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
         (folder / "__pycache__").write_text("no folder", encoding="utf-8")
-    assert run(ONE_STEP, tmp_path, "/dev/null").stdout == "[-4.0, -4.0] 0\n"
+    step(tmp_path, num_hits=0, home="/dev/null")
 
 
 @pytest.mark.parametrize(("kind", "contents"), [("nbi", b""), ("nbc", b"no machine code")])
@@ -176,18 +183,15 @@ def test_a_damaged_cache_is_no_obstacle(tmp_path, with_machine_code, kind, conte
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
     (file,) = (package / "short" / "__pycache__").glob(f"loops.update*.{kind}")
     file.write_bytes(contents)
-    assert run(ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 0\n"
+    step(tmp_path, num_hits=0)
 
 
 def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
     """Machine code that cannot be written (a limit on the size of files stands for the full disk)."""
     copied_package(tmp_path)
-    limited = (
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
-    )
-    assert run(limited + ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 0\n"
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))"
+    step(tmp_path, num_hits=0, before=limited)
 
 
 def test_one_process_compiles_a_loop_and_others_wait(tmp_path: Path) -> None:
@@ -201,34 +205,24 @@ def test_one_process_compiles_a_loop_and_others_wait(tmp_path: Path) -> None:
 def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
     """Another process holds the lock of a file and never releases it: waited for once, not for each loop."""
     package = copied_package(tmp_path)
-    impatient = (
-        "import logging\n"
-        "from dglkge.kernels import jit\n"
-        "logging.basicConfig(level=logging.INFO)\n"
-        "jit._CompileLock.limit = 0.1\n"
-    )
+    impatient = "import logging; from dglkge.kernels import jit; "
+    impatient += "logging.basicConfig(level=logging.INFO); jit._CompileLock.limit = 0.1"
     with contextlib.ExitStack() as stack:
         for name in ("loops.py", "rules.py"):
             file = stack.enter_context(open(package / "short" / name, "rb"))
             fcntl.flock(file, fcntl.LOCK_EX)
-        done = run(impatient + ONE_STEP, tmp_path, str(tmp_path))
-    assert done.stdout == "[-4.0, -4.0] 0\n"
-    assert done.stderr.count("another process has compiled loops of") == 1
+        messages = step(tmp_path, num_hits=0, before=impatient)
+    assert messages.count("another process has compiled loops of") == 1
     # What it has compiled is in the cache, and it holds no lock that would keep others waiting.
-    assert run(impatient + ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 1\n"
+    step(tmp_path, num_hits=1, before=impatient)
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path) -> None:
     """Neither taking nor releasing the lock may fail the loop."""
     copied_package(tmp_path)
-    without = (
-        "import errno, fcntl\n"
-        "def flock(*arguments):\n"
-        "    raise OSError(errno.ENOLCK, 'No locks available')\n"
-        "fcntl.flock = flock\n"
-    )
-    assert run(without + ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 0\n"
-    assert run(without + ONE_STEP, tmp_path, str(tmp_path)).stdout == "[-4.0, -4.0] 1\n"
+    without = "import errno, fcntl\n\ndef flock(*arguments):\n    raise OSError(errno.ENOLCK, 'No locks')\n\n"
+    for num_hits in (0, 1):
+        step(tmp_path, num_hits, before=without + "fcntl.flock = flock")
 
 
 def test_loops_keep_not_a_number() -> None:

@@ -9,22 +9,6 @@ from dglkge.settings import settings_of
 def build_regularizer(
     name: str, weight: float, p: float = 3.0, complex_valued: bool = False, **ratios: float
 ) -> Regularizer:
-    """Build a regularizer by name.
-
-    Parameters
-    ----------
-    name : str
-    weight, p : float
-        The power counts where there is one.
-    complex_valued : bool
-    ratios : float
-        By name; see :data:`RATIOS`.
-
-    Raises
-    ------
-    InputError
-        If the name is not registered, a number is out of range, or a ratio has no effect.
-    """
     member = REGULARIZERS.get(name)
     values = {"name": name, "weight": weight, "p": p}
     known = {key: value for key, value in values.items() if key in member.Settings.model_fields}

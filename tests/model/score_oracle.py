@@ -1,10 +1,12 @@
-"""The score functions as their papers write them, one Python number at a time."""
+"""The score functions as their papers write them, one triple of float64 rows at a time."""
 
 from __future__ import annotations
 
-import cmath
-import math
-from collections.abc import Callable
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from tests.model.dense_oracle import DENSE, Row, numbers
@@ -12,48 +14,38 @@ from tests.model.dense_oracle import DENSE, Row, numbers
 
 def transe_l1(head: Row, relation: Row, tail: Row) -> float:
     """Bordes et al. 2013."""
-    return -sum(abs(h + r - t) for h, r, t in zip(head, relation, tail))
+    return -np.abs(head + relation - tail).sum()
 
 
 def transe_l2(head: Row, relation: Row, tail: Row) -> float:
     """Bordes et al. 2013."""
-    return -math.sqrt(sum((h + r - t) ** 2 for h, r, t in zip(head, relation, tail)))
+    return -np.sqrt(((head + relation - tail) ** 2).sum())
 
 
 def distmult(head: Row, relation: Row, tail: Row) -> float:
     """Yang et al. 2015."""
-    return sum(h * r * t for h, r, t in zip(head, relation, tail))
+    return (head * relation * tail).sum()
 
 
 def complex_(head: Row, relation: Row, tail: Row) -> float:
     """Trouillon et al. 2016."""
-    triples = zip(numbers(head), numbers(relation), numbers(tail))
-    return sum((h * r * t.conjugate()).real for h, r, t in triples)
+    return (numbers(head) * numbers(relation) * numbers(tail).conj()).sum().real
 
 
 def rotate(head: Row, phases: Row, tail: Row) -> float:
     """Sun et al. 2019."""
-    return -sum(abs(h * cmath.exp(1j * r) - t) for h, r, t in zip(numbers(head), phases, numbers(tail)))
+    return -np.abs(numbers(head) * np.exp(1j * phases) - numbers(tail)).sum()
 
 
 def rescal(head: Row, matrix: Row, tail: Row) -> float:
     """Nickel et al. 2011: the relation is a matrix, row by row."""
-    dim = len(head)
-    total = 0.0
-    for i in range(dim):
-        for j in range(dim):
-            total += head[i] * matrix[i * dim + j] * tail[j]
-    return total
+    return head @ matrix.reshape(len(head), -1) @ tail
 
 
 def simple(head: Row, relation: Row, tail: Row) -> float:
     """Kazemi and Poole 2018: [as head, as tail], [forward, backward]."""
-    half = len(head) // 2
-    total = 0.0
-    for k in range(half):
-        total += head[k] * relation[k] * tail[half + k]
-        total += tail[k] * relation[half + k] * head[half + k]
-    return total / 2
+    (h, h_as_tail), (forward, backward), (t_as_head, t) = (np.split(row, 2) for row in (head, relation, tail))
+    return ((h * forward * t).sum() + (t_as_head * backward * h_as_tail).sum()) / 2
 
 
 def de_simple(head: Row, relation: Row, tail: Row) -> float:
@@ -61,106 +53,81 @@ def de_simple(head: Row, relation: Row, tail: Row) -> float:
 
     As many amplitudes as make 64 % of a half at a time change, rounded down.
     """
-    half, time = len(head) // 2, relation[-1]
+    half = len(head) // 2
     changing = int(half / (2 + 1 / 0.64))
     constant = half - 3 * changing
 
     def at_time(row: Row) -> Row:
         moved = []
-        for part in (row[:half], row[half:]):
-            parts = [part[constant + i * changing : constant + (i + 1) * changing] for i in range(3)]
-            moved += part[:constant] + [a * math.sin(w * time + b) for a, w, b in zip(*parts)]
-        return moved
+        for part in np.split(row, 2):
+            amplitude, frequency, phase = np.split(part[constant:], 3)
+            moved += [part[:constant], amplitude * np.sin(frequency * relation[-1] + phase)]
+        return np.concatenate(moved)
 
     return simple(at_time(head), relation[:-1], at_time(tail))
 
 
+PLACES = [[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]]
+SIGNS = [[1, 1, 1, 1], [1, -1, 1, -1], [1, -1, -1, 1], [1, 1, -1, -1]]
+"""Of the products of 1, i, j and k: i k = -j, so row 1, column 3 has place 2 and sign -1."""
+
+
 def quate(head: Row, relation: Row, tail: Row) -> float:
-    """Zhang et al. 2019, by the table of products of 1, i, j and k."""
-    # (a, b): the place and the sign of the product of base a and base b.
-    table = [
-        [(0, 1), (1, 1), (2, 1), (3, 1)],
-        [(1, 1), (0, -1), (3, 1), (2, -1)],
-        [(2, 1), (3, -1), (0, -1), (1, 1)],
-        [(3, 1), (2, 1), (1, -1), (0, -1)],
-    ]
-    num = len(head) // 4
-    total = 0.0
-    for k in range(num):
-        norm = math.sqrt(sum(relation[part * num + k] ** 2 for part in range(4)))
-        for a in range(4):
-            for b in range(4):
-                place, sign = table[a][b]
-                # A quaternion 0 has no direction.
-                factor = relation[b * num + k] / norm if norm else 0.0
-                total += sign * head[a * num + k] * factor * tail[place * num + k]
-    return total
+    """Zhang et al. 2019, by the table of products; a quaternion 0 has no direction."""
+    h, r, t = (row.reshape(4, -1) for row in (head, relation, tail))
+    length = np.linalg.norm(r, axis=0)
+    r = r / np.where(length > 0, length, 1)
+    pairs = itertools.product(range(4), repeat=2)
+    return sum((SIGNS[a][b] * h[a] * r[b] * t[PLACES[a][b]]).sum() for a, b in pairs)
 
 
 def clifford(head: Row, relation: Row, tail: Row, p: int, q: int) -> float:
     """Demir and Ngonga Ngomo 2023, from the rules of the algebra: bases are sets of basis vectors."""
     bases = [(), *((i,) for i in range(p + q))]
-    num = len(head) // len(bases)
-    total = 0.0
-    for k in range(num):
-        product: dict[tuple[int, ...], float] = {}
-        for a, left in enumerate(bases):
-            for b, right in enumerate(bases):
-                both, sign = (*left, *right), 1.0
-                if len(both) == 2 and both[0] == both[1]:
-                    both, sign = (), (1.0 if both[0] < p else -1.0)
-                elif len(both) == 2 and both[0] > both[1]:
-                    both, sign = (both[1], both[0]), -1.0
-                term = sign * head[a * num + k] * relation[b * num + k]
-                product[both] = product.get(both, 0.0) + term
-        total += sum(product[base] * tail[a * num + k] for a, base in enumerate(bases))
-    return total
+    h, r, t = (np.reshape(row, (len(bases), -1)) for row in (head, relation, tail))
+    product: dict[tuple[int, ...], np.ndarray | float] = defaultdict(float)
+    for (a, left), (b, right) in itertools.product(enumerate(bases), repeat=2):
+        both, sign = (*left, *right), 1.0
+        if len(both) == 2 and both[0] == both[1]:
+            both, sign = (), (1.0 if both[0] < p else -1.0)
+        elif len(both) == 2 and both[0] > both[1]:
+            both, sign = (both[1], both[0]), -1.0
+        product[both] = product[both] + sign * h[a] * r[b]
+    return sum((product[base] * t[a]).sum() for a, base in enumerate(bases))
 
 
 def pairre(head: Row, relation: Row, tail: Row) -> float:
     """Chao et al. 2021."""
-    dim = len(head)
-    h, t = unit(head), unit(tail)
-    return -sum(abs(h[k] * relation[k] - t[k] * relation[dim + k]) for k in range(dim))
+    of_head, of_tail = np.split(relation, 2)
+    return -np.abs(unit(head) * of_head - unit(tail) * of_tail).sum()
 
 
 def triplere(head: Row, relation: Row, tail: Row) -> float:
     """Yu et al. 2022: [scaling of heads, translation, scaling of tails]."""
-    dim = len(head)
-    h, t = unit(head), unit(tail)
-    total = 0.0
-    for k in range(dim):
-        total += abs(h[k] * relation[k] - t[k] * relation[2 * dim + k] + relation[dim + k])
-    return -total
+    of_head, translation, of_tail = np.split(relation, 3)
+    return -np.abs(unit(head) * of_head - unit(tail) * of_tail + translation).sum()
 
 
 def unit(row: Row) -> Row:
     """Divide a row by its norm, but for 0."""
-    norm = math.sqrt(sum(x * x for x in row))
-    return [x / norm for x in row] if norm else row
+    return row / (np.linalg.norm(row) or 1)
 
 
 def projected(head: Row, relation: Row, tail: Row) -> Row:
     """Lin et al. 2015: h M + r - t M of [r, the rows of M]."""
     dim = len(head)
-    point = []
-    for j in range(dim):
-        total = relation[j]
-        for i in range(dim):
-            total += head[i] * relation[dim + i * dim + j]
-            total -= tail[i] * relation[dim + i * dim + j]
-        point.append(total)
-    return point
+    matrix = relation[dim:].reshape(dim, dim)
+    return head @ matrix + relation[:dim] - tail @ matrix
 
 
 def transr(head: Row, relation: Row, tail: Row) -> float:
     """Lin et al. 2015, without the square."""
-    return -math.sqrt(sum(x * x for x in projected(head, relation, tail)))
+    return -np.sqrt((projected(head, relation, tail) ** 2).sum())
 
 
 def transr_l1(head: Row, relation: Row, tail: Row) -> float:
     """DGL-KE's, without gamma."""
-    return -sum(abs(x) for x in projected(head, relation, tail))
+    return -np.abs(projected(head, relation, tail)).sum()
 
 
 def keci(head: Row, relation: Row, tail: Row) -> float:
@@ -168,21 +135,9 @@ def keci(head: Row, relation: Row, tail: Row) -> float:
     return clifford(head, relation, tail, 0, 1)
 
 
+PLAIN = (transe_l1, transe_l2, distmult, complex_, rotate, rescal, simple, de_simple, quate, keci, pairre)
 ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {
-    "transe_l1": transe_l1,
-    "transe_l2": transe_l2,
-    "distmult": distmult,
-    "complex": complex_,
-    "rotate": rotate,
-    "rescal": rescal,
-    "simple": simple,
-    "de_simple": de_simple,
-    "quate": quate,
-    "keci": keci,
-    "pairre": pairre,
-    "triplere": triplere,
-    "transr": transr,
-    "transr_l1": transr_l1,
+    **{function.__name__.strip("_"): function for function in (*PLAIN, triplere, transr, transr_l1)},
     **DENSE,
 }
 
@@ -191,13 +146,13 @@ NOT_ON_A_GRID = {"rotate", "quate", "de_simple", "pairre", "triplere", *DENSE}
 
 
 def fitting_dim(name: str, dim: int) -> int:
-    """Return the least dimension from one on that a score function has rows of."""
+    """Return the least dimension from ``dim`` on that a score function has rows of."""
     function = SCORE_FUNCTIONS.get(name)()
     while function.other_dims(dim):
         dim += 1
     return dim
 
 
-def float64_score(name: str, head: Row, relation: Row, tail: Row) -> float:
-    """Score one triple of rows."""
-    return ORACLES[name](head, relation, tail)
+def float64_score(name: str, *rows: Sequence[float]) -> float:
+    """Score one triple of rows: head, relation, tail."""
+    return float(ORACLES[name](*(np.asarray(row, np.float64) for row in rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -11,24 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.functions import autograd as distances
+from dglkge.model.functions import comparators
 from dglkge.model.functions.autograd import EuclideanDistance, ManhattanDistance, ModulusDistance
 from dglkge.model.functions.bigraph_scores import NAMES
-from dglkge.model.functions.comparators import (
-    Cosine,
-    Dot,
-    NegativeL1,
-    NegativeL2,
-    NegativeModulus,
-    NegativeSquaredL2,
-)
+from dglkge.model.functions.comparators import Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.model.functions.projected import ProjectedDistance, ScaledL1
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.typing import Side
+from dglkge.training.building.checks import check_config
+from dglkge.typing import RELATION, Side
 from tests.model.rounding import check_bound
 
-COMPARATORS = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), NegativeSquaredL2(), Cosine()]
+SQUARED, COSINE = comparators.NegativeSquaredL2(), comparators.Cosine()
+NARROW = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), SQUARED, COSINE]
+PROJECTED = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
+
+
+def each(*members):
+    return pytest.mark.parametrize("comparator", members, ids=[type(member).__name__ for member in members])
 
 
 def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, spread: float) -> np.ndarray:
@@ -41,15 +45,14 @@ def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, sp
 
 @settings(max_examples=80, deadline=None)
 @given(
-    which=st.integers(0, len(COMPARATORS) - 1),
+    comparator=st.sampled_from(NARROW),
     dim=st.sampled_from([2, 10, 64, 400]),
     log_scale=st.integers(-18, 15),
     seed=st.integers(0, 100_000),
     cluster=st.booleans(),
 )
-def test_beyond_the_bound_float32_is_right(which, dim, log_scale, seed, cluster):
+def test_beyond_the_bound_float32_is_right(comparator, dim, log_scale, seed, cluster):
     """Each candidate in turn is the true answer; all others are compared with it."""
-    comparator = COMPARATORS[which]
     random = np.random.default_rng(seed)
     center = random.normal(size=dim) * 10.0**log_scale
     candidates = torch.from_numpy(rows_near(random, center if cluster else 0 * center, 40, 10.0**log_scale))
@@ -57,79 +60,40 @@ def test_beyond_the_bound_float32_is_right(which, dim, log_scale, seed, cluster)
     check_bound(comparator, query, candidates, may_overflow=True)
 
 
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
+@each(*NARROW, *PROJECTED)
 def test_bound_is_tight_enough_to_be_useful(comparator):
-    """Of 2,000 candidates only a few lie so close to the true score that float64 has to decide."""
-    random = torch.Generator().manual_seed(3)
-    query = torch.randn(20, 400, generator=random)
-    candidates = torch.randn(2000, 400, generator=random)
+    """Few candidates are so close that float64 decides; where float32 may overflow, all of them are."""
+    random, dim = torch.Generator().manual_seed(3), 50 if comparator in PROJECTED else 400
+    query = torch.randn(20, comparator.query_dim(dim), generator=random)
+    candidates = torch.randn(2000, dim, generator=random)
     true_scores = comparator.compare_pairs(query.double(), candidates[:20].double())
     bound = comparator.rounding_bound(query.double(), float(candidates.norm(dim=1).max()), true_scores)
     close = (comparator.compare(query, candidates) - true_scores[:, None]).abs() <= bound[:, None]
     assert close.double().mean() < 0.005
-
-
-@pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda comparator: type(comparator).__name__)
-def test_bound_is_infinite_where_float32_may_overflow(comparator):
-    query = torch.full((1, 4), 1e20, dtype=torch.float64)
-    true_scores = torch.tensor([-1.0], dtype=torch.float64)
+    query = torch.full((1, comparator.query_dim(4)), 1e20, dtype=torch.float64)
     for norm in (1e25, float("inf"), float("nan")):
-        assert comparator.rounding_bound(query, norm, true_scores).tolist() == [float("inf")]
+        assert comparator.rounding_bound(query, norm, true_scores[:1]).tolist() == [float("inf")]
 
 
-def plain_euclidean(query, candidates):
-    return (query[:, None] - candidates[None]).pow(2).sum(2).sqrt()
-
-
-def plain_modulus(query, candidates):
-    difference = query[:, None] - candidates[None]
-    half = query.shape[1] // 2
-    return (difference[..., :half].pow(2) + difference[..., half:].pow(2)).sqrt().sum(2)
-
-
-def plain_manhattan(query, candidates):
-    return (query[:, None] - candidates[None]).abs().sum(2)
-
-
-CASES = [
-    (EuclideanDistance.apply, plain_euclidean),
-    (ModulusDistance.apply, plain_modulus),
-    (ManhattanDistance.apply, plain_manhattan),
-]
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def path(request, monkeypatch):
-    """Take the compiled loops, or what an accelerator takes."""
-    if request.param == "torch":
-        monkeypatch.setattr(distances, "_compiled", lambda rows: False)
-
-
-@pytest.mark.parametrize("function, plain", CASES)
-def test_values_and_gradients_equal_autograd(function, plain, path):
+@each(NegativeL2(), NegativeModulus(), NegativeL1(), *PROJECTED)
+def test_values_and_gradients_equal_autograd_in_blocks_of_any_size(comparator, path):
+    """Those of the definition, in float64."""
     random = torch.Generator().manual_seed(1)
     for num_queries, num_candidates in [(1, 1), (5, 9), (9, 2), (3, 0), (0, 3), (3, 130)]:
+        shapes = [(num_queries, comparator.query_dim(8)), (num_candidates, 8)]
         rows = [
-            torch.randn(n, 8, generator=random, dtype=torch.float64, requires_grad=True)
-            for n in (num_queries, num_candidates)
+            torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes
         ]
         weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
-        with mock.patch.object(distances, "BLOCK_NUMBERS", 24):
-            values = function(*rows)
-            grads = torch.autograd.grad((values * weights).sum(), rows)
-        expected = plain(*rows)
-        torch.testing.assert_close(values, expected)
-        torch.testing.assert_close(grads, torch.autograd.grad((expected * weights).sum(), rows))
-
-
-@pytest.mark.parametrize("block_numbers", [2, 14, 80, 1 << 18])
-def test_blocks_cover_everything_once(block_numbers):
-    query, candidates = torch.zeros(6, 8), torch.zeros(11, 8)
-    counts = torch.zeros(6, 11)
-    with mock.patch.object(distances, "BLOCK_NUMBERS", block_numbers):
-        for rows, columns in distances._blocks(query, candidates):
-            counts[rows, columns] += 1
-    assert (counts == 1).all()
+        expected = comparator.compare_plainly(*rows)
+        expected_gradients = torch.autograd.grad((expected * weights).sum(), rows)
+        for size in (1, 24, 50, 1 << 21):
+            sizes = {"BLOCK_NUMBERS": size, "CALLED_BLOCK_NUMBERS": size}
+            with mock.patch.multiple(distances, **sizes):
+                values = comparator.compare(*rows)
+                gradients = torch.autograd.grad((values * weights).sum(), rows)
+            torch.testing.assert_close(values, expected)
+            torch.testing.assert_close(gradients, expected_gradients)
 
 
 class Sizes(TorchDispatchMode):
@@ -189,28 +153,22 @@ def test_paths_agree_in_float32_also_where_numbers_coincide(function):
     torch.testing.assert_close(results[True], results[False], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("function, plain", CASES[1:])
-def test_rows_need_not_be_contiguous(function, plain):
+@each(NegativeModulus(), NegativeL1())
+def test_rows_need_not_be_contiguous(comparator):
     query, candidates = torch.randn(8, 5).T, torch.randn(9, 16)[:, ::2]
     query.requires_grad_()
-    values = function(query, candidates)
-    torch.testing.assert_close(values, plain(query, candidates))
+    values, plain = comparator.compare(query, candidates), comparator.compare_plainly(query, candidates)
+    torch.testing.assert_close(values, plain)
     grad = torch.autograd.grad(values.T.contiguous().T.sum(), query)[0]
-    torch.testing.assert_close(grad, torch.autograd.grad(plain(query, candidates).sum(), query)[0])
+    torch.testing.assert_close(grad, torch.autograd.grad(plain.sum(), query)[0])
 
 
 def test_modulus_gradient_drops_denormal_numbers(path):
     query, candidates = torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2)
-    distance = ModulusDistance.apply(query, candidates)
-    assert torch.autograd.grad(distance, query, torch.full_like(distance, 1e-40))[0].abs().max() == 0
-    distance = ModulusDistance.apply(query, candidates)
-    assert torch.autograd.grad(distance, query, torch.full_like(distance, 1e-20))[0].abs().max() > 0
-
-
-@pytest.mark.parametrize("function, plain", CASES)
-def test_no_gradient_needed(function, plain):
-    with torch.no_grad():
-        assert not function(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad
+    for arriving, is_dropped in ((1e-40, True), (1e-20, False)):
+        distance = ModulusDistance.apply(query, candidates)
+        gradient = torch.autograd.grad(distance, query, torch.full_like(distance, arriving))[0]
+        assert (gradient.abs().max() == 0) == is_dropped
 
 
 def with_bfloat16_products(function, rows, weights):
@@ -220,15 +178,15 @@ def with_bfloat16_products(function, rows, weights):
     return values, torch.autograd.grad((values * weights).sum(), rows)
 
 
-@pytest.mark.parametrize("function, plain", [CASES[0], (distances.product, lambda q, c: q @ c.T)])
-def test_products_in_bfloat16_are_near_the_float64_values(function, plain, path):
+@each(NegativeL2(), Dot())
+def test_products_in_bfloat16_are_near_the_float64_values(comparator, path):
     random = torch.Generator().manual_seed(7)
     rows = [torch.randn(n, 64, generator=random, requires_grad=True) for n in (20, 150)]
     weights = torch.randn(20, 150, generator=random)
     exact = [row.detach().double().requires_grad_() for row in rows]
-    expected = plain(*exact)
+    expected = comparator.compare_plainly(*exact)
     exact_gradients = torch.autograd.grad((expected * weights).sum(), exact)
-    values, gradients = with_bfloat16_products(function, rows, weights)
+    values, gradients = with_bfloat16_products(comparator.compare, rows, weights)
     assert values.dtype == torch.float32
     # The product is rounded to 8 bits, as its operands were: a few thousandths of |q| |c|, about 64 here.
     error = (values - expected).abs().max()
@@ -292,3 +250,66 @@ def test_scores_and_gradients_are_near_those_of_float32(name):
             assert (scores - expected).abs().max() < 0.02 * expected.abs().max()
             for got, expected_gradient in zip(gradients, expected_gradients):
                 assert (got - expected_gradient).norm() <= 0.05 * expected_gradient.norm()
+
+
+def draw(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, width, generator=generator, dtype=torch.float64).float()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    comparator=st.sampled_from(PROJECTED),
+    dim=st.sampled_from([2, 10, 40]),
+    log_scale=st.integers(-8, 6),
+    seed=st.integers(0, 100_000),
+)
+def test_beyond_the_bound_float32_is_right_of_projections(comparator, dim, log_scale, seed):
+    """Each candidate in turn is the true answer; all others are compared with it."""
+    random = np.random.default_rng(seed)
+    center = random.normal(size=dim)
+    sizes = 10.0 ** random.uniform(-9, 0, size=(40, 1))
+    candidates = (center + sizes * random.normal(size=(40, dim))) * 10.0**log_scale
+    candidates[0] = center * 10.0**log_scale
+    rows = torch.from_numpy(candidates.astype(np.float32))
+    query = torch.from_numpy(random.normal(size=(6, comparator.query_dim(dim))))
+    # The first part is where a candidate is, so that distances are small beside the numbers.
+    first, parts = rows[:1].double(), query[:3, dim:]
+    if isinstance(comparator, ScaledL1):
+        query[:3, :dim] = parts * comparators.unit_rows(first)
+    else:
+        query[:3, :dim] = torch.einsum("i,bij->bj", first[0], parts.reshape(-1, dim, dim))
+    check_bound(comparator, query, rows)
+
+
+def test_scaled_gradients_in_float32(path):
+    rows = [draw(70, 40), draw(90, 20, 1)]
+    # Terms of 0, the gradient of which is 0.
+    rows[0][:5, :4], rows[1][:5, :4] = 0, 0
+    wide = [row.double().requires_grad_() for row in rows]
+    rows = [row.requires_grad_() for row in rows]
+    weights, comparator = draw(70, 90, 2), ScaledL1()
+    gradients = torch.autograd.grad((comparator.compare(*rows) * weights).sum(), rows)
+    plain = torch.autograd.grad((comparator.compare_plainly(*wide) * weights).sum(), wide)
+    for gradient, expected in zip(gradients, plain):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["pairre", "triplere", "transr", "transr_l1"])
+def test_gradients_are_finite_where_entities_meet(name):
+    model = build_model(name, 6, False)
+    for scale, compare in itertools.product((0.0, 1e-3, 1.0, 1e3), (model.compare, model.compare_pairs)):
+        heads = scale * draw(4, 6)
+        relations = model.initial_rows(RELATION, torch.arange(4), seed=0, scale=0.0)
+        rows = [row.requires_grad_() for row in (heads, relations, heads.clone())]
+        scores = compare(model.query(rows[0], rows[1], Side.TAIL), rows[2])
+        gradients = torch.autograd.grad(scores.sum(), rows)
+        assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize(("objective", "name"), [("one_vs_all", "transr"), ("k_vs_all", "transr_l1")])
+def test_objectives_over_all_candidates_refuse_matrices(objective, name):
+    overrides = ["dataset=d", f"model.score_function={name}", f"training.objective={objective}"]
+    message = f"training.objective is {objective} and model.score_function is {name}, whose queries hold a"
+    with pytest.raises(InputError, match=message):
+        check_config(load_config(None, [*overrides, "loss.name=softmax"]))

@@ -1,4 +1,4 @@
-"""The model of a configuration and its choices."""
+"""First rows of entities and relations, and the choices of a configuration."""
 
 from __future__ import annotations
 
@@ -6,142 +6,73 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dglkge import optim
 from dglkge.errors import InputError
-from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS, state_widths
-from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
+from dglkge.model import initializers
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS
+from dglkge.model.initializers import normal_rows, uniform_rows
+from dglkge.model.kge_model import build_model
 from dglkge.sampling.negatives import AllNegatives, MixedNegatives
-from dglkge.typing import RELATION, Side
-from tests.model.dense_oracle import FORWARD_ONLY
-from tests.model.regularizer_by_name import build_regularizer
-from tests.model.score_oracle import fitting_dim, float64_score
-
-NAMES = sorted(SCORE_FUNCTIONS)
-DIM = 6
+from dglkge.typing import RELATION
 
 
-def draw(name: str, reciprocal: bool, num_rows: int = 5):
-    model = build_model(name, fitting_dim(name, DIM), reciprocal)
-    random = torch.Generator().manual_seed(4)
-    widths = (model.dim, model.relation_width, model.dim)
-    rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64) for width in widths]
-    model.set_times(rows[1], torch.zeros(num_rows))
-    return model, *rows
+def first_rows(name: str, dim: int, reciprocal: bool, scale: float, num: int = 500, table: str = RELATION):
+    rows = build_model(name, dim, reciprocal).initial_rows(table, torch.arange(num), seed=1, scale=scale)
+    assert rows.dtype == torch.float32
+    return rows
 
 
-def check_matrix(model, heads, relations, tails, side) -> torch.Tensor:
-    """Return the scores of triples; matrix and pairs give the same ones."""
-    anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(anchors, relations, side)
-    scores = model.score(heads, relations, tails, side)
-    for answer_scores in (model.compare(query, answers).diagonal(), model.compare_pairs(query, answers)):
-        torch.testing.assert_close(answer_scores, scores, rtol=1e-6, atol=1e-6)
-    return scores
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(FORWARD_ONLY)))
-def test_one_row_serves_both_sides_with_one_score(name):
-    model, *rows = draw(name, reciprocal=False)
-    expected = [float64_score(name, *(row.tolist() for row in triple)) for triple in zip(*rows)]
-    for side in Side:
-        scores = check_matrix(model, *rows, side)
-        torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
-    model, heads, relations, tails = draw(name, reciprocal=True)
-    halves = relations.chunk(2, dim=1)
-    for side, half, anchors, answers in (
-        (Side.TAIL, halves[0], heads, tails),
-        (Side.HEAD, halves[1], tails, heads),
-    ):
-        with torch.no_grad():
-            scores = check_matrix(model, heads, relations, tails, side).tolist()
-        triples = zip(anchors.tolist(), half.tolist(), answers.tolist())
-        assert scores == pytest.approx([float64_score(name, *triple) for triple in triples])
-
-
-@pytest.mark.parametrize(
-    "name, reciprocal, width",
-    [("complex", False, 6), ("complex", True, 12), ("rotate", False, 3), ("rotate", True, 6)],
-)
-def test_widths(name, reciprocal, width):
-    model = build_model(name, DIM, reciprocal)
-    widths = (model.relation_width, model.table_width(RELATION), model.table_width("person"))
-    assert widths == (width, width, DIM)
-
-
-@pytest.mark.parametrize("side, first", [(Side.TAIL, 0), (Side.HEAD, 6)])
-def test_direction(side, first):
-    rows = torch.arange(24.0).reshape(2, 12)
-    assert torch.equal(build_model("complex", DIM, True).direction(rows, side), rows[:, first : first + 6])
-    assert build_model("distmult", 12, False).direction(rows, side) is rows
-
-
-def test_a_penalty_leaves_phases_alone():
-    """Weighted N3 of the factors of each query, by hand."""
-    model, heads, relations, tails = draw("rotate", True)
-    regularizer = build_regularizer("n3", 0.1, complex_valued=True)
-    penalties = regularizer.query_penalties(model, heads, relations, tails, Side.TAIL)
-    rows = [torch.complex(*row.chunk(2, dim=1)).abs() for row in (heads, tails)]
-    torch.testing.assert_close(penalties, 0.1 * sum(row.pow(3).sum(1) for row in rows))
-
-
-def test_initial_rows_of_entities_and_relations():
+def test_rows_start_from_the_distribution():
+    for table, shape in (("person", (400, 50)), (RELATION, (400, 100))):
+        rows = first_rows("complex", 50, True, 0.01, 400, table)
+        assert rows.shape == shape and float(rows.std()) == pytest.approx(0.01, rel=0.03)
     model = build_model("complex", 50, reciprocal=True)
-    entities = model.initial_rows("person", torch.arange(400), seed=1, scale=0.01)
-    relations = model.initial_rows(RELATION, torch.arange(300), seed=1, scale=0.01)
-    assert entities.shape == (400, 50) and relations.shape == (300, 100)
-    for rows in (entities, relations):
-        assert rows.dtype == torch.float32
-        assert float(rows.std()) == pytest.approx(0.01, rel=0.03)
     uniform = model.initial_rows("person", torch.arange(400), seed=1, scale=0.01, distribution="uniform")
     assert float(uniform.abs().max()) <= 0.01
     assert float(uniform.std()) == pytest.approx(0.01 / 3**0.5, rel=0.03)
+    with pytest.raises(InputError, match="unknown distribution 'gauss'; known: 'normal', 'uniform'"):
+        model.initial_rows("person", torch.arange(3), 1, 1.0, distribution="gauss")
 
 
-def test_initial_phases_fill_the_circle_whatever_the_scale():
-    model = build_model("rotate", 40, reciprocal=True)
-    phases = model.initial_rows(RELATION, torch.arange(500), seed=1, scale=1e-3)
+def test_phases_fill_the_circle_whatever_the_scale():
+    phases = first_rows("rotate", 40, True, 1e-3)
     assert phases.shape == (500, 40)
     assert 3.13 < float(phases.max()) <= math.pi + 1e-6 and -3.13 > float(phases.min()) >= -math.pi - 1e-6
-    entities = model.initial_rows("person", torch.arange(500), seed=1, scale=1e-3)
-    assert float(entities.abs().max()) < 0.01
+    assert float(first_rows("rotate", 40, True, 1e-3, table="person").abs().max()) < 0.01
 
 
-def test_building():
-    with pytest.raises(InputError, match="unknown distribution 'gauss'; known: 'normal', 'uniform'"):
-        build_model("complex", 4, False).initial_rows("person", torch.arange(3), 1, 1.0, distribution="gauss")
-    assert isinstance(build_model("complex", 4, True).score_function, ComplEx)
-    assert KgeModel(ComplEx(), 4, False).dim == 4
-    with pytest.raises(InputError, match="unknown score function 'complx'"):
-        build_model("complx", 4, True)
-    with pytest.raises(InputError, match="must be even"):
-        KgeModel(ComplEx(), 3, False)
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_relations_start_as_unit_quaternions_and_near_the_identity(reciprocal):
+    sides = 2 if reciprocal else 1
+    parts = first_rows("quate", 40, reciprocal, 1e-3, 300).reshape(-1, 4, 10)
+    torch.testing.assert_close(parts.norm(dim=1), torch.ones(300 * sides, 10))
+    # Uniform on the sphere: means 0, and mean squares 1 / 4, of every part.
+    torch.testing.assert_close(parts.mean((0, 2)), torch.zeros(4), rtol=0, atol=0.03)
+    torch.testing.assert_close(parts.square().mean((0, 2)), torch.full((4,), 0.25), rtol=0, atol=0.02)
+    assert float(first_rows("quate", 40, reciprocal, 1e-3, table="person").abs().max()) < 0.01
+    matrices = first_rows("transr", 6, reciprocal, 1e-2, 50).reshape(-1, 42)
+    assert torch.equal(matrices[:, 6:], torch.eye(6).reshape(1, -1).expand(50 * sides, -1))
+    assert float(matrices[:, :6].std()) == pytest.approx(1e-2, rel=0.1)
+    for name, width in (("pairre", 12), ("triplere", 18)):
+        rows = first_rows(name, 6, reciprocal, 1e-2, 50).reshape(50 * sides, width)
+        scalings = torch.cat([rows[:, :6], rows[:, -6:]])
+        assert float(scalings.mean()) == pytest.approx(1, abs=1e-3)
+        assert float(scalings.std()) == pytest.approx(1e-2, rel=0.1)
+        if name == "triplere":
+            assert float(rows[:, 6:12].mean()) == pytest.approx(0, abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "widths"),
-    [
-        ("sparse_adagrad", optim.Adagrad, (7,)),
-        ("row_adagrad", optim.RowWiseAdagrad, (1,)),
-        ("sparse_adam", optim.Adam, (1, 7, 7)),
-    ],
-)
-def test_optimizers(name, rule, widths):
-    assert OPTIMIZERS.get(name) is rule
-    assert state_widths(name, 7) == widths
-
-
-def test_all_rules_are_registered():
-    exported = [getattr(optim, name) for name in optim.__all__]
-    rules = [rule for rule in exported if issubclass(rule, optim.UpdateRule) and rule is not optim.UpdateRule]
-    assert {rule for _, rule in OPTIMIZERS.items()} == set(rules)
+def test_what_no_model_has_is_refused():
+    with pytest.raises(InputError, match="unknown score function 'ComplEx'.*did you mean 'complex'"):
+        build_model("ComplEx", 4, True)
+    with pytest.raises(InputError, match="the dimension must be even .*, got 3"):
+        build_model("complex", 3, False)
 
 
 def test_facts_of_optimizers_need_neither_torch_nor_dgl():
@@ -152,23 +83,77 @@ def test_facts_of_optimizers_need_neither_torch_nor_dgl():
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
-def test_negative_samplers():
-    classes = {name: NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS}
-    assert classes == {"all_entities": AllNegatives, "mixed": MixedNegatives}
+def test_choices():
+    exported = [getattr(optim, name) for name in optim.__all__]
+    rules = [rule for rule in exported if issubclass(rule, optim.UpdateRule) and rule is not optim.UpdateRule]
+    assert {rule for _, rule in OPTIMIZERS.items()} == set(rules)
+    samplers = {name: NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS}
+    assert samplers == {"all_entities": AllNegatives, "mixed": MixedNegatives}
+    all_entities = NEGATIVE_SAMPLERS.get("all_entities").Settings(name="all_entities", num_for_heads=0)
+    assert all_entities.takes_all and "degree_power" not in type(all_entities).model_fields
+    assert [bool(count) for count in all_entities.per_side.values()] == [False, True]
+    # Labels are smoothed where there are labels of all candidates.
+    smoothed = {name: "label_smoothing" in OBJECTIVES.get(name).Settings.model_fields for name in OBJECTIVES}
+    assert smoothed == {"negative_sampling": False, "one_vs_all": True, "k_vs_all": True}
 
 
-def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:
-    options = {name: list(OBJECTIVES.get(name).Settings.model_fields) for name in OBJECTIVES}
-    assert options == {
-        "negative_sampling": ["name"],
-        "one_vs_all": ["name", "label_smoothing"],
-        "k_vs_all": ["name", "label_smoothing"],
-    }
+DRAWS = [normal_rows, uniform_rows]
 
 
-def test_all_entities_is_a_sampler_without_counts():
-    choice = NEGATIVE_SAMPLERS.get("all_entities")
-    settings = choice.Settings(name="all_entities", num_for_heads=0)
-    assert settings.takes_all
-    assert [bool(count) for count in settings.per_side.values()] == [False, True]
-    assert "degree_power" not in choice.Settings.model_fields
+@settings(max_examples=40, deadline=None)
+@given(
+    draw=st.sampled_from(DRAWS),
+    dim=st.integers(1, 9),
+    ids=st.lists(st.integers(0, 2**40), max_size=30),
+    cut=st.integers(0, 30),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_same_in_any_split_and_blocks(draw, dim, ids, cut, seed):
+    ids = np.array(ids, dtype=np.int64)
+    whole = draw(ids, dim, seed, "person", 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initializers, "BLOCK_PAIRS", 12)
+        parts = [draw(part, dim, seed, "person", 1.0) for part in (ids[:cut], ids[cut:])]
+    one_by_one = [draw(ids[i : i + 1], dim, seed, "person", 1.0) for i in range(len(ids))]
+    assert whole.shape == (len(ids), dim) and whole.dtype == np.float32
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert np.array_equal(whole, np.concatenate([np.empty((0, dim), np.float32), *one_by_one]))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_seed_table_id_and_column_all_matter(draw):
+    ids = np.arange(50)
+    base = draw(ids, 8, 1, "person", 1.0)
+    for other_ids, seed, table in ((ids, 2, "person"), (ids, 1, "town"), (ids + 50, 1, "person")):
+        assert not np.isclose(base, draw(other_ids, 8, seed, table, 1.0)).any()
+    assert len(np.unique(base)) == base.size
+    # Wider rows start with the narrower.
+    assert np.array_equal(draw(ids, 9, 1, "person", 1.0)[:, :5], draw(ids, 5, 1, "person", 1.0))
+
+
+def test_moments_of_the_normal():
+    rows = normal_rows(np.arange(5000), 200, 3, "person", 2.0).astype(np.float64) / 2.0
+    assert abs(rows.mean()) < 0.004
+    assert rows.var() == pytest.approx(1.0, abs=0.006)
+    assert (rows**3).mean() == pytest.approx(0.0, abs=0.02)
+    assert (rows**4).mean() == pytest.approx(3.0, abs=0.05)
+    assert (np.abs(rows) < 1.959964).mean() == pytest.approx(0.95, abs=0.001)
+    assert 4.3 < np.abs(rows).max() < 6.8
+
+
+def test_moments_of_the_uniform():
+    rows = uniform_rows(np.arange(5000), 200, 3, "person", 2.0).astype(np.float64)
+    assert np.abs(rows).max() <= 2.0 and np.abs(rows).max() > 1.9999
+    assert abs(rows.mean()) < 0.005 and rows.var() == pytest.approx(4 / 3, abs=0.006)
+    share, _ = np.histogram(rows, bins=20, range=(-2, 2))
+    assert np.abs(share / rows.size - 0.05).max() < 0.001
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_neighbours_are_uncorrelated(draw):
+    """Neighbouring ids, neighbouring columns, and the two columns that share their bits."""
+    rows = draw(np.arange(4000), 50, 7, "person", 1.0).astype(np.float64)
+    rows /= rows.std()
+    for first, second in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1]), (rows[:, ::2], rows[:, 1::2])):
+        assert abs((first * second).mean()) < 0.01
+        assert abs((first**2 * second**2).mean() - 1) < 0.02

@@ -54,7 +54,7 @@ def oracle(model: KgeModel, rows: dict[str, torch.Tensor], times: torch.Tensor, 
 @pytest.mark.parametrize("side", list(Side))
 @pytest.mark.parametrize("reciprocal", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_and_gradients(name, reciprocal, side):
+def test_scores_and_gradients_and_penalties(name, reciprocal, side):
     model, rows = draw(name, reciprocal)
     scores = model.score(rows["head"], rows["relation"], rows["tail"], side)
     times = model.module.rows.detach().double().requires_grad_()
@@ -66,22 +66,16 @@ def test_scores_and_gradients(name, reciprocal, side):
     expected_grads = torch.autograd.grad((expected * weights).sum(), [*leaves, times])
     for gradient, other in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(gradient.double(), other, rtol=1e-6, atol=1e-6)
+    if reciprocal:
+        # Lacroix et al. 2020, eq. 6: |h|^3 + |r u|^3 + |r'|^3 + |t|^3 over complex moduli.
+        regularizer = build_regularizer("n3", 0.1, complex_valued=True)
+        anchors, answer = (rows["head"], rows["tail"]) if side is Side.TAIL else (rows["tail"], rows["head"])
+        penalties = regularizer.query_penalties(model, anchors, rows["relation"], answer, side)
+        parts = [as_complex(anchors), as_complex(answer), *factors(model, rows["relation"], times, side)]
+        torch.testing.assert_close(penalties, 0.1 * sum(part.abs().pow(3).sum(-1) for part in parts))
     # The number of a time has no gradient.
     width = rows["relation"].shape[1] // (2 if reciprocal else 1)
     assert (grads[1][:, width - 1 :: width] == 0).all()
-
-
-@pytest.mark.parametrize("side", list(Side))
-@pytest.mark.parametrize("name", NAMES)
-def test_n3_is_of_the_products(name, side):
-    """Lacroix et al. 2020, eq. 6: |h|^3 + |r u|^3 + |r'|^3 + |t|^3 over complex moduli."""
-    model, rows = draw(name, reciprocal=True)
-    regularizer = build_regularizer("n3", 0.1, complex_valued=True)
-    anchors, answer = (rows["head"], rows["tail"]) if side is Side.TAIL else (rows["tail"], rows["head"])
-    penalties = regularizer.query_penalties(model, anchors, rows["relation"], answer, side)
-    parts = [as_complex(anchors), as_complex(answer)]
-    parts += factors(model, rows["relation"], model.module.rows.detach().double(), side)
-    torch.testing.assert_close(penalties, 0.1 * sum(part.abs().pow(3).sum(-1) for part in parts))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "de_simple"])
@@ -90,10 +84,8 @@ def test_relations_at_a_time_are_scored_by_one_product(name):
     model = build_model(name, 8, True, {"num_times": NUM_TIMES}, seed=3)
     random = torch.Generator().manual_seed(8)
     heads, tails = (torch.randn(3, 8, generator=random, dtype=torch.float64) for _ in range(2))
-    relations, times = (
-        torch.randn(5, model.relation_width, generator=random).double(),
-        torch.tensor([2, 0, 3]),
-    )
+    relations = torch.randn(5, model.relation_width, generator=random).double()
+    times = torch.tensor([2, 0, 3])
     if model.module is not None:
         model.module.rows.data.normal_(generator=random)
     for side, columns in zip((Side.TAIL, Side.HEAD), relations.chunk(2, dim=1)):

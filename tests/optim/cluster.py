@@ -1,7 +1,4 @@
-"""A DGL cluster of simulated machines for tests of the optimizers.
-
-Trainers are dealt out to machines in turn, so that ranks are not in the order of machines.
-"""
+"""A DGL cluster of simulated machines for tests of the optimizers."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from tests.simulated_machines import SimulatedJob
 from tests.surroundings import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+NUM_NODES = {"item": 24, "user": 60}
 
 _PARTITION_SCRIPT = """
 import json, sys, torch, dglkge, dgl
@@ -38,26 +36,15 @@ torch.save(maps, folder + '/original_ids.pt')
 
 
 @functools.cache
-def partitions(num_parts: int, num_nodes: tuple[tuple[str, int], ...]) -> Path:
+def partitions(num_parts: int, num_nodes: tuple[tuple[str, int], ...] = tuple(NUM_NODES.items())) -> Path:
     """Folder of a partitioned toy graph, ``toy.json``; made once for all workers of a session."""
 
     def make(folder: Path) -> None:
-        subprocess.run(
-            [*warm.python(), "-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            timeout=120,
-        )
+        words = ["-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))]
+        subprocess.run([*warm.python(), *words], check=True, stdout=subprocess.DEVNULL, timeout=120)
 
     counts = "-".join(f"{ntype}{count}" for ntype, count in num_nodes)
     return made_once(f"optim-{num_parts}-{counts}", make)
-
-
-def original_ids(num_machines: int, num_nodes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """Original id of each node id, by type, as :func:`run_cluster` partitions."""
-    return torch.load(
-        partitions(num_machines, tuple(num_nodes.items())) / "original_ids.pt", weights_only=True
-    )
 
 
 def run_cluster(
@@ -66,26 +53,18 @@ def run_cluster(
     *,
     num_servers: int = 1,
     num_machines: int = 1,
-    num_nodes: dict[str, int],
     arguments: Any = None,
     timeout_seconds: float = 150,
     expected_status: dict[int, int] | None = None,
 ) -> list[Any]:
-    """Run ``worker(graph, arguments)`` in every trainer and return what each returned, by rank.
+    """Run a function of ``workers`` in every trainer and return what each returned, by rank.
 
-    Parameters
-    ----------
-    worker : str
-        ``"module:function"``, importable from the repository.
-    num_trainers, num_servers, num_machines : int
-        Trainers in all, servers a machine, machines.
-    expected_status : dict, optional
-        Exit status of trainers that do not end with 0, by rank. Where it is given, also empty, the trainers
-        leave without DGL's shutdown messages, and we end the servers.
+    Servers are those of a machine. Trainers are dealt out to machines in
+    turn, so that ranks are not in the order of machines. Where ``expected_status`` is given, also empty, the
+    trainers leave without DGL's shutdown messages, with status 0 or that of their rank.
     """
     with tempfile.TemporaryDirectory(prefix="optim_cluster_") as name:
-        folder = Path(name)
-        source = partitions(num_machines, tuple(num_nodes.items()))
+        folder, source = Path(name), partitions(num_machines)
         for part in range(num_machines):
             (folder / f"part{part}").symlink_to(source / f"part{part}")
         torch.save(arguments, folder / "arguments.pt")
@@ -118,9 +97,8 @@ def _join(worker: str) -> None:
     os.chdir(REPOSITORY)
     folder, rank, name = Path(env["TEST_FOLDER"]), int(env["RANK"]), env["TEST_MACHINE"]
     config = folder / f"{name}.{env['DGL_ROLE']}{rank}.json"
-    config.write_text(
-        Path(env["DGL_CONF_PATH"]).read_text().replace('"graph_name": "toy"', f'"graph_name": "{name}"')
-    )
+    text = Path(env["DGL_CONF_PATH"]).read_text()
+    config.write_text(text.replace('"graph_name": "toy"', f'"graph_name": "{name}"'))
     env["DGL_CONF_PATH"] = str(config)
     if env["DGL_ROLE"] == "server":
         dgl_compat.serve(env["DGL_IP_CONFIG"])
@@ -128,10 +106,8 @@ def _join(worker: str) -> None:
     world_size = int(env["WORLD_SIZE"])
     arguments = torch.load(folder / "arguments.pt", weights_only=False)
     if world_size > 1 or (isinstance(arguments, dict) and arguments.get("process_group")):
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
-        )
+        store = f"file://{folder}/store"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     graph = dgl.distributed.DistGraph(name, part_config=str(config))
-    module, function = worker.split(":")
-    result = getattr(importlib.import_module(module), function)(graph, arguments)
-    torch.save(result, folder / f"result{rank}.pt")
+    workers = importlib.import_module("tests.optim.workers")
+    torch.save(getattr(workers, worker)(graph, arguments), folder / f"result{rank}.pt")

@@ -10,8 +10,12 @@ import torch
 
 from dglkge import optim
 
-#: A hub is in every batch several times.
+NUM_ROWS = 50
+EVERYTHING = torch.arange(NUM_ROWS)
+"""Ids of the rows of a table in standalone mode."""
+
 NUM_HUB_READS = 6
+"""A hub is in every batch several times."""
 
 
 @dataclass
@@ -26,7 +30,6 @@ class Case:
     max_norm: float = math.inf
 
     def optimizer_of(self, tables: list[Any], **more: Any) -> Any:
-        """Make the optimizer of some embeddings."""
         make = getattr(optim, self.optimizer)
         optimizer = make(tables, lr=self.lr, timeout_seconds=60, **self.options, **self.transport, **more)
         for table in tables:
@@ -34,44 +37,28 @@ class Case:
         return optimizer
 
 
+BFLOAT16, FLOAT16, OVERLAP = {"wire_dtype": torch.bfloat16}, {"wire_dtype": torch.float16}, {"overlap": True}
+CLIPPED = {"max_row_norm": 1.5, "weight_decay": 0.02, "eps": 1e-3}
+MEAN_OF_ROWS = {"row_wise": True, "duplicates": "mean", "max_row_norm": 1.0, "weight_decay": 0.01}
+DECOUPLED = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+
 #: Every option of every optimizer at least once.
 CASES = [
     Case("adagrad", "SparseAdagrad"),
-    Case(
-        "adagrad_mean_bfloat16",
-        "SparseAdagrad",
-        options={"duplicates": "mean"},
-        transport={"wire_dtype": torch.bfloat16},
-    ),
-    Case(
-        "adagrad_clip_decay_overlap",
-        "SparseAdagrad",
-        options={"max_row_norm": 1.5, "weight_decay": 0.02, "eps": 1e-3},
-        transport={"overlap": True},
-    ),
+    Case("adagrad_mean_bfloat16", "SparseAdagrad", options={"duplicates": "mean"}, transport=BFLOAT16),
+    Case("adagrad_clip_decay_overlap", "SparseAdagrad", options=CLIPPED, transport=OVERLAP),
     Case("adagrad_limited", "SparseAdagrad", lr=0.3, max_norm=0.75),
     Case("row_adagrad", "RowAdagrad"),
-    Case("row_adagrad_float16", "RowAdagrad", transport={"wire_dtype": torch.float16}),
+    Case("row_adagrad_float16", "RowAdagrad", transport=FLOAT16),
     Case("adam", "SparseAdam", lr=0.01),
     Case("adam_global", "SparseAdam", lr=0.01, options={"bias_correction": "global", "betas": (0.8, 0.95)}),
-    Case(
-        "adam_row_wise_mean_clip_decay",
-        "SparseAdam",
-        lr=0.01,
-        options={"row_wise": True, "duplicates": "mean", "max_row_norm": 1.0, "weight_decay": 0.01},
-    ),
-    Case(
-        "adam_decoupled_decay",
-        "SparseAdam",
-        lr=0.01,
-        options={"weight_decay": 0.5, "decoupled_weight_decay": True},
-    ),
+    Case("adam_row_wise_mean_clip_decay", "SparseAdam", lr=0.01, options=MEAN_OF_ROWS),
+    Case("adam_decoupled_decay", "SparseAdam", lr=0.01, options=DECOUPLED),
 ]
 
 
 def batch(step: int, num_rows: int, dim: int, num_ids: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids with duplicates and a hub, and gradients that are multiples of 1/8, so that sums are exact on any
-    wire."""
+    """Ids with duplicates and a hub, and multiples of 1/8, sums of which are exact on any wire."""
     generator = torch.Generator().manual_seed(1000 * dim + step)
     ids = torch.randint(num_rows, (num_ids,), generator=generator)
     ids[:NUM_HUB_READS] = num_rows // 2
@@ -80,8 +67,7 @@ def batch(step: int, num_rows: int, dim: int, num_ids: int = 40) -> tuple[torch.
 
 
 def share(step: int, rank: int, world_size: int, num_ids: int = 40) -> torch.Tensor:
-    """Which gradients of a batch are a trainer's: uneven, and every fifth step nothing for the last
-    trainer."""
+    """Places of a trainer in a batch: uneven, and every fifth step nothing for the last trainer."""
     generator = torch.Generator().manual_seed(7 + step)
     readers = torch.randint(world_size, (num_ids,), generator=generator)
     if step % 5 == 0:
@@ -109,9 +95,8 @@ class Oracle:
             return
         self.num_steps += 1
         touched, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
-        merged = (
-            torch.zeros(len(touched), gradients.shape[1]).double().index_add_(0, inverse, gradients.double())
-        )
+        merged = torch.zeros(len(touched), gradients.shape[1]).double()
+        merged.index_add_(0, inverse, gradients.double())
         if self.options.get("duplicates") == "mean":
             merged = merged / counts[:, None]
         limit = self.options.get("max_row_norm")
@@ -127,20 +112,16 @@ class Oracle:
         self.rows[touched] *= (self.case.max_norm / lengths).clamp(max=1)
 
     def SparseAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Adagrad."""
         total = self.state["sum"]
         total[touched] += gradient**2
-        self.rows[touched] -= (
-            self.case.lr * gradient / (total[touched].sqrt() + self.options.get("eps", 1e-10))
-        )
+        root = total[touched].sqrt() + self.options.get("eps", 1e-10)
+        self.rows[touched] -= self.case.lr * gradient / root
 
     def RowAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Adagrad with one accumulator a row."""
         total = self.state["sum"]
         total[touched] += (gradient**2).mean(1)
-        self.rows[touched] -= (
-            self.case.lr * gradient / (total[touched].sqrt()[:, None] + self.options.get("eps", 1e-10))
-        )
+        root = total[touched].sqrt()[:, None] + self.options.get("eps", 1e-10)
+        self.rows[touched] -= self.case.lr * gradient / root
 
     def SparseAdam(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
         """Adam, lazily on touched rows."""

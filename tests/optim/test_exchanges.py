@@ -1,10 +1,9 @@
-"""The exchange of a step among threads that play trainers on several machines, against a plain sum."""
+"""The exchange of a step among threads that play trainers (test_cluster.py has processes)."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,8 +19,19 @@ from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.workspace import Scratch
 
-DIMS = (3, 5)
-NUM_STEPS = 6
+
+def wire_of(dims: tuple[int, ...]) -> WireFormat:
+    return WireFormat((torch.float32,) * len(dims), dims, np.dtype(np.int32), False)
+
+
+def chains_of(dims: tuple[int, ...]) -> list[GradientRows]:
+    return [GradientRows(dim, np.dtype(np.float32)) for dim in dims]
+
+
+def add_merged(totals: np.ndarray, rows: GradientRows, selected: np.ndarray) -> None:
+    merged = torch.zeros(len(selected), rows.dim)
+    rows.merge_into(selected, merged, np.empty(len(selected), np.int64), Scratch())
+    totals[rows.keys[selected]] += merged.numpy()
 
 
 def in_threads(size: int, run: Callable[[int], Any]) -> list[Any]:
@@ -66,70 +76,13 @@ class ThreadGroup:
         return np.sum(self.gather(values.copy()), axis=0)
 
 
-def starts_of(num_machines: int) -> list[np.ndarray]:
-    """Ranges of two tables, one machine without any row of the second."""
-    first = np.linspace(0, 90, num_machines + 1).astype(np.int64)
-    second = np.array([0] * num_machines + [40])
-    return [first, second]
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_rows_of_one_trainer_alone_do_not_travel(is_elsewhere: bool, tmp_path, monkeypatch) -> None:
+    """Two trainers of a machine share memory: ids of rows that both have, and only their rows, are sent.
 
-
-def own_gradients(rank: int, step: int, table: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids with duplicates and common hubs; rows that any wire carries exactly; sometimes none."""
-    rng = np.random.default_rng(100 * rank + 10 * step + table)
-    num_ids = 0 if (rank + step) % 4 == 3 else int(rng.integers(1, 60))
-    ids = rng.integers(0, (90, 40)[table], num_ids)
-    ids[: num_ids // 4] = 7
-    return ids, (rng.integers(-8, 9, (num_ids, DIMS[table])) / 4).astype(np.float32)
-
-
-def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) -> tuple[list[dict], int]:
-    """All steps of one trainer; returns what it updated in each, and the bytes that it sent."""
-    chains = [GradientRows(dim, np.dtype(np.float32)) for dim in DIMS]
-    group: Any = ThreadGroup(threads, rank)
-    exchange = StepExchange(group, layout[rank], starts_of(max(layout) + 1), chains, wire)
-    steps = []
-    for step in range(NUM_STEPS):
-        for table, chain in enumerate(chains):
-            chain.clear()
-            chain.add(*own_gradients(rank, step, table))
-        updated: dict[Any, Any] = {}
-        for selected, active in exchange.run():
-            for table, (chain, keys) in enumerate(zip(chains, selected)):
-                rows, counts = torch.empty(len(keys), chain.dim), np.empty(len(keys), np.int64)
-                chain.merge_into(keys, rows, counts, Scratch())
-                for key, row, count in zip(chain.keys[keys].tolist(), rows.tolist(), counts.tolist()):
-                    assert (table, key) not in updated
-                    updated[table, key] = row, count
-            updated["active"] = active.tolist()
-        num_bad, updated["extra"] = exchange.finish(np.array([rank, 1]), extra=rank == step)
-        updated["sum"] = num_bad.tolist()
-        steps.append(updated)
-    return steps, exchange.sent_bytes
-
-
-@pytest.mark.parametrize(
-    ("layout", "wire_dtype", "shares_memory"),
-    [
-        ([0], torch.float32, True),
-        ([0, 0], torch.float32, True),
-        ([0, 0], torch.bfloat16, False),
-        ([0, 1], torch.float16, True),
-        ([1, 0, 1], torch.bfloat16, True),
-        ([1, 0, 1], torch.float32, "another namespace"),
-        ([0, 0, 0, 0], torch.float16, True),
-        ([0, 1, 0, 2, 1], torch.float32, True),
-        ([0, 1, 0, 2, 1], torch.float16, False),
-    ],
-    ids=str,
-)
-def test_every_row_reaches_one_trainer_of_its_machine(
-    layout, wire_dtype, shares_memory, monkeypatch, tmp_path
-) -> None:
-    """The sums and counts are those of all trainers' gradients together."""
-    if not shares_memory:
-        monkeypatch.setattr(step_exchange, "usable", lambda: False)
-    if shares_memory == "another namespace":
-        # Where the ids of processes are others, an address names some other process's file.
+    Where the ids of processes are others, an address names some other process's file, and all is sent.
+    """
+    if is_elsewhere:
         (tmp_path / "short").write_text("of another process")
         file = (tmp_path / "short").open("rb")
 
@@ -139,34 +92,32 @@ def test_every_row_reaches_one_trainer_of_its_machine(
                 self.address = self.address._replace(descriptor=file.fileno())
 
         monkeypatch.setattr(step_exchange, "Outbox", Elsewhere)
-    size, threads = len(layout), Threads(len(layout))
-    wire = WireFormat((wire_dtype,) * 2, DIMS, np.dtype(np.int32), True)
-    results = in_threads(size, lambda rank: trainer(threads, layout, rank, wire))
-    starts = starts_of(max(layout) + 1)
-    for step in range(NUM_STEPS):
-        sums: dict[Any, Any] = defaultdict(float)
-        counts: dict[Any, int] = defaultdict(int)
-        for rank in range(size):
-            for table in range(2):
-                for key, row in zip(*own_gradients(rank, step, table)):
-                    sums[table, int(key)] = sums[table, int(key)] + row
-                    counts[table, int(key)] += 1
-        updated: dict[Any, Any] = {}
-        for rank, (steps, _) in enumerate(results):
-            mine = dict(steps[step])
-            assert mine.pop("sum") == [size * (size - 1) // 2, size]
-            assert mine.pop("extra") == int(step < size)
-            assert mine.pop("active") == [any(key[0] == table for key in sums) for table in range(2)]
-            for (table, key), value in mine.items():
-                part = int(np.searchsorted(starts[table], key, side="right")) - 1
-                assert layout[rank] == part
-                assert (table, key) not in updated
-                updated[table, key] = value
-        assert {key: count for key, (_, count) in updated.items()} == dict(counts)
-        for key, row in sums.items():
-            assert updated[key][0] == row.tolist()
-    sent = [sent_bytes for _, sent_bytes in results]
-    assert (max(sent) > 0) == (size > 1)
+    threads = Threads(2)
+
+    def run(rank: int) -> tuple[int, int, np.ndarray]:
+        chains, group = chains_of((64,)), ThreadGroup(threads, rank)
+        exchange = StepExchange(group, 0, [np.array([0, 1000])], chains, wire_of((64,)))
+        totals = np.zeros((1000, 64))
+        for common in (0, 7):
+            chains[0].clear()
+            ids = np.r_[np.arange(100) + 500 * rank, np.full(common, 300)]
+            chains[0].add(ids, np.ones((len(ids), 64), np.float32))
+            before, num_updated = exchange.sent_bytes, 0
+            for (selected,), _ in exchange.run():
+                add_merged(totals, chains[0], selected)
+                num_updated += len(selected)
+            exchange.finish(np.zeros(1, np.int64))
+            if not common:
+                alone = exchange.sent_bytes - before, num_updated
+        return *alone, totals
+
+    results = in_threads(2, run)
+    if not is_elsewhere:
+        assert [(sent, num_updated) for sent, num_updated, _ in results] == [(400, 100)] * 2
+    expected = np.zeros((1000, 64))
+    expected[[*range(100), *range(500, 600)]] = 2
+    expected[300] = 14
+    np.testing.assert_array_equal(sum(totals for *_, totals in results), expected)
 
 
 def test_an_address_that_is_no_outbox_is_refused_and_not_waited_for(tmp_path) -> None:
@@ -187,37 +138,15 @@ def test_an_address_that_is_no_outbox_is_refused_and_not_waited_for(tmp_path) ->
     assert NeighbourOutbox(1, box.address).fields.tolist() == box.fields.tolist()
 
 
-def test_rows_of_one_trainer_alone_do_not_travel() -> None:
-    """Two trainers of a machine with nothing in common send ids only."""
-    threads = Threads(2)
-    wire = WireFormat((torch.float32,), (64,), np.dtype(np.int32), False)
-
-    def run(rank: int) -> tuple[int, list[int]]:
-        chains = [GradientRows(64, np.dtype(np.float32))]
-        group: Any = ThreadGroup(threads, rank)
-        exchange = StepExchange(group, 0, [np.array([0, 1000])], chains, wire)
-        chains[0].add(np.arange(100) + 500 * rank, np.ones((100, 64), np.float32))
-        updated = [len(selected[0]) for selected, _ in exchange.run()]
-        exchange.finish(np.zeros(1, np.int64))
-        return exchange.sent_bytes, updated
-
-    results = in_threads(2, run)
-    assert results == [(400, [100, 0])] * 2
-
-
 def test_asynchronous_trainers_do_not_wait() -> None:
-    """Each updates the rows that it has gradients for, one after the other, and nothing travels. They meet
-    once, at the start, to share out what each of them saves."""
-    threads = Threads(2)
-    wire = WireFormat((torch.float32,), (3,), np.dtype(np.int32), False)
-    chains_of = [[GradientRows(3, np.dtype(np.float32))] for _ in range(2)]
-    groups: list[Any] = [ThreadGroup(threads, rank) for rank in range(2)]
+    """Each updates the rows of its own gradients; they meet once, to share out what each of them saves."""
+    threads, chains_by_rank = Threads(2), [chains_of((3,)) for _ in range(2)]
 
     def start(rank: int) -> StepExchange:
-        return StepExchange(groups[rank], 0, [np.array([0, 9])], chains_of[rank], wire, synchronous=False)
+        group, starts = ThreadGroup(threads, rank), [np.array([0, 9])]
+        return StepExchange(group, 0, starts, chains_by_rank[rank], wire_of((3,)), synchronous=False)
 
-    exchanges = in_threads(2, start)
-    for rank, (exchange, chains) in enumerate(zip(exchanges, chains_of)):
+    for rank, (exchange, chains) in enumerate(zip(in_threads(2, start), chains_by_rank)):
         assert (exchange.place, exchange.num_places) == (rank, 2)
         chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
         turns = [(selected[0].tolist(), active.tolist()) for selected, active in exchange.run()]
@@ -228,33 +157,27 @@ def test_asynchronous_trainers_do_not_wait() -> None:
 
 @pytest.mark.parametrize("max_lag", [1, 4])
 def test_machines_that_do_not_wait(max_lag: int) -> None:
-    """Every gradient is applied exactly once, on a trainer of the row's machine, by the end of a drain; no
-    trainer is ever more than ``max_lag`` steps ahead; flags arrive at the same step of all trainers."""
+    """Every gradient is applied once, on a trainer of the row's machine, by the end of a drain.
+
+    No trainer is ever more than ``max_lag`` steps ahead; flags arrive at the same step of all trainers.
+    """
     num_steps, size, num_rows, threads = 40, 3, 12, Threads(3)
     machines, starts = [0, 1, 0], np.array([0, 5, num_rows])
-    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
     started, flagged = [0] * size, [{} for _ in range(size)]
     totals, expected = np.zeros((2, size, num_rows, 2)), np.zeros((num_rows, 2))
     keys = np.random.default_rng(0).integers(0, num_rows, (2, size, num_steps, 6))
     np.add.at(expected, keys.ravel(), [1.0, 2.0])
 
     def run(rank: int) -> None:
-        group: Any = ThreadGroup(threads, rank)
-        chains = [GradientRows(2, np.dtype(np.float32))]
-
-        def add(part: int, rows: GradientRows, selected: np.ndarray) -> None:
-            merged = torch.zeros(len(selected), 2)
-            rows.merge_into(selected, merged, np.empty(len(selected), np.int64), Scratch())
-            totals[part, rank][rows.keys[selected]] += merged.numpy()
+        chains, group = chains_of((2,)), ThreadGroup(threads, rank)
 
         def apply() -> None:
             assert exchange.lagged is not None
             rows = exchange.lagged.arrived[0]
-            add(0, rows, np.arange(rows.num_keys))
+            add_merged(totals[0, rank], rows, np.arange(rows.num_keys))
 
-        exchange = StepExchange(
-            group, machines[rank], [starts], chains, wire, synchronous=False, max_lag=max_lag, apply=apply
-        )
+        options = {"synchronous": False, "max_lag": max_lag, "apply": apply}
+        exchange = StepExchange(group, machines[rank], [starts], chains, wire_of((2,)), **options)
         assert exchange.lagged is not None
         for period in range(2):
             threads.barrier.wait()
@@ -266,7 +189,7 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
                 flags = int(rank == 1 and step == 5)
                 for selected, _ in exchange.run(extra=flags):
                     assert started[rank] - min(started) <= max_lag
-                    add(1, chains[0], selected[0])
+                    add_merged(totals[1, rank], chains[0], selected[0])
                 chains[0].clear()
                 if rank == 1:
                     np.linalg.svd(np.ones((60, 60)))  # the slow one
@@ -291,18 +214,14 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
 def test_an_error_between_machines_ends_the_next_step() -> None:
     """What fails in the thread is raised where training waits, also in a drain."""
     threads = Threads(2)
-    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
 
     class Broken(ThreadGroup):
         def messages(self, *arguments: Any) -> None:
             raise ConnectionError("trainer 1 is gone")
 
     def run(rank: int) -> None:
-        group: Any = Broken(threads, rank)
-        chains = [GradientRows(2, np.dtype(np.float32))]
-        exchange = StepExchange(
-            group, rank, [np.array([0, 4, 9])], chains, wire, synchronous=False, max_lag=2
-        )
+        arguments = (Broken(threads, rank), rank, [np.array([0, 4, 9])], chains_of((2,)), wire_of((2,)))
+        exchange = StepExchange(*arguments, synchronous=False, max_lag=2)
         assert exchange.lagged is not None
         list(exchange.run())
         with pytest.raises(ConnectionError, match="trainer 1 is gone"):
@@ -316,12 +235,11 @@ def test_an_error_between_machines_ends_the_next_step() -> None:
 def test_many_tables() -> None:
     """The header grows with the number of tables: a hundred node types are exchanged at once."""
     threads, num_tables = Threads(2), 100
-    wire = WireFormat((torch.float32,) * num_tables, (1,) * num_tables, np.dtype(np.int32), False)
+    dims = (1,) * num_tables
 
     def run(rank: int) -> tuple[int, list[int]]:
-        chains = [GradientRows(1, np.dtype(np.float32)) for _ in range(num_tables)]
-        group: Any = ThreadGroup(threads, rank)
-        exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire)
+        chains, group = chains_of(dims), ThreadGroup(threads, rank)
+        exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire_of(dims))
         for table, chain in enumerate(chains):
             chain.add(np.array([table % 9]), np.ones((1, 1), np.float32))
         num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)

@@ -40,11 +40,7 @@ def test_a_write_is_over_when_it_can_be_read(dtype: torch.dtype) -> None:
     assert fetched.dtype == (np.float64 if dtype == torch.float64 else np.float32)
     fetched += 1
     torch.testing.assert_close(tensor.rows[3], expected[0], rtol=0, atol=0)  # fetch copies
-
-
-def test_servers_that_never_take_a_write_are_named() -> None:
-    """With the tensor and the number of rows."""
-    tensor = LateTensor(torch.zeros(5, 2), 10**9)
+    tensor = LateTensor(torch.zeros(5, 2, dtype=dtype), 10**9)
     with pytest.raises(TimeoutError, match="the servers did not take 1 rows of 'late' within 0.05 s"):
         write_back([tensor], np.array([2]), [np.ones((1, 2), np.float32)], 0.05)
 

@@ -10,10 +10,9 @@ import torch
 from dgl.distributed import DistTensor
 
 from dglkge.optim import SparseAdagrad, SparseAdam
-from tests.optim.cluster import original_ids, run_cluster
-from tests.optim.oracle import start_rows
+from tests.optim.cluster import partitions, run_cluster
+from tests.optim.oracle import EVERYTHING, start_rows
 
-EVERYTHING = torch.arange(50)
 IDS = torch.tensor([1, 2])
 
 
@@ -27,11 +26,9 @@ def form_of_dgl(table, total: float) -> dict:
 
 
 @pytest.mark.parametrize(("roots", "root_of_sum"), [(True, 5.0), (False, 19**0.5)])
-def test_roots_of_dgl_are_squared(make_table, tmp_path, roots: bool, root_of_sum: float) -> None:
-    """DGL keeps 3 where the sum of squares is 9; with a gradient of 4 the next root is 5. By file and by
-    dictionary; unless the caller says that the numbers are sums."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+def test_roots_of_dgl_are_squared(adagrad, tmp_path, roots: bool, root_of_sum: float) -> None:
+    """DGL keeps 3 where the sum of squares is 9; with a gradient of 4 the next root is 5."""
+    table, optimizer = adagrad
     before = table.weight[IDS]
     torch.save(form_of_dgl(table, 3.0), tmp_path / "state_0")
     optimizer.load(tmp_path / "state", dgl_keeps_roots=roots)
@@ -43,11 +40,9 @@ def test_roots_of_dgl_are_squared(make_table, tmp_path, roots: bool, root_of_sum
     assert (optimizer._lr, optimizer._eps) == (0.5, 0.0)
 
 
-def test_rows_that_do_not_fit_are_refused(make_table, tmp_path) -> None:
-    """An id too high or below zero, rows of another width, other hyper-parameters than possible: one error,
-    and nothing changes."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+def test_rows_that_do_not_fit_are_refused(adagrad, tmp_path) -> None:
+    """One error, by file and by dictionary, and nothing changes."""
+    table, optimizer = adagrad
     optimizer.step_rows([(table, IDS, torch.ones(2, 4))])
     before = optimizer.state_tensors(table)["sum"][EVERYTHING]
     name = f"node~thing~{table.name}_sum"
@@ -84,15 +79,12 @@ def sparse_gradient(step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["Adagrad", "SparseAdam"])
 def test_state_of_torch_goes_on(make_table, kind: str) -> None:
-    """Three steps of torch's optimizer on a dense table, then its state_dict in ours: the same rows after
-    three more steps of both."""
+    """Three steps of torch's optimizer, then its state_dict in ours: the same rows after three more."""
     table = make_table()
     rows = torch.nn.Parameter(start_rows(50, 4).double())
     reference = getattr(torch.optim, kind)([rows], lr=0.3)
-    if kind == "Adagrad":
-        optimizer = SparseAdagrad([table], lr=0.1)
-    else:
-        optimizer = SparseAdam([table], lr=0.1, bias_correction="global")
+    is_adam = kind == "SparseAdam"
+    optimizer = SparseAdam([table], 0.1, bias_correction="global") if is_adam else SparseAdagrad([table], 0.1)
     for step in range(6):
         if step == 3:
             table.weight[EVERYTHING] = rows.detach().float()
@@ -144,11 +136,9 @@ def test_state_dict_is_of_both_forms(make_table, tmp_path, keys: tuple[str, str]
 
 
 @pytest.mark.parametrize("unscales", [False, True])
-def test_grad_scaler(make_table, unscales: bool) -> None:
-    """Scaled losses give the steps of torch's Adagrad without a scaler; a step with an infinite gradient is
-    left out, as by torch, and the scale is halved."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+def test_grad_scaler(adagrad, unscales: bool) -> None:
+    """The steps of torch's Adagrad without a scaler; one with an infinite gradient is left out."""
+    table, optimizer = adagrad
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
     rows = torch.nn.Parameter(start_rows(50, 4).double())
     reference = torch.optim.Adagrad([rows], lr=0.1, eps=1e-10)
@@ -212,37 +202,30 @@ def test_rows_that_others_overwrite_are_not_waited_for(make_table, monkeypatch) 
     torch.testing.assert_close(table.weight[IDS], before + 0.5)
 
 
-NUM_NODES = {"item": 24, "user": 60}
-
-
 def run(worker: str, folder: Path, num_trainers: int, num_machines: int, **more: float) -> list:
     """Run a worker that gets the map of ids of its own partitioning."""
-    maps = original_ids(num_machines, NUM_NODES)["user"]
-    return run_cluster(
-        f"tests.optim.workers:{worker}",
-        num_trainers,
-        num_machines=num_machines,
-        num_nodes=NUM_NODES,
-        arguments={"folder": folder, "original_ids": maps, **more},
-    )
+    maps = torch.load(partitions(num_machines) / "original_ids.pt", weights_only=True)["user"]
+    arguments = {"folder": folder, "original_ids": maps, **more}
+    return run_cluster(worker, num_trainers, num_machines=num_machines, arguments=arguments)
 
 
 def test_state_moves_to_another_cluster(tmp_path: Path) -> None:
-    """3 trainers on 2 machines save; 1 on 1 and 2 on 2 load; the learning rate is the file's."""
-    saved = run("save_state", tmp_path, 3, 2)[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"by_{kind}_{rank}" for kind in ("node", "original") for rank in range(3)
-    ]
-    for num_trainers, num_machines, lr in ((1, 1, 0.001), (2, 2, 0.2)):
-        for state, got_lr, eps, messages in run("load_state", tmp_path, num_trainers, num_machines, lr=lr):
-            assert got_lr == pytest.approx(0.05)
-            assert eps == pytest.approx(1e-8)
-            for key, rows in saved.items():
-                torch.testing.assert_close(state[key], rows, rtol=0, atol=0)
+    """2 trainers on 2 machines save; 1 on 1 and 3 on 2 load, with the rate and epsilon of the file."""
+    saved = run("save_state", tmp_path, 2, 2)[0]
+    files = [f"by_{kind}_{rank}" for kind in ("node", "original") for rank in range(2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    for num_trainers, num_machines, lr in ((1, 1, 0.001), (3, 2, 0.2)):
+        for results in run("load_state", tmp_path, num_trainers, num_machines, lr=lr):
+            by_original, by_node, without_map, nothing = results
             if num_machines == 1:
-                assert messages[0].startswith("state of 'saved' is saved by node ids of another partitioning")
-            assert messages[1] == "state of 'saved' is saved by original ids: give original_ids to load it"
-            assert messages[2] == f"no file {tmp_path}/nothing_<rank> to load optimizer state from"
+                assert by_node.startswith("state of 'saved' is saved by node ids of another partitioning")
+            for state, got_lr, eps in [by_original] if num_machines == 1 else [by_original, by_node]:
+                assert got_lr == pytest.approx(0.05)
+                assert eps == pytest.approx(1e-8)
+                for key, rows in saved.items():
+                    torch.testing.assert_close(state[key], rows, rtol=0, atol=0)
+            assert without_map == "state of 'saved' is saved by original ids: give original_ids to load it"
+            assert nothing == f"no file {tmp_path}/nothing_<rank> to load optimizer state from"
 
 
 def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> None:
@@ -256,11 +239,12 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
 
 def test_trainers_share_the_rows_out_and_skip_a_step_together() -> None:
     """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous.
+
     GradScaler: all leave out the step with an overflow of one, also those with finite gradients or without
-    any, and all lower the scale."""
-    workers = {"workers": ["saved_ids", "overflow"]}
-    results = run_cluster("tests.optim.workers:several", 3, num_nodes=NUM_NODES, arguments=workers)
-    for rank, ((alone, ids), (rows, scales)) in enumerate(results):
+    any, and all lower the scale. A trainer that gives up ends the step of the others at once.
+    """
+    results = run_cluster("several", 3, arguments={"workers": ["saved_ids", "overflow", "give_up"]})
+    for rank, ((alone, ids), (rows, scales), message) in enumerate(results):
         assert alone == (None if rank else list(range(0, 60, 3)))
         assert ids == list(range(rank, 60, 3))
         expected = start_rows(60, 2)
@@ -268,3 +252,8 @@ def test_trainers_share_the_rows_out_and_skip_a_step_together() -> None:
         expected[5] -= 0.5 * 3 / 10**0.5  # and the third has the gradients 1 and 3
         torch.testing.assert_close(rows, expected)
         assert scales == [1024.0, 512.0, 512.0]
+        if rank == 1:
+            assert message == "ValueError: gradient of 'given_up': id 1000 is not in [0, 60)"
+        else:
+            assert message.startswith("ConnectionError: optimizer step 2: trainer 1 (process ")
+            assert message.endswith(") gave up")

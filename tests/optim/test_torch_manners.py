@@ -1,29 +1,31 @@
-"""What a user of torch.optim and of DGL expects: traces, zero_grad, schedulers, groups, attributes,
-messages."""
+"""What a user of torch.optim and of DGL expects: traces, zero_grad, schedulers, groups, messages."""
 
 from __future__ import annotations
 
+import doctest
 import gc
+import importlib
+import pkgutil
 
 import pytest
 import torch
 
+import dglkge.optim
 from dglkge.optim import SparseAdagrad, SparseAdam
+from tests.optim.oracle import EVERYTHING
 
-EVERYTHING = torch.arange(50)
 IDS = torch.tensor([1, 2])
 
 
-def moved(table, before: torch.Tensor) -> list[int]:
-    return torch.nonzero((table.weight[EVERYTHING] != before).any(1)).flatten().tolist()
+def test_each_gradient_counts_once_and_nothing_stays_behind(adagrad) -> None:
+    """Wherever zero_grad is called; gradients are summed until then, or until a step, as in torch."""
+    table, optimizer = adagrad
 
+    def sums() -> list[float]:
+        assert table._trace == []
+        return optimizer._state[table.name][torch.tensor([1, 2, 7])][:, 0].tolist()
 
-@pytest.mark.parametrize("place", ["before the forward", "before the backward", "nowhere"])
-def test_zero_grad_may_stand_in_several_places(make_table, place) -> None:
-    """Each gradient counts once, wherever zero_grad is called, and nothing stays behind."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
-    for step in range(1, 4):
+    for step, place in enumerate(("before the forward", "before the backward", "nowhere"), start=1):
         if place == "before the forward":
             optimizer.zero_grad()
         rows = table(IDS)
@@ -31,57 +33,27 @@ def test_zero_grad_may_stand_in_several_places(make_table, place) -> None:
             optimizer.zero_grad()
         rows.sum().backward()
         optimizer.step()
-        assert optimizer._state[table.name][IDS].unique().tolist() == [step]
-        assert table._trace == []
-
-
-def test_zero_grad_drops_gradients(make_table) -> None:
-    """After a backward it forgets, as in torch."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
-    before = table.weight[EVERYTHING]
+        assert sums() == [step, step, 0.0]
     table(IDS).sum().backward()
     optimizer.zero_grad()
     optimizer.step()
-    assert moved(table, before) == []
-
-
-def test_gradients_accumulate_over_backwards(make_table) -> None:
-    """Two forwards and two backwards before a step are summed."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+    assert sums() == [3.0, 3.0, 0.0]
     for ids in (IDS, IDS[:1]):
         table(ids).sum().backward()
+    ahead = table(torch.tensor([7])).sum()  # has its gradient after the next step
     optimizer.step()
-    assert optimizer._state[table.name][IDS][:, 0].tolist() == [4.0, 1.0]
-
-
-def test_rows_read_ahead_of_a_step_still_count(make_table) -> None:
-    """Prefetched rows get their gradient after the step of the batch before."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
-    first = table(IDS).sum()
-    second = table(torch.tensor([7])).sum()
-    first.backward()
+    assert optimizer._state[table.name][IDS][:, 0].tolist() == [7.0, 4.0]
+    ahead.backward()
     optimizer.step()
-    assert optimizer._state[table.name][torch.tensor([1, 7])][:, 0].tolist() == [1.0, 0.0]
-    second.backward()
-    optimizer.step()
-    assert optimizer._state[table.name][torch.tensor([1, 7])][:, 0].tolist() == [1.0, 1.0]
-
-
-def test_reads_without_backward_do_not_leak(make_table) -> None:
-    """Rows that are read with gradients on and dropped are forgotten; under no_grad nothing is recorded."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+    assert sums() == [7.0, 4.0, 1.0]
     with torch.no_grad():
         table(IDS)
     assert table._trace == []
-    for _ in range(3):
+    for _ in range(3):  # rows that are dropped without a backward are forgotten
         table(IDS)
         optimizer.step()
     gc.collect()
-    assert table._trace == []
+    assert sums() == [7.0, 4.0, 1.0]
     assert [rows for _, rows in optimizer.tables[0].trace._pairs()] == []
 
 
@@ -104,8 +76,7 @@ def test_schedulers_set_the_learning_rate(make_table) -> None:
     assert optimizer._lr == pytest.approx(0.01)
 
 
-def test_groups_have_their_own_learning_rates(make_table) -> None:
-    """Two groups, one of them added later."""
+def test_groups_may_be_added(make_table) -> None:
     fast, slow, later = make_table(), make_table(2), make_table()
     optimizer = SparseAdagrad([{"params": [fast], "lr": 1.0}, {"params": slow}], lr=0.1)
     optimizer.add_param_group({"params": [later], "lr": 0.5})
@@ -115,10 +86,9 @@ def test_groups_have_their_own_learning_rates(make_table) -> None:
         torch.testing.assert_close(rows[1] - table.weight[IDS][0], torch.full((table.embedding_dim,), lr))
 
 
-def test_closure(make_table) -> None:
+def test_closure(adagrad) -> None:
     """step(closure) computes the loss and returns it, also under no_grad."""
-    table = make_table()
-    optimizer = SparseAdagrad([table], lr=0.1)
+    table, optimizer = adagrad
 
     def closure() -> float:
         loss = table(IDS).sum()
@@ -128,11 +98,10 @@ def test_closure(make_table) -> None:
     before = table.weight[EVERYTHING]
     with torch.no_grad():
         assert optimizer.step(closure) == pytest.approx(float(before[IDS].sum()))
-    assert moved(table, before) == [1, 2]
+    assert (table.weight[EVERYTHING] != before).any(1).nonzero().flatten().tolist() == [1, 2]
 
 
 def test_overlap_fences_rows_and_state(make_table) -> None:
-    """Rows and state that are read right after a step are those after the step."""
     table = make_table()
     optimizer = SparseAdagrad([table], lr=0.1, overlap=True)
     tensors = optimizer.state_tensors(table)
@@ -175,16 +144,18 @@ def test_bad_options_are_named(make_table, arguments, message) -> None:
 def test_wrong_objects_are_named(make_table) -> None:
     """A parameter of torch, an embedding twice, ids and shapes that do not fit, a foreign embedding."""
     table, other = make_table(), make_table()
-    with pytest.raises(
-        TypeError, match="SparseAdagrad updates dgl.distributed.DistEmbedding only, got Parameter"
+    for parameters, error, message in (
+        (
+            [torch.nn.Parameter(torch.zeros(2))],
+            TypeError,
+            "updates dgl.distributed.DistEmbedding only",
+        ),
+        ([], ValueError, "empty parameter list"),
+        ([table, "table"], TypeError, "got str"),
+        ([table, table], ValueError, f"embedding 'node~thing~{table.name}' is given twice"),
     ):
-        SparseAdagrad([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(ValueError, match="empty parameter list"):
-        SparseAdagrad([], lr=0.1)
-    with pytest.raises(TypeError, match="got str"):
-        SparseAdagrad([table, "table"], lr=0.1)
-    with pytest.raises(ValueError, match=f"embedding 'node~thing~{table.name}' is given twice"):
-        SparseAdagrad([table, table], lr=0.1)
+        with pytest.raises(error, match=message):
+            SparseAdagrad(parameters, lr=0.1)
     optimizer = SparseAdagrad(table, lr=0.1)
     with pytest.raises(ValueError, match="is given twice"):
         optimizer.add_param_group({"params": table})
@@ -201,26 +172,31 @@ def test_wrong_objects_are_named(make_table) -> None:
         optimizer.state_tensors(other)
 
 
-def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
-    """Saved with a path object, loaded into another optimizer; files of DGL's make too."""
+def test_files_of_any_name_and_of_other_tables(make_table, tmp_path, caplog) -> None:
+    """Files of more trainers, and state of other tables, are left out with a warning."""
     table, other = make_table(), make_table()
     optimizer = SparseAdagrad([table], lr=0.1)
     optimizer.step_rows([(table, IDS, torch.ones(2, 4))])
     optimizer.save(tmp_path / "state[1]")
     assert [path.name for path in tmp_path.iterdir()] == ["state[1]_0"]
     (tmp_path / "state[1]_3").write_bytes((tmp_path / "state[1]_0").read_bytes())
-    content = torch.load(tmp_path / "state[1]_0", weights_only=True)
-    assert content["params"]["_lr"] == 0.1
-    assert list(content["emb_states"][table.name]) == ["ids", "states"]
     optimizer.step_rows([(table, IDS, torch.ones(2, 4))])
-    optimizer.param_groups[0]["lr"] = 0.3
     optimizer.load(str(tmp_path / "state[1]").encode())
     assert optimizer._state[table.name][IDS].unique().tolist() == [1.0]
-    assert optimizer._lr == 0.1
     assert "ignored the files of trainers [3]" in caplog.text
+    content = torch.load(tmp_path / "state[1]_0", weights_only=True)
     stranger = SparseAdam([other], lr=0.1)
     stranger.load_state_dict(content)
     assert f"ignored the saved state of ['{table.name}']" in caplog.text
     content["emb_states"][other.name] = content["emb_states"][table.name]
     with pytest.raises(ValueError, match="the file has .* this optimizer"):
         stranger.load_state_dict(content)
+
+
+def test_examples_of_docstrings(standalone_graph) -> None:
+    num_examples = 0
+    for module in pkgutil.iter_modules(dglkge.optim.__path__, "dglkge.optim."):
+        results = doctest.testmod(importlib.import_module(module.name))
+        assert results.failed == 0, module.name
+        num_examples += results.attempted
+    assert num_examples > 5

@@ -1,5 +1,4 @@
-"""What the trainers of a test cluster do; every function takes the graph and the arguments of
-``run_cluster``."""
+"""What the trainers of a test cluster do, each with the graph and the arguments of ``run_cluster``."""
 
 from __future__ import annotations
 
@@ -21,7 +20,6 @@ from tests.optim.oracle import CASES, batch, share, start_rows
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This trainer, and how many there are."""
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -45,19 +43,16 @@ def local_rows(tensor: Any) -> tuple[int, torch.Tensor]:
 
 
 def barrier() -> None:
-    """Wait for all trainers."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def read(table: Any) -> torch.Tensor:
-    """All rows of a table."""
     with torch.no_grad():
         return table(torch.arange(table.num_embeddings)).clone()
 
 
 def read_state(optimizer: Any, table: Any) -> dict[str, torch.Tensor]:
-    """All state of a table."""
     ids = torch.arange(table.num_embeddings)
     return {key: tensor[ids].clone() for key, tensor in optimizer.state_tensors(table).items()}
 
@@ -118,52 +113,44 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_state(graph: Any, arguments: dict[str, Any]) -> Any:
-    """Train some steps, save by original ids and by node ids."""
+    """Train some steps, save by original ids and by node ids; returns the state by original id."""
     rank, size = rank_and_size()
     table = make_table(graph, "user", 5, "saved")
     optimizer = optim.SparseAdam([table], lr=0.05)
-    maps = {"saved": arguments["original_ids"]}
+    node_of = torch.argsort(arguments["original_ids"])
     for step in range(4):
         ids, rows = batch(step, table.num_embeddings, 5)
-        node_of = torch.argsort(arguments["original_ids"])
         mine = share(step, rank, size)
         optimizer.step_rows([(table, node_of[ids[mine]], rows[mine])])
-    optimizer.save(arguments["folder"] / "by_original", original_ids=maps)
+    optimizer.save(arguments["folder"] / "by_original", original_ids={"saved": arguments["original_ids"]})
     optimizer.save(str(arguments["folder"] / "by_node"))
-    return {
-        key: rows[torch.argsort(arguments["original_ids"])]
-        for key, rows in read_state(optimizer, table).items()
-    }
+    return {key: rows[node_of] for key, rows in read_state(optimizer, table).items()}
 
 
 def load_state(graph: Any, arguments: dict[str, Any]) -> Any:
-    """Load what another cluster saved; returns the state in the order of original ids and the learning
-    rate."""
+    """Load what another cluster saved; returns for each file an error, or the state and the learning rate."""
     table = make_table(graph, "user", 5, "saved")
-    optimizer = optim.SparseAdam([table], lr=arguments["lr"], eps=1e-3)
-    optimizer.load(arguments["folder"] / "by_original", original_ids={"saved": arguments["original_ids"]})
-    barrier()
-    state = {
-        key: rows[torch.argsort(arguments["original_ids"])]
-        for key, rows in read_state(optimizer, table).items()
-    }
-    messages = []
-    for call in (
-        lambda: optimizer.load(arguments["folder"] / "by_node"),
-        lambda: optimizer.load(arguments["folder"] / "by_original"),
-        lambda: optimizer.load(arguments["folder"] / "nothing"),
-    ):
+    node_of = torch.argsort(arguments["original_ids"])
+    maps = {"original_ids": {"saved": arguments["original_ids"]}}
+    results: list[Any] = []
+    for name, options in (("by_original", maps), ("by_node", {}), ("by_original", {}), ("nothing", {})):
+        optimizer = optim.SparseAdam([table], lr=arguments["lr"], eps=1e-3)
         try:
-            call()
-            messages.append("")
+            optimizer.load(arguments["folder"] / name, **options)
         except (ValueError, FileNotFoundError) as error:
-            messages.append(str(error))
-    return state, optimizer._lr, optimizer._eps, messages
+            results.append(str(error))
+        else:
+            barrier()
+            state = {key: rows[node_of] for key, rows in read_state(optimizer, table).items()}
+            results.append((state, optimizer._lr, optimizer._eps))
+        barrier()
+        del optimizer  # and its state with it
+        barrier()
+    return results
 
 
 def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
-    """Load files of an own disk, of which trainer 1's has state without ids; save, where trainer 1 has no
-    such folder. Returns the errors."""
+    """Load own files, of which trainer 1's has no ids; save, where trainer 1 has no folder: the errors."""
     rank, _ = rank_and_size()
     table = make_table(graph, "user", 2, "damaged")
     optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=20)
@@ -183,7 +170,6 @@ def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
 
 
 def several(graph: Any, arguments: Any) -> list[Any]:
-    """Call other workers one after the other, in one cluster."""
     return [globals()[name](graph, arguments) for name in arguments["workers"]]
 
 
@@ -267,39 +253,29 @@ def give_up(graph: Any, arguments: dict[str, Any]) -> str:
     return message
 
 
-def die(graph: Any, arguments: dict[str, Any]) -> str:
-    """Trainer 1 ends without a word; the others must not hang."""
+def stop(graph: Any, arguments: dict[str, Any]) -> str:
+    """Trainer 1 ends without a word, or trainer 0 is stopped, and torch's store with it; none hangs."""
     rank, _ = rank_and_size()
+    is_ending = arguments["is_ending"]
     table = make_table(graph, "user", 3, "orphan")
-    optimizer = optim.RowAdagrad([table], lr=0.1, timeout_seconds=100)
-    optimizer.step_rows([])
-    if rank == 1:
-        os._exit(9)
-    try:
-        optimizer.step_rows([])
-    except ConnectionError as error:
-        leave({"message": str(error)})
-    return ""
-
-
-def freeze(graph: Any, arguments: dict[str, Any]) -> str:
-    """Trainer 0 is stopped, and torch's store with it; the other one still ends its wait, and kills it."""
-    rank, _ = rank_and_size()
-    table = make_table(graph, "user", 3, "frozen")
-    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=4)
+    optimizer = optim.RowAdagrad([table], lr=0.1, timeout_seconds=100 if is_ending else 4)
     optimizer.step_rows([(table, torch.tensor([1]), torch.ones(1, 3))])
     pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
     torch.distributed.all_gather(pids, torch.tensor([os.getpid()]))
-    if rank == 0:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    # The store of these tests is no thread of trainer 0, as that of a job is.
-    silent = SimpleNamespace(add=lambda *_: time.sleep(3600))
-    torch.distributed.distributed_c10d._get_default_store = lambda: silent
+    if is_ending and rank == 1:
+        os._exit(9)
+    if not is_ending:
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        # The store of these tests is no thread of trainer 0, as that of a job is.
+        silent = SimpleNamespace(add=lambda *_: time.sleep(3600))
+        torch.distributed.distributed_c10d._get_default_store = lambda: silent
     try:
         optimizer.step_rows([])
-    except TimeoutError as error:
-        os.kill(int(pids[0]), signal.SIGKILL)
-        leave({"message": str(error)})
+    except (ConnectionError, TimeoutError) as error:
+        if not is_ending:
+            os.kill(int(pids[0]), signal.SIGKILL)
+        leave(f"{type(error).__name__}: {error}")
     return ""
 
 
@@ -333,3 +309,70 @@ def clipped(graph: Any, arguments: dict[str, Any]) -> list[Any]:
     rows = [read(table) for table in tables]
     barrier()
     return rows
+
+
+#: Arguments with which both are made: epsilons that show in every number.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SparseAdagrad": {"lr": 0.1, "eps": 0.05},
+    "SparseAdam": {"lr": 0.01, "eps": 1e-3, "betas": (0.8, 0.95)},
+}
+
+
+def beside(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Rows and state of DGL's optimizers and of ours after the same steps.
+
+    DGL's Adagrad writes the root over the sum of squares; here the sum is put back after each step.
+    """
+    results = {}
+    for name, options in OPTIONS.items():
+        twin, table = (make_table(graph, "user", 3, f"{name}_{kind}") for kind in ("twin", "table"))
+        dgls = getattr(dgl.distributed.optim, name)([twin], **options)
+        optimizer = getattr(optim, name)([table], duplicates="mean", timeout_seconds=60, **options)
+        for step in range(arguments["num_steps"]):
+            train_by_trace(dgls, [twin], step, zero_first=False)
+            train_by_trace(optimizer, [table], step, zero_first=False)
+            if name == "SparseAdagrad":
+                undo_root(dgls._state[twin.name], batch(step, 60, 3)[0], options["eps"])
+        barrier()
+        state = dgls._state[twin.name]
+        tensors = state if isinstance(state, tuple) else (state,)
+        dgl_state = [tensor[torch.arange(60)].clone() for tensor in tensors]
+        results[name] = [(read(twin), dgl_state), (read(table), list(read_state(optimizer, table).values()))]
+        barrier()
+    return results
+
+
+def undo_root(total: Any, touched: torch.Tensor, eps: float) -> None:
+    """Replace root + epsilon by the sum of squares in this machine's touched rows; one trainer a machine."""
+    barrier()
+    first, rows = local_rows(total)
+    if rank_and_size()[0] < dgl.distributed.get_num_machines():
+        places = touched.unique() - first
+        places = places[(places >= 0) & (places < len(rows))]
+        rows[places] = (rows[places] - eps).square()
+    barrier()
+
+
+def load_parts(graph: Any, arguments: dict[str, Any]) -> Any:
+    """Train with DGL's Adagrad, load the next trainer's part of its state into ours; returns both states."""
+    rank, size = rank_and_size()
+    twin, table = make_table(graph, "user", 2, "twin"), make_table(graph, "user", 2, "table")
+    trained = dgl.distributed.optim.SparseAdagrad([twin], lr=0.25)
+    for step in range(3):
+        trained.zero_grad()
+        (twin(torch.arange(rank, 60, size)) * (2 + step)).sum().backward()
+        trained.step()
+    num_machines = dgl.distributed.get_num_machines()
+    # DGL numbers trainers machine by machine; here they are dealt out to machines in turn.
+    trained._rank = twin.part_policy.part_id * (size // num_machines) + rank // num_machines
+    part = trained.local_state_dict()
+    saved = part["emb_states"].pop("twin")
+    states = {name.replace("twin", "table"): rows for name, rows in saved["states"].items()}
+    part["emb_states"]["table"] = {"ids": saved["ids"], "states": states}
+    torch.save(part, arguments["folder"] / f"part{rank}")
+    barrier()
+    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=60)
+    part = torch.load(arguments["folder"] / f"part{(rank + 1) % size}", weights_only=True)
+    optimizer.load_local_state_dict(part)
+    barrier()
+    return trained._state["twin"][torch.arange(60)], read_state(optimizer, table)["sum"], optimizer._lr

@@ -12,98 +12,85 @@ from hypothesis import strategies as st
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import edge_batches, triple_order
-from dglkge.sampling.edge_batches import (
-    EdgeBatch,
-    EdgeBatches,
-    EdgeOptions,
-    MachineBatches,
-    TripleIndex,
-    num_chunks,
-    partition_mark,
-    rows_of_sets,
-)
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches, TripleIndex, rows_of_sets
 from dglkge.sampling.negatives import MixedNegatives
-from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.step.planning import EdgePlanner
-from dglkge.typing import RELATION, Side
+from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
+
+NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 20, 11
+PAIR_OF_RELATION = np.array([0, 1, 0, 2])
+PAIRS = [("person", "person"), ("person", "place"), ("place", "place")]
+TYPES, NUM_NODES = ("person", "place"), 4000
+"""Of nodes, and how many of each there are."""
+
+SCATTERED = np.flatnonzero(np.arange(300) % 3).astype(np.int64)
+SETS = [EdgeSet("b", SCATTERED), EdgeSet("a", range(400, 1003)), EdgeSet("none", range(0))]
+
+
+def an_order(in_sets: bool, held_out: float = 0.1) -> TripleOrder:
+    """Return the order of all triples, or of sets without those that are held out."""
+    if in_sets:
+        return TripleOrder(SETS, SEED, held_out)
+    return TripleOrder([EdgeSet("all", range(NUM_TRIPLES))], SEED)
 
 
 @pytest.mark.parametrize(
     ("num_parts", "per_machine", "in_sets"), [(1, 1, False), (1, 3, True), (3, 2, False), (2, 2, True)]
 )
 def test_each_global_batch_is_the_window_of_the_order(num_parts, per_machine, in_sets):
-    order = TripleOrder(SETS if in_sets else [EdgeSet("train", range(NUM_TRIPLES))], SEED, 0.1 * in_sets)
-    everyone = sum(trainers_of(edge_tables(num_parts), per_machine, order, by_machine=False), [])
-    assert len(everyone[0]) == -(-order.num_positions // BATCH_SIZE)
-    for index in range(len(everyone[0])):
-        shares = [trainer.batch(4, index) for trainer in everyone]
-        ids = np.concatenate([share.triple_ids for share in shares])
+    """Trainers of a machine share its edges evenly."""
+    order = an_order(in_sets)
+    machines = trainers_of(edge_tables(num_parts), per_machine, order, by_machine=False)
+    num_batches = len(machines[0][0])
+    assert num_batches == -(-order.num_positions // BATCH_SIZE)
+    for index in range(num_batches):
+        shares = [[trainer.batch(4, index) for trainer in machine] for machine in machines]
+        assert all(np.ptp([len(share) for share in of_machine]) <= 1 for of_machine in shares)
+        batches = sum(shares, [])
         positions = triple_order.window(index, BATCH_SIZE, order.num_positions)
+        ids = np.concatenate([batch.triple_ids for batch in batches])
         assert sorted(ids) == sorted(order.triple_ids(positions, 4))
-        assert {share.global_size for share in shares} == {len(positions)}
+        assert {batch.global_size for batch in batches} == {len(positions)}
 
 
-def test_trainers_of_a_machine_share_its_edges_evenly() -> None:
-    shares = [len(trainer.batch(0, 0)) for trainer in trainers_of(edge_tables(1), 3, by_machine=False)[0]]
-    assert max(shares) - min(shares) <= 1
+TRIPLES = np.arange(20_000)
+SCATTERED_HALF = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.5)
+RUNS = [TRIPLES[7_000:9_001], np.r_[TRIPLES[:50], TRIPLES[19_000:]]]
 
 
-def owned(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Return a partition's triple ids out of 20,000."""
-    everything = np.arange(20_000)
-    return {
-        "scattered": np.sort(rng.choice(everything, 5_000, replace=False)),
-        "few": np.array([3, 19_999]),
-        "one": np.array([0]),
-        "none": np.empty(0, np.int64),
-        "all": everything,
-        "a run": everything[7_000:9_001],
-        "two runs": np.concatenate([everything[:50], everything[19_000:]]),
-    }[kind]
-
-
-@pytest.mark.parametrize("kind", ["scattered", "few", "one", "none", "all", "a run", "two runs"])
-def test_finds_what_a_set_finds(kind: str) -> None:
-    rng = np.random.default_rng(0)
-    ids = owned(kind, rng)
-    queries = np.concatenate(
-        [rng.integers(0, 20_000, 4_096), [0, 1, 19_998, 19_999, 10**12], ids[:5], ids[-5:]]
-    )
+@pytest.mark.parametrize(
+    "ids", [SCATTERED_HALF[::2], TRIPLES[[3, -1]], TRIPLES[:1], TRIPLES[:0], TRIPLES, *RUNS], ids=len
+)
+def test_finds_what_a_set_finds(ids: np.ndarray) -> None:
+    random = np.random.default_rng(1).integers(0, 20_000, 4_096)
+    queries = np.concatenate([random, [0, 1, 19_998, 19_999, 10**12], ids[:5], ids[-5:]])
     places, rows = TripleIndex(ids).find(queries)
     row_of = {int(triple_id): row for row, triple_id in enumerate(ids)}
     expected = [(place, row_of[int(id_)]) for place, id_ in enumerate(queries) if int(id_) in row_of]
     assert list(zip(places.tolist(), rows.tolist())) == expected
 
 
-SIZES = st.integers(min_value=1, max_value=3000)
-KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 10_000))
-
-
-@given(num=SIZES, key=KEYS)
-def test_permute_is_a_bijection_and_its_inverse_undoes_it(num: int, key: tuple[int, int]) -> None:
-    seed, epoch = key
+@given(
+    num=st.integers(1, 3000),
+    batch_size=st.integers(1, 700),
+    key=st.tuples(st.integers(0, 2**40), st.integers(0, 10_000)),
+)
+def test_windows_cover_an_order_that_can_be_inverted(num, batch_size, key):
     ids = np.arange(num)
-    positions = triple_order.permute(ids, num, seed, epoch)
+    positions = triple_order.permute(ids, num, *key)
     assert sorted(positions.tolist()) == ids.tolist()
-    assert triple_order.inverse_permute(positions, num, seed, epoch).tolist() == ids.tolist()
-
-
-@given(num=SIZES, batch_size=st.integers(1, 700), key=KEYS)
-def test_windows_of_an_epoch_hold_every_triple_once(num: int, batch_size: int, key: tuple[int, int]) -> None:
+    assert triple_order.inverse_permute(positions, num, *key).tolist() == ids.tolist()
     batches = triple_order.num_batches(num, batch_size)
     windows = [triple_order.window(index, batch_size, num) for index in range(batches)]
     assert all(len(window) == batch_size for window in windows[:-1])
-    seen = triple_order.inverse_permute(np.concatenate(windows), num, *key)
-    assert sorted(seen.tolist()) == list(range(num))
+    assert np.concatenate(windows).tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("num", [1000, 4096, 99_991])
 def test_the_order_looks_random(num: int) -> None:
     """Neighbours in the file are not neighbours in the order, and epochs do not repeat one another."""
     ids = np.arange(num)
-    first = triple_order.permute(ids, num, seed=0, epoch=0)
-    second = triple_order.permute(ids, num, seed=0, epoch=1)
-    other = triple_order.permute(ids, num, seed=1, epoch=0)
+    keys = ((0, 0), (0, 1), (1, 0))
+    first, second, other = (triple_order.permute(ids, num, seed, epoch) for seed, epoch in keys)
     limit = 5 / np.sqrt(num)  # five standard deviations of the correlation of independent orders
     for a, b in ((first, ids), (first, second), (first, other), (first[1:], first[:-1])):
         assert abs(np.corrcoef(a, b)[0, 1]) < limit
@@ -113,23 +100,12 @@ def test_the_order_looks_random(num: int) -> None:
     assert ((table - expected) ** 2 / expected).sum() < 361 + 5 * np.sqrt(2 * 361)
 
 
-NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 20, 11
-PAIR_OF_RELATION = np.array([0, 1, 0, 2])
-PAIRS = [("person", "person"), ("person", "place"), ("place", "place")]
-NUM_NODES = {"person": 4000, "place": 4000}
-SETS = [
-    EdgeSet("b", np.flatnonzero(np.arange(300) % 3).astype(np.int64)),
-    EdgeSet("a", range(400, 1003)),
-    EdgeSet("none", range(0)),
-]
-
-
-def edge_tables(num_parts: int, num_triples: int = NUM_TRIPLES, even: bool = False) -> list[EdgeTable]:
+def edge_tables(num_parts: int, even: bool = False) -> list[EdgeTable]:
     """Cut triples at random into parts of growing or equal size; head = 4 id, tail = 4 id + 1."""
     random = np.random.default_rng(0)
     weights = np.ones(num_parts) if even else np.arange(1.0, num_parts + 1)
-    owner = random.choice(num_parts, num_triples, p=weights / weights.sum())
-    relations = random.integers(0, len(PAIR_OF_RELATION), num_triples)
+    owner = random.choice(num_parts, NUM_TRIPLES, p=weights / weights.sum())
+    relations = random.integers(0, len(PAIR_OF_RELATION), NUM_TRIPLES)
     tables = []
     for part in range(num_parts):
         ids = np.flatnonzero(owner == part)
@@ -139,22 +115,16 @@ def edge_tables(num_parts: int, num_triples: int = NUM_TRIPLES, even: bool = Fal
 
 
 def trainers_of(
-    tables: Sequence[EdgeTable],
-    per_machine: int,
-    order: TripleOrder | None = None,
-    batch_size: int = BATCH_SIZE,
-    chunk_size: int = CHUNK_SIZE,
-    by_machine: bool = True,
+    tables: Sequence[EdgeTable], per_machine: int, order: Any = None, size: int = BATCH_SIZE, by_machine=True
 ) -> list[list[EdgeBatches]]:
-    num_triples = sum(len(table.triple_ids) for table in tables)
-    order = TripleOrder([EdgeSet("train", range(num_triples))], SEED) if order is None else order
+    order = order or an_order(in_sets=False)
     rows = [rows_of_sets(order, table.triple_ids) for table in tables]
     counts = np.array([[len(set_rows) for set_rows in part_rows] for part_rows in rows])
     machines: list[list[EdgeBatches]] = []
     for part, table in enumerate(tables):
         machines.append([])
         for local in range(per_machine):
-            sizes = (num_triples, batch_size, chunk_size)
+            sizes = (sum(len(table.triple_ids) for table in tables), size, CHUNK_SIZE)
             options = EdgeOptions(PAIR_OF_RELATION, *sizes, local, per_machine, SEED, order=order)
             trainer = EdgeBatches(table, options)
             if by_machine:
@@ -175,12 +145,10 @@ def triples_of(machines: list[list[EdgeBatches]], epoch: int, index: int) -> lis
     [(1, 1, False), (1, 3, True), (2, 1, True), (3, 2, False), (4, 3, True)],
 )
 def test_an_epoch_has_each_triple_once_in_proportional_shares(num_parts, per_machine, in_sets):
-    order = TripleOrder(SETS if in_sets else [EdgeSet("all", range(NUM_TRIPLES))], SEED, 0.1 * in_sets)
-    tables = edge_tables(num_parts)
+    order, tables = an_order(in_sets), edge_tables(num_parts)
     machines = trainers_of(tables, per_machine, order)
     held = {id_ for number in range(len(order.sets)) for id_ in order.held_out(number).tolist()}
-    sets = [set(order.sets[number].at(np.arange(len(order.sets[number].triple_ids))).tolist()) - held
-            for number in range(len(order.sets))]  # fmt: skip
+    sets = [set(part.at(np.arange(len(part.triple_ids))).tolist()) - held for part in order.sets]
     bounds = np.cumsum([0, *map(len, sets)])
     assert len(machines[0][0]) == -(-bounds[-1] // BATCH_SIZE)
     for epoch in (0, 3):
@@ -213,10 +181,9 @@ def test_orders_differ_between_epochs_seeds_and_machines() -> None:
     # Two machines with as many triples have them in orders of their own.
     size = min(len(table.triple_ids) for table in tables)
     even = [EdgeTable(table.triple_ids[:size], table.edges[:size], None) for table in tables]
-    order = TripleOrder([EdgeSet("train", range(NUM_TRIPLES))], SEED)
     places = []
     for part, table in enumerate(even):
-        (trainer,) = trainers_of(even, 1, order)[part]
+        (trainer,) = trainers_of(even, 1, an_order(in_sets=False))[part]
         ids = sum((trainer.batch(0, index).triple_ids.tolist() for index in range(11)), [])
         places.append(np.searchsorted(table.triple_ids, ids).tolist())
     assert places[0] != places[1] and sorted(places[0]) == sorted(places[1]) != places[0]
@@ -224,11 +191,9 @@ def test_orders_differ_between_epochs_seeds_and_machines() -> None:
 
 def negatives(num_parts: int, part: int) -> MixedNegatives:
     """Return the sampler of a machine: half of its negatives are of the whole graph, half its own."""
-    node_ids = {name: np.arange(num) for name, num in NUM_NODES.items()}
-    ranges = {
-        name: (num * part // num_parts, num * (part + 1) // num_parts) for name, num in NUM_NODES.items()
-    }
-    return MixedNegatives(12, (0.5, 0.5, 0), node_ids, ranges, PAIRS, SEED)
+    node_ids = {name: np.arange(NUM_NODES) for name in TYPES}
+    own = (NUM_NODES * part // num_parts, NUM_NODES * (part + 1) // num_parts)
+    return MixedNegatives(12, (0.5, 0.5, 0), node_ids, dict.fromkeys(TYPES, own), PAIRS, SEED)
 
 
 @pytest.mark.parametrize("num_parts", [2, 3])
@@ -261,66 +226,14 @@ def test_chunks_and_their_negatives_do_not_depend_on_the_number_of_trainers(num_
 
 
 def test_chunks_are_even_and_hardly_larger_than_configured() -> None:
-    assert num_chunks(0, 20) == 0
+    assert edge_batches.num_chunks(0, 20) == 0
     for size in (1, 19, 20, 22, 23, 44, 45, 46, 1000):
-        number = num_chunks(size, 20)
+        number = edge_batches.num_chunks(size, 20)
         sizes = np.bincount(np.arange(size) * number // size, minlength=number)
         assert len(sizes) == number and sizes.sum() == size
         assert sizes.max() - sizes.min() <= 1 and sizes.max() <= 23
         # As few as the limit allows.
         assert number == next(num for num in range(1, size + 1) if size <= num * 20 * 9 / 8)
-
-
-def num_pulled(batch: EdgeBatch, num_parts: int, part: int) -> int:
-    """Return how many rows of negatives a machine needs that others own."""
-    samplers = dict.fromkeys(Side, negatives(num_parts, part))
-    groups = EdgePlanner([*NUM_NODES, RELATION], PAIRS, samplers).plan(batch).groups
-    drawn = {
-        (drawn.table, id_)
-        for group in groups
-        for drawn in group.negatives.values()
-        for id_ in drawn.ids.tolist()
-    }
-    here = {
-        name: range(num * part // num_parts, num * (part + 1) // num_parts) for name, num in NUM_NODES.items()
-    }
-    return len([id_ for name, id_ in drawn if id_ not in here[name]])
-
-
-@pytest.mark.parametrize("by_machine", [True, False])
-def test_rows_of_negatives_that_a_machine_pulls_are_those_of_its_share(by_machine: bool) -> None:
-    """The batch grows with the machines; a share and what it pulls do not, but in the global order do."""
-    pulled = {}
-    for num_parts in (2, 4, 8):
-        tables = edge_tables(num_parts, 500 * num_parts, even=True)
-        machines = trainers_of(tables, 1, None, 100 * num_parts, 50, by_machine)
-        counts = [
-            num_pulled(trainer.batch(0, 1), num_parts, part) for part, (trainer,) in enumerate(machines)
-        ]
-        # A half of the negatives is of the whole graph, of which a share 1 - 1 / M is elsewhere.
-        pulled[num_parts] = np.mean(counts) / (1 - 1 / num_parts)
-    growth = pulled[8] / pulled[2]
-    assert (0.8 < growth < 1.25) if by_machine else (3 < growth < 5)
-
-
-@pytest.mark.parametrize("in_sets", [False, True], ids=["one set", "sets"])
-def test_a_trainer_computes_the_order_of_its_own_triples_only(in_sets, monkeypatch):
-    order = TripleOrder(SETS, SEED, 0.1) if in_sets else None
-    machines = trainers_of(edge_tables(4), 3, order)
-    permuted: list[int] = []
-    inverse_permute = triple_order.inverse_permute
-
-    def counted(positions: np.ndarray, *order_key: Any) -> np.ndarray:
-        permuted.append(len(positions))
-        return inverse_permute(positions, *order_key)
-
-    monkeypatch.setattr(triple_order, "inverse_permute", counted)
-    for machine in machines:
-        for trainer in machine:
-            permuted.clear()
-            batch = trainer.batch(0, 5)
-            assert sum(permuted) == len(batch)
-            assert abs(len(batch) - sum(len(peer.batch(0, 5)) for peer in machine) / 3) < 1
 
 
 @pytest.mark.parametrize("by_machine", [True, False])
@@ -346,7 +259,7 @@ def test_rows_belong_to_their_triples_and_groups_to_their_pairs(by_machine: bool
 def test_another_batch_size_and_number_of_trainers_continue_at_the_same_triple() -> None:
     """A stop after 5 batches of 100: the rest of the epoch in batches of 50, on as many machines."""
     tables, order = edge_tables(3), TripleOrder(SETS, SEED, 0.1)
-    large, small = trainers_of(tables, 1, order), trainers_of(tables, 2, order, batch_size=50)
+    large, small = trainers_of(tables, 1, order), trainers_of(tables, 2, order, size=50)
     seen = [id_ for index in range(5) for share in triples_of(large, 0, index) for id_ in share]
     for index in range(10, len(small[0][0])):
         seen += sum(triples_of(small, 0, index), [])
@@ -379,17 +292,72 @@ def test_trained_rows_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) 
             trained -= set(order.held_out(number).tolist())
             expected = [row for row, id_ in enumerate(ids.tolist()) if id_ in trained]
             assert list(rows) == expected
-            assert isinstance(rows, range) == (isinstance(edge_set.triple_ids, range) and (
-                not held_out or not len(edge_set.triple_ids)))  # fmt: skip
+            has_held_out = held_out and len(edge_set.triple_ids)
+            assert isinstance(rows, range) == (isinstance(edge_set.triple_ids, range) and not has_held_out)
 
 
 def test_partitions_are_told_apart() -> None:
-    order = TripleOrder([EdgeSet("train", range(NUM_TRIPLES))], SEED)
-    marks = [
-        partition_mark(table.triple_ids, rows_of_sets(order, table.triple_ids))
-        for num_parts in (1, 2, 3)
-        for table in edge_tables(num_parts)
-    ]
-    assert len(set(marks)) == 6
-    again = edge_tables(2)[0].triple_ids
-    assert partition_mark(again, rows_of_sets(order, again)) == marks[1]
+    def mark(table: EdgeTable) -> object:
+        return edge_batches.partition_mark(
+            table.triple_ids, rows_of_sets(an_order(in_sets=False), table.triple_ids)
+        )
+
+    marks = [mark(table) for num_parts in (1, 2, 3) for table in edge_tables(num_parts)]
+    assert len(set(marks)) == 6 and mark(edge_tables(2)[0]) == marks[1]
+
+
+def test_one_set_is_the_order_of_all_triples():
+    order = TripleOrder([EdgeSet("train", range(1000))], SEED)
+    positions = np.arange(1000)
+    for epoch in (0, 3):
+        expected = triple_order.inverse_permute(positions, 1000, SEED, epoch)
+        assert np.array_equal(order.triple_ids(positions, epoch), expected)
+    assert len(order.held_out(0)) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2])
+def test_sets_in_order_and_each_triple_once(share):
+    scattered = np.array([3, 4, 9, 40, 41, 77], np.int64)
+    sets = [EdgeSet("b", scattered), EdgeSet("a", range(100, 700)), EdgeSet("empty", range(0))]
+    order = TripleOrder(sets, SEED, share)
+    held = [set(order.held_out(number).tolist()) for number in range(3)]
+    assert [len(part) for part in held] == [int(np.ceil(len(part.triple_ids) * share)) for part in sets]
+    seen = []
+    for epoch in range(3):
+        ids = order.triple_ids(np.arange(order.num_positions), epoch)
+        seen.append(ids)
+        for number, edge_set in enumerate(sets):
+            first, end = order.range_of(number)
+            assert set(ids[first:end].tolist()) == set(edge_set.triple_ids) - held[number]
+            assert end - first == len(edge_set.triple_ids) - len(held[number])
+    assert not np.array_equal(seen[0], seen[1])
+    # Any window is the same part of the order.
+    assert np.array_equal(order.triple_ids(np.array([450, 3, 7]), 1), seen[1][[450, 3, 7]])
+
+
+def test_the_same_triples_are_held_out_wherever_a_set_stands():
+    a, b = EdgeSet("a", range(101)), EdgeSet("b", range(101, 200))
+    first, second, other_seed = (
+        TripleOrder(sets, seed, 0.3) for sets, seed in (([a, b], SEED), ([b, a], SEED), ([a, b], SEED + 1))
+    )
+    held = first.held_out(0).tolist()
+    assert set(held) == set(second.held_out(1).tolist()) != set(other_seed.held_out(0).tolist())
+    chunks = [first.held_out(0, chunk, 4).tolist() for chunk in range(4)]
+    assert sum(chunks, []) == held and {len(chunk) for chunk in chunks} <= {7, 8}
+
+
+@pytest.mark.parametrize(("batch_size", "num_chunks"), [(1, 3), (7, 10), (64, 1), (64, 10), (1000, 3)])
+def test_passes_tile_the_epoch(batch_size, num_chunks):
+    ranges = [(0, 200), (200, 200), (200, 205)]
+    passes = plan_passes(ranges, num_chunks, batch_size)
+    chunks = [(edge_set, chunk) for edge_set in range(3) for chunk in range(num_chunks)]
+    assert [(part.edge_set, part.chunk) for part in passes] == chunks
+    bounds = [0, *(part.end_batch for part in passes)]
+    assert [part.first_batch for part in passes] == bounds[:-1]
+    assert bounds == sorted(bounds) and bounds[-1] == -(-205 // batch_size)
+    # A pass ends with the batch that has its last triple.
+    for part in passes:
+        first, end = ranges[part.edge_set]
+        position = first + (end - first) * (part.chunk + 1) // num_chunks
+        assert (part.end_batch - 1) * batch_size < position <= part.end_batch * batch_size
+    assert plan_passes([(0, 101)], 1, 10) == [Pass(0, 0, 0, 11)]

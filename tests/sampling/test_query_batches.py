@@ -45,9 +45,6 @@ def test_the_index_has_every_query_once_with_its_answers(block: int, monkeypatch
         expected.setdefault((1, r, t), set()).add(h)
     assert got == {key: sorted(answers) for key, answers in expected.items()}
     assert list(got) == sorted(got)
-
-
-def test_no_triples_have_no_queries() -> None:
     assert len(QueryIndex(KnownTriples([], 1))) == 0
 
 
@@ -88,20 +85,14 @@ def test_the_index_has_every_pair_once_with_its_relations() -> None:
     expected: dict[tuple[str, str, int, int], set[int]] = {}
     for h, r, t in triples.tolist():
         expected.setdefault((*types[r], h, t), set()).add(r)
-    keys = [
-        (*index.kinds[kind], head, tail)
-        for kind, head, tail in zip(index.kind_of.tolist(), index.heads.tolist(), index.tails.tolist())
-    ]
+    columns = zip(index.kind_of.tolist(), index.heads.tolist(), index.tails.tolist())
+    keys = [(*index.kinds[kind], head, tail) for kind, head, tail in columns]
     bounds = index.starts.tolist()
     got = {key: index.answers[first:end].tolist() for key, first, end in zip(keys, bounds, bounds[1:])}
     assert keys == sorted(set(keys))
     assert got == {key: sorted(relations) for key, relations in expected.items()}
     assert index.starts[-1] == len(index.answers)
-
-
-def test_no_triples_have_no_pairs() -> None:
-    index = PairIndex(np.empty((0, 3), np.int64), [("a", "b")])
-    assert len(index) == 0 and index.starts.tolist() == [0]
+    assert PairIndex(np.empty((0, 3), np.int64), types).starts.tolist() == [0]
 
 
 def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
