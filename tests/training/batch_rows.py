@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ class MemoryTables(dict[str, Any]):
 def computed(
     objective: Any, store: RowStore, plan: Plan, fill: float | None = None
 ) -> tuple[Gradients, dict[str, torch.Tensor]]:
-    """Return what an objective finds, and the gradients of all rows of the tables, by table.
+    """Return what an objective finds, and the summed gradients of all rows of the tables, by table.
 
     ``fill`` is what the memory of gradients holds before.
     """
@@ -38,12 +37,8 @@ def computed(
         for part in rows.collect():
             part.rows.fill_(fill)
     outcome = objective.gradients(plan, rows)()
-    return outcome, summed({part.table: part for part in rows.collect()}, store)
-
-
-def summed(gradients: Mapping[str, Any], store: Any) -> dict[str, torch.Tensor]:
-    """Sum gradients by row."""
-    return {
-        name: torch.zeros(store._tables[name].local_rows.shape).index_add_(0, part.ids, part.rows)
-        for name, part in gradients.items()
+    tables = store._tables
+    return outcome, {
+        part.table: torch.zeros(tables[part.table].local_rows.shape).index_add_(0, part.ids, part.rows)
+        for part in rows.collect()
     }

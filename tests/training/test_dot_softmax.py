@@ -28,6 +28,7 @@ from dglkge.step.rows import HostStore, Transforms
 from dglkge.typing import RELATION, Side
 from tests.model.regularizer_by_name import build_regularizer
 from tests.training.batch_rows import MemoryTables, computed
+from tests.training.live import assert_same_tables
 
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9
 PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
@@ -75,21 +76,13 @@ def sample(entity_type: str, batch: EdgeBatch, chunk: int) -> np.ndarray:
 def batch(weighted: bool) -> EdgeBatch:
     """Return two chunks, the first with three pairs of types, one of them twice."""
     draw = np.random.default_rng(4)
-    runs = [(0, 0), (1, 0), (2, 0), (0, 1)]
-    bounds = [0, 6, 10, 13, 20]
-    heads, tails = (
-        np.concatenate(
-            [
-                draw.integers(0, SIZES[PAIRS[pair][side]], end - start)
-                for (pair, _), start, end in zip(runs, bounds, bounds[1:])
-            ]
-        )
-        for side in (0, 1)
-    )
+    groups = EdgeGroup(0, 0, 0, 6), EdgeGroup(1, 0, 6, 10), EdgeGroup(2, 0, 10, 13), EdgeGroup(0, 1, 13, 20)
+    heads, tails = np.empty((2, 20), np.int64)
+    for side, ids in enumerate((heads, tails)):
+        for group in groups:
+            size = SIZES[PAIRS[group.pair][side]]
+            ids[group.start : group.end] = draw.integers(0, size, group.end - group.start)
     heads[1] = tails[1]
-    groups = tuple(
-        EdgeGroup(pair, chunk, start, end) for (pair, chunk), start, end in zip(runs, bounds, bounds[1:])
-    )
     relations = draw.integers(0, SIZES[RELATION], 20)
     weights = draw.uniform(0, 2, 20).astype(np.float32) if weighted else None
     return EdgeBatch(0, 0, GLOBAL_SIZE, np.arange(20), heads, relations, tails, weights, groups)
@@ -104,20 +97,14 @@ class Case:
     """A model, its tables, and a batch whose rows have been asked for."""
 
     def __init__(
-        self,
-        score_function: str,
-        reciprocal: bool,
-        weighted: bool,
-        is_whole: bool = True,
-        has_ranges: bool = False,
+        self, score_function: str, reciprocal: bool, weighted: bool, is_whole: bool = True, has_ranges=False
     ) -> None:
         self.offset = OFFSET if has_ranges else 0.0
         self.model = build_model(score_function, DIM, reciprocal)
         self.tables = {name: Table(name, self.model.table_width(name), is_whole) for name in SIZES}
-        sampler: Any = SimpleNamespace(sample=sample)
-        ranges = range_of if has_ranges else None
         self.batch = batch(weighted)
-        samplers = dict.fromkeys((Side.HEAD, Side.TAIL), sampler)
+        samplers: Any = dict.fromkeys((Side.HEAD, Side.TAIL), SimpleNamespace(sample=sample))
+        ranges = range_of if has_ranges else None
         self.planner = EdgePlanner(list(SIZES), PAIRS, samplers, range_of=ranges)
         self.groups = self.planner.plan(self.batch).groups
 
@@ -125,9 +112,8 @@ class Case:
         """Return the loss, and the gradients summed by row."""
         tables: Any = kind(self.tables)
         store = HostStore(tables, Transforms([]), loss.reads_in_place)
-        self.outcome, gradients = computed(
-            loss, store, loss.plan(self.batch), torch.nan if loss.reads_in_place else None
-        )
+        fill = torch.nan if loss.reads_in_place else None
+        self.outcome, gradients = computed(loss, store, loss.plan(self.batch), fill)
         return self.outcome.loss, {name: rows.numpy() for name, rows in gradients.items()}
 
 
@@ -150,13 +136,11 @@ def expected(
             ids = group.negatives[side].ids
             query = case.model.query(anchor_rows, relations, side)
             # The offset lowers answers in the range of the anchor.
-            range_of_anchors = range_of(anchor_type, anchors)
-            shared = torch.from_numpy(range_of_anchors[:, None] == range_of(truth_type, ids))
-            scores = case.model.compare(query, rows[truth_type][ids]) - case.offset * shared
-            positive = case.model.compare_pairs(query, true_rows)
-            positive = positive - case.offset * torch.from_numpy(
-                range_of_anchors == range_of(truth_type, truths)
-            )
+            ranges = torch.from_numpy(range_of(anchor_type, anchors))
+            same_range = ranges[:, None] == torch.from_numpy(range_of(truth_type, ids))
+            scores = case.model.compare(query, rows[truth_type][ids]) - case.offset * same_range
+            same_range = ranges == torch.from_numpy(range_of(truth_type, truths))
+            positive = case.model.compare_pairs(query, true_rows) - case.offset * same_range
             ignored = torch.from_numpy(truths[:, None] == ids[None, :])
             if own_entity and anchor_type == truth_type:
                 own_scores = case.model.compare_pairs(query, anchor_rows) - case.offset
@@ -179,15 +163,10 @@ def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
     return build_regularizer(name, 0.3, 2.5, model.score_function.complex_valued)
 
 
-def assert_close(got: tuple[float, dict], oracle: tuple[float, dict, Any], rtol: float, atol: float) -> None:
-    assert got[0] == pytest.approx(oracle[0], rel=rtol)
-    for name, rows in oracle[1].items():
-        np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
-
-
 def both(
     case: Case, penalty: Regularizer | None, own_entity: bool, loss: Loss | None = None, **more: Any
 ) -> Any:
+    """Return the objectives by loops and by autograd."""
     options: dict[str, Any] = {"computation": Computation(), **more}
     return [
         kind(case.planner, case.model, loss or Softmax(), penalty, own_entity, **options)
@@ -195,34 +174,34 @@ def both(
     ]
 
 
+def check(
+    case: Case, penalty: Regularizer | None, own_entity: bool, loss: Loss | None = None, **more: Any
+) -> float:
+    """Compare loops and autograd with the model in float64; return the loss."""
+    total, gradients, _ = expected(case, penalty, own_entity, loss)
+    for objective in both(case, penalty, own_entity, loss, **more):
+        got = case.run(objective)
+        assert got[0] == pytest.approx(total, rel=1e-5)
+        for name, rows in gradients.items():
+            np.testing.assert_allclose(got[1][name], rows, rtol=1e-5, atol=1e-6, err_msg=name)
+    return total
+
+
 # Loops have models of their own, torch differentiates those of others; no pair of a model and a regularizer
 # has code of its own but for that difference.
 @pytest.mark.parametrize(
     ("score_function", "reciprocal", "regularizer"),
     [
-        ("distmult", False, "n3"),
-        ("distmult", True, "ivr"),
-        ("distmult", True, "lp"),
-        ("complex", False, "dura"),
-        ("complex", False, "f2"),
-        ("complex", True, "none"),
-        ("complex", True, "ivr"),
-        ("complex", True, "dura"),
-        ("keci", False, "dura"),
-        ("keci", True, "n3"),
-        ("simple", False, "lp"),
-        ("simple", True, "ivr"),
-        ("quate", False, "f2"),
-        ("quate", True, "dura"),
+        *(("distmult", False, "n3"), ("distmult", True, "ivr"), ("distmult", True, "lp")),
+        *(("complex", False, "dura"), ("complex", False, "f2"), ("complex", True, "none")),
+        *(("complex", True, "ivr"), ("complex", True, "dura"), ("keci", False, "dura"), ("keci", True, "n3")),
+        *(("simple", False, "lp"), ("simple", True, "ivr"), ("quate", False, "f2"), ("quate", True, "dura")),
     ],
 )
 def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciprocal, regularizer):
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         case = Case(score_function, reciprocal, weighted)
-        penalty = regularizer_of(regularizer, case.model)
-        oracle = expected(case, penalty, own_entity)
-        for objective in both(case, penalty, own_entity):
-            assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
+        check(case, regularizer_of(regularizer, case.model), own_entity)
 
 
 @pytest.mark.parametrize("score_function", ["complex", "keci"])
@@ -232,9 +211,7 @@ def test_threads_equal_the_model_in_float64(score_function, monkeypatch):
     monkeypatch.setattr(workspace, "PRODUCTS_A_TILE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
     case = Case(score_function, True, weighted=True)
-    penalty = regularizer_of("n3", case.model)
-    objective = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
-    assert_close(case.run(objective), expected(case, penalty, True), rtol=1e-5, atol=1e-6)
+    check(case, regularizer_of("n3", case.model), own_entity=True)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -242,10 +219,7 @@ def test_every_loss_equals_the_model_in_float64(name: str) -> None:
     for own_entity, reduction in itertools.product([False, True], [Mean(), Sum(), Adversarial(0.7)]):
         case, loss = Case("complex", True, weighted=True), LOSSES.get(name)()
         loss.reduction = Mean() if name == "softmax" and isinstance(reduction, Sum) else reduction
-        penalty = regularizer_of("n3", case.model)
-        oracle = expected(case, penalty, own_entity, loss)
-        for objective in both(case, penalty, own_entity, loss):
-            assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
+        check(case, regularizer_of("n3", case.model), own_entity, loss)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +229,12 @@ def test_every_loss_equals_the_model_in_float64(name: str) -> None:
 )  # fmt: skip
 def test_offset_within_ranges_equals_the_model_in_float64(score_function, reciprocal, own_entity):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=True)
-    twin = Computation(is_reference=True)
     penalty = regularizer_of("n3", case.model)
-    oracle = expected(case, penalty, own_entity)
-    assert abs(oracle[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
-    objectives = both(case, penalty, own_entity, range_offset=OFFSET)
-    objectives += both(case, penalty, own_entity, range_offset=OFFSET, computation=twin)[1:]
-    for objective in objectives:
-        assert_close(case.run(objective), oracle, rtol=1e-5, atol=1e-6)
+    without = expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]
+    for is_reference in (False, True):
+        computation = Computation(is_reference=is_reference)
+        loss = check(case, penalty, own_entity, range_offset=OFFSET, computation=computation)
+        assert abs(loss - without) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -272,52 +244,51 @@ def test_offset_within_ranges_equals_the_model_in_float64(score_function, recipr
 def test_penalty_and_violators_of_loops_and_autograd(own_entity, weighted, regularizer):
     case = Case("complex", True, weighted)
     penalty = regularizer_of(regularizer, case.model)
-    expected_penalty = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
-    above = expected(case, None, own_entity)[2]
-    assert all(above.values())
+    without, _, violators = expected(case, None, own_entity)
+    expected_penalty = expected(case, penalty, own_entity)[0] - without
+    assert all(violators.values())
     for objective in both(case, penalty, own_entity, has_measures=True):
         case.run(objective)
-        reg, lhs, rhs = case.outcome.measures
+        reg, *counts = case.outcome.measures
         assert reg == pytest.approx(expected_penalty, rel=1e-4, abs=1e-5)
-        assert (lhs, rhs) == (above[Side.HEAD], above[Side.TAIL])
+        assert counts == [violators[Side.HEAD], violators[Side.TAIL]]
 
 
-@pytest.mark.parametrize("by_autograd", [False, True], ids=["loops", "autograd"])
 @pytest.mark.parametrize(
     ("score_function", "reciprocal", "has_ranges"),
     [("distmult", False, True), ("complex", True, False), ("keci", True, True), ("quate", False, False)],
 )
-def test_products_in_bfloat16_are_near(score_function, reciprocal, by_autograd, has_ranges):
+def test_products_in_bfloat16_are_near(score_function, reciprocal, has_ranges):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
-    oracle = expected(case, penalty, own_entity=True)
+    total, gradients, _ = expected(case, penalty, own_entity=True)
     narrow = Computation(matmul_dtype=torch.bfloat16)
-    loss = both(case, penalty, True, computation=narrow, range_offset=case.offset)[by_autograd]
-    got = case.run(loss)
-    assert got[0] == pytest.approx(oracle[0], rel=2e-3)
-    for name, rows in oracle[1].items():
-        # Not equal: the products are in bfloat16 indeed.
-        assert 1e-6 * rows.norm() < np.linalg.norm(got[1][name] - rows.numpy()) < 0.01 * rows.norm()
+    for objective in both(case, penalty, True, computation=narrow, range_offset=case.offset):
+        loss, got = case.run(objective)
+        assert loss == pytest.approx(total, rel=2e-3)
+        for name, rows in gradients.items():
+            # Not equal: the products are in bfloat16 indeed.
+            assert 1e-6 * rows.norm() < np.linalg.norm(got[name] - rows.numpy()) < 0.01 * rows.norm()
 
 
-@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_what_memory_held_before_has_no_effect(monkeypatch, products):
+@pytest.mark.parametrize("matmul_dtype", [torch.float32, torch.bfloat16])
+def test_what_memory_held_before_has_no_effect(monkeypatch, matmul_dtype):
     case = Case("complex", True, weighted=True)
-    first = case.run(
-        DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))
-    )
+    computation = Computation(matmul_dtype=matmul_dtype)
+    first = case.run(both(case, None, True, computation=computation)[0])
     take = Scratch.take
 
     def spoilt(*arguments: Any) -> torch.Tensor:
         piece = take(*arguments)
-        return piece.fill_(torch.nan) if piece.is_floating_point() else piece.fill_(-7)
+        return piece.fill_(torch.nan if piece.is_floating_point() else -7)
 
     monkeypatch.setattr(Scratch, "take", spoilt)
-    again = case.run(
-        DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))
-    )
-    assert again[0] == first[0]
-    assert all(np.array_equal(rows, again[1][name]) for name, rows in first[1].items())
+    assert_same_run(case.run(both(case, None, True, computation=computation)[0]), first)
+
+
+def assert_same_run(got: tuple[float, dict], other: tuple[float, dict]) -> None:
+    assert got[0] == other[0]
+    assert_same_tables(got[1], other[1])
 
 
 def test_rows_give_the_same_wherever_they_are() -> None:
@@ -325,59 +296,42 @@ def test_rows_give_the_same_wherever_they_are() -> None:
     results = []
     for is_whole, tables in ((True, MemoryTables), (False, MemoryTables), (True, ScatteredTables)):
         case = Case("complex", True, weighted=True, is_whole=is_whole)
-        penalty = regularizer_of("n3", case.model)
-        loss = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
-        results.append(case.run(loss, tables))
-    for loss_there, gradients in results[1:]:
-        assert loss_there == results[0][0]
-        assert all(np.array_equal(rows, gradients[name]) for name, rows in results[0][1].items())
+        loops, _ = both(case, regularizer_of("n3", case.model), True)
+        results.append(case.run(loops, tables))
+    for result in results[1:]:
+        assert_same_run(result, results[0])
 
 
 def test_a_trainer_without_triples_has_no_loss_and_no_gradient() -> None:
     case = Case("complex", True, weighted=False)
-    for loss in both(case, None, True):
-        plan = dataclasses.replace(loss.plan(case.batch), groups=[])
+    for objective in both(case, None, True):
+        plan = dataclasses.replace(objective.plan(case.batch), groups=[])
         rows: Any = None
-        assert loss.gradients(plan, rows)().loss == 0
+        assert objective.gradients(plan, rows)().loss == 0
 
 
 def test_other_models_and_losses_are_left_to_autograd() -> None:
-    class Tuned(Softmax):
-        """A loss of the user's."""
-
-    class Shifted(KgeModel):
-        """A model of the user's."""
-
-    class Bilinear(ComplEx):
-        """A score function of the user's."""
-
     class Doubled(ComplEx):
-        """A score function of the user's that compares otherwise."""
-
         def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
             return 2 * super().compare_pairs(query, candidates)
 
+    own_loss, own_model, own_function = (type("Own", (kind,), {}) for kind in (Softmax, KgeModel, ComplEx))
     names = ("complex", "keci", "rotate", "transe_l2", "tucker", "affine_cos", "rescal")
     known = [is_compiled(build_model(name, 4, True), Softmax()) for name in names]
     assert known == [True, True, False, False, False, False, False]
     assert is_compiled(build_model("complex", 4, True), Logistic())
-    assert not is_compiled(build_model("complex", 4, True), Tuned())
-    assert not is_compiled(Shifted(ComplEx(), 4, True), Softmax())
+    assert not is_compiled(build_model("complex", 4, True), own_loss())
+    assert not is_compiled(own_model(ComplEx(), 4, True), Softmax())
     assert not is_compiled(KgeModel(Doubled(), 4, True), Softmax())
     # Compared by the inner product all the same: its queries are differentiated.
-    assert is_compiled(KgeModel(Bilinear(), 4, True), Softmax()) and not Bilinear.compiled
+    assert is_compiled(KgeModel(own_function(), 4, True), Softmax()) and not own_function.compiled
 
 
 @pytest.mark.parametrize(("score_function", "reciprocal"), [("distmult", False), ("complex", True)])
 def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, reciprocal: bool) -> None:
     class Quartic(N3):
-        """Fourth powers."""
-
         def penalty(self, rows: torch.Tensor) -> torch.Tensor:
             return rows.pow(4).sum(-1)
 
     case = Case(score_function, reciprocal, weighted=True)
-    penalty = Quartic(0.3, complex_valued=case.model.score_function.complex_valued)
-    oracle = expected(case, penalty, own_entity=True)
-    loss = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
-    assert_close(case.run(loss), oracle, rtol=1e-5, atol=1e-6)
+    check(case, Quartic(0.3, complex_valued=case.model.score_function.complex_valued), own_entity=True)
