@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from tests.functional.job import environment
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 from tests.training import live
-from tests.training.live import loss_against_all, ranking, rows_by_node
+from tests.training.live import loss_against_all, ranking, rows_by_node, train
 
 DIM = 8
 LR, DENSE_LR = 0.05, 0.02
@@ -40,8 +39,8 @@ LR, DENSE_LR = 0.05, 0.02
 
 def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
     """Open a trainer in this process, on entities of several types."""
-    usual = ("training.batch_size=40", f"optimizer.lr={LR}", f"dense.lr={DENSE_LR}")
-    usual += ("checkpoint.every_epochs=1",)
+    steps = ("training.batch_size=40", f"optimizer.lr={LR}", f"dense.lr={DENSE_LR}")
+    usual = (*steps, "checkpoint.every_epochs=1")
     return live.opened(load_config(None, live.settings(toy_dataset(typed=True), folder, *usual, *more)))
 
 
@@ -60,7 +59,7 @@ def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     ],
 )
 def test_several_steps_against_all_entities_equal_float64(tmp_path, score_function, more, clip):
-    """Autograd in float64 over rows and parameters; Adagrad by its formula, torch's Adam; one norm."""
+    """Autograd in float64 over rows and parameters; torch's Adagrad, Adam and clipping by one norm."""
     limit = 0.001 if score_function == "transformer" else np.inf
     # With the default seed an input of ReLU is so near 0 that its sign, and with it the gradient, depends on
     # how a processor rounds.
@@ -74,32 +73,37 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path, score_functi
         function.run_module = function._module  # type: ignore[method-assign]
         model = KgeModel(function, DIM, live_model.reciprocal, seed)
         parameters = dict(model.module.named_parameters())
-        adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
         rows = {name: values.double().requires_grad_() for name, values in rows_by_node(trainer).items()}
-        sums = {name: torch.zeros_like(values) for name, values in rows.items()}
+        leaves = [*rows.values(), *parameters.values()]
+        adagrad = torch.optim.Adagrad(rows.values(), lr=LR, eps=1e-10)
+        adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 loss = loss_against_all(trainer, batch, rows, model.query)
-                adam.zero_grad()
-                leaves = (*rows.values(), *parameters.values())
                 gradients = torch.autograd.grad(loss / batch.global_size, leaves, materialize_grads=True)
-                gradients = [gradient.clamp(-limit, limit) for gradient in gradients]
-                norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
-                factor = min(1.0, clip / (float(norm) + 1e-6)) if clip else 1.0
-                assert clip == 0 or factor < 0.9
+                for leaf, gradient in zip(leaves, gradients):
+                    leaf.grad = gradient
+                torch.nn.utils.clip_grad_value_(leaves, limit)
+                norm = torch.nn.utils.clip_grad_norm_(leaves, clip or np.inf)
+                assert 0.9 * float(norm) > clip
                 assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
-                with torch.no_grad():
-                    for (name, values), gradient in zip(rows.items(), gradients):
-                        sums[name] += (gradient * factor) ** 2
-                        values -= LR * gradient * factor / (sums[name].sqrt() + 1e-10)
-                for values, gradient in zip(parameters.values(), gradients[len(rows) :]):
-                    values.grad = gradient * factor
+                adagrad.step()
                 adam.step()
         assert batch.index >= 2  # three steps
-        for name, values in rows_by_node(trainer).items():
-            torch.testing.assert_close(values.double(), rows[name].detach(), rtol=1e-4, atol=2e-5, msg=name)
-        for name, values in live_model.module.named_parameters():
-            torch.testing.assert_close(values.double(), parameters[name], rtol=1e-4, atol=2e-5, msg=name)
+        trained = {**rows_by_node(trainer), **dict(live_model.module.named_parameters())}
+        for name, expected in {**rows, **parameters}.items():
+            torch.testing.assert_close(trained[name].double(), expected, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_shared_relations_train_as_single_ones(tmp_path: Path) -> None:
+    """TuckER makes a matrix once for each relation; the reference makes one for each query of a batch."""
+    runs = []
+    for kernels in ("auto", "reference"):
+        more = ("model.score_function=tucker", "training.objective=k_vs_all", "dense.optimizer=SGD")
+        with opened(tmp_path / kernels, *more, f"training.kernels={kernels}") as trainer:
+            train(trainer, 1)
+            runs.append({**rows_by_node(trainer), **dense_of(trainer)})
+    live.assert_same_tables(*runs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +129,8 @@ def test_files_resume_and_ranking(tmp_path, score_function, optimizer):
     run.export("huggingface", tmp_path / "hub")
     convert_to_run(open_checkpoint(folder), Dataset.open(dataset), tmp_path / "converted")
     assert open_checkpoint(tmp_path / "converted").dense_tensors().keys() <= state.keys()
-    ranks = [rank(other) for other in (run, dglkge.open_run(tmp_path / "hub", str(dataset)),
-                                       dglkge.open_run(tmp_path / "converted"))]  # fmt: skip
+    others = dglkge.open_run(tmp_path / "hub", str(dataset)), dglkge.open_run(tmp_path / "converted")
+    ranks = [rank(other) for other in (run, *others)]
     assert ranks[0] == ranks[1] == ranks[2]
     init = f"checkpoint.init_path={folder}"
     with opened(tmp_path / "next", *more, init) as trainer:
@@ -191,21 +195,21 @@ def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build_layer", "words"),
+    ("module", "words"),
     [
-        (lambda dim: torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Dropout(0.1)),
+        (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1)),
          "the layer 1 of the score function Own is a Dropout, whose result depends on how"),
-        (lambda dim: torch.nn.Sequential(torch.nn.BatchNorm1d(dim)),
+        (torch.nn.Sequential(torch.nn.BatchNorm1d(4)),
          "the layer 0 of the score function Own is a BatchNorm1d, whose result depends on how"),
-        (lambda dim: torch.nn.Linear(dim, dim).bfloat16(),
+        (torch.nn.Linear(4, 4).bfloat16(),
          "the parameter weight of the score function Own is torch.bfloat16; allowed: torch.float32"),
     ],
     ids=["dropout", "batch norm", "bfloat16"],
 )  # fmt: skip
-def test_refused_modules(build_layer: Callable[[int], torch.nn.Module], words: str) -> None:
+def test_refused_modules(module: torch.nn.Module, words: str) -> None:
     class Own(DenseScore):
         def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-            return build_layer(dim)
+            return module
 
     with pytest.raises(InputError, match=words):
         _ = KgeModel(Own(), 4, True).module
@@ -231,7 +235,7 @@ NEEDS_SLICES = pytest.mark.skipif(
 
 
 @NEEDS_SLICES
-def test_slices_are_summed_updated_joined_and_read(tmp_path: Path) -> None:
+def test_slices_are_summed_updated_and_joined(tmp_path: Path) -> None:
     """The checks are in shard_ranks.py, on each of three processes."""
     script = str(Path(__file__).with_name("shard_ranks.py"))
     words = (str(SIZE), str(free_ports()), str(tmp_path))
