@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.nn.functional import gelu
 
 import dglkge
 from dglkge.checkpoint import open_checkpoint
@@ -68,7 +68,7 @@ def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
 def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
     pairs = ", ".join(f"{name}={path}" for name, path in files.items())
     usual = ["training.batch_size=20", "optimizer.lr=0.05", "model.score_function=distmult", "dense.lr=0.01"]
-    usual += ["training.num_epochs=2", "checkpoint.every_epochs=1"]
+    usual += ["training.num_epochs=2", "checkpoint.every_epochs=1", "checkpoint.keep_every_epochs=1"]
     usual += [f"features.files=[{pairs}]"] if files else []
     return live.settings(toy_dataset(typed=True), folder, *usual, *more)
 
@@ -82,23 +82,29 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: values.detach().clone() for name, values in trainer._job.dense.module.named_parameters()}
 
 
-def projected(weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor) -> torch.Tensor:
+def projected(
+    weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: Callable = torch.relu
+) -> torch.Tensor:
     """Compute f(x) by its formula."""
     rows, number = vectors, 0
     while f"features.{name}.{number}.weight" in weights:
         weight, bias = (weights[f"features.{name}.{number}.{part}"] for part in ("weight", "bias"))
-        rows = torch.nn.functional.gelu(rows) if number else rows
+        rows = activation(rows) if number else rows
         rows = rows @ weight.to(rows.dtype).T + bias.to(rows.dtype)
         number += 1
     return rows
 
 
-MLP = ("features.mlp.hidden=[7,6]", "features.mlp.activation=gelu")
+MLP = "features.mlp.hidden=[7,6]"
 
 
 @pytest.mark.parametrize(
     ("objective", "more"),
-    [("one_vs_all", MLP), ("negative_sampling", ()), ("negative_sampling", ("features.use=alone",))],
+    [
+        ("one_vs_all", (MLP, "features.mlp.activation=gelu")),
+        ("negative_sampling", ()),
+        ("negative_sampling", ("features.use=alone",)),
+    ],
 )
 def test_gradients_and_loss_equal_float64(tmp_path, files, objective, more):
     """DistMult by its formula, autograd in float64 over rows and projections, SGD by its formula."""
@@ -112,7 +118,7 @@ def test_gradients_and_loss_equal_float64(tmp_path, files, objective, more):
             for batch in trainer.batches():
                 rows = {name: values.double() for name, values in rows_by_node(trainer).items()}
                 leaves = {name: part.double().requires_grad_() for name, part in parameters(trainer).items()}
-                sums = {name: rows[name] + projected(leaves, name, x) for name, x in vectors.items()}
+                sums = {name: rows[name] + projected(leaves, name, x, gelu) for name, x in vectors.items()}
                 loss = live.loss_against_all(trainer, batch, rows | sums, lambda a, r, side: a * r)
                 (loss / batch.global_size).backward()
                 assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-5)
@@ -140,23 +146,21 @@ def test_all_candidates_are_projected_once_a_batch(tmp_path, files, objective):
             assert 0 < sizes.count(len(trainer.tables[name])) <= num_batches
 
 
-@pytest.mark.parametrize("more", [(), (*MLP, "features.use=alone", "features.dtype=float16")])
-def test_files_resume_ranking_and_exports(tmp_path: Path, files: dict[str, Path], more: tuple[str, ...]):
+@pytest.mark.parametrize("more", [(), (MLP, "features.use=alone", "features.dtype=float16")])
+def test_files_resume_ranking_exports_and_conversion(tmp_path, files, more):
     folder = tmp_path / "run"
-
-    def look_at_files(half_way: dict[str, torch.Tensor]) -> None:
-        with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
-            for name in (path for path in half_way if path.startswith("features.")):
-                assert np.array_equal(file[f"dense/parameters/{name}"][...], half_way[name].numpy())
-
-    open_again = functools.partial(opened, files)
-    state = live.assert_resumes(open_again, folder, parameters, *more, after_one=look_at_files)
+    state = live.assert_resumes(functools.partial(opened, files), folder, parameters, *more)
     note = json.loads((folder / "features" / "features.json").read_text())
     assert [note["types"][name]["without"] for name in ("person", "town")] == [0, 1]
     with opened(files, folder, *more) as trainer:
         original_ids = {name: table.original_ids.clone() for name, table in trainer.tables.items()}
     checkpoint = open_checkpoint(folder, verify=True)
     checkpoint.verify()
+    # A conversion has e + f(x) as rows; a snapshot finds the vectors of its run.
+    convert_to_run(checkpoint, Dataset.open(toy_dataset(typed=True)), tmp_path / "converted")
+    converted = open_checkpoint(tmp_path / "converted")
+    assert converted.features is None and not converted.feature_parameters()
+    snapshot = open_checkpoint(folder / "checkpoint" / "epoch_2", verify=True)
     dglkge.open_run(folder).export("npy", tmp_path / "npy")
     for name, ids in original_ids.items():
         expected = state[name].double()
@@ -164,7 +168,7 @@ def test_files_resume_ranking_and_exports(tmp_path: Path, files: dict[str, Path]
             x = vectors_of(files, name)
             x = x.half().double() if "features.dtype=float16" in more else x
             expected += projected(state, name, x[ids])
-        read = [checkpoint.gather(name, ids)]
+        read = [tables.gather(name, ids) for tables in (checkpoint, converted, snapshot)]
         if name != RELATION:
             read.append(torch.from_numpy(np.load(tmp_path / "npy" / f"{name}.npy"))[ids])
         for rows in read:
@@ -195,51 +199,54 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path, files, sh
             pass
 
 
-def test_converted_and_snapshot(tmp_path: Path, files: dict[str, Path]) -> None:
-    """A conversion has e + f(x) as rows; a snapshot finds the vectors of its run."""
-    run = trained(files, tmp_path / "run", "checkpoint.keep_every_epochs=1", "features.use=alone")
-    expected = open_checkpoint(run)
-    convert_to_run(expected, Dataset.open(toy_dataset(typed=True)), tmp_path / "converted")
-    converted = open_checkpoint(tmp_path / "converted")
-    assert converted.features is None and not converted.feature_parameters()
-    snapshot = open_checkpoint(run / "checkpoint" / "epoch_1", verify=True)
-    for name in ("person", "town", "country"):
-        ids = torch.arange(len(expected[name]))
-        rows = expected.gather(name, ids)
-        torch.testing.assert_close(converted.gather(name, ids), rows, rtol=1e-6, atol=1e-7)
-        assert torch.equal(snapshot.gather(name, ids), rows)
+def test_new_entities(tmp_path: Path, shared: Path, call: Callable) -> None:
+    """Ranks and predictions are those of an explicit table; a file's known names are passed over."""
+    new, file = tmp_path / "new.npy", tmp_path / "new.tsv"
+    vectors = np.random.default_rng(4).normal(size=(3, WIDTHS["person"])).astype(np.float32)
+    np.save(new, vectors)
+    new.with_suffix(".names.txt").write_text("ada\nperson1\ngrace\n")
+    file.write_text("ada\tknows\tperson1\nperson6\tknows\tgrace\nada\tknows\tgrace\n")
+    run, names = dglkge.open_run(shared), ["ada", "grace"]
+    more, old = run.with_new_entities(names, vectors[[0, 2]], "person"), run.tables["person"]
+    x = torch.from_numpy(vectors[[0, 2]]).double()
+    rows = projected(run.checkpoint.feature_parameters(), "person", x)
+    assert torch.equal(more.tables["person"][names], rows.float())
+    table = torch.cat([old[0 : len(old)], rows.float()]).double()
+    assert len(more.tables["person"]) == len(table) == len(run.tables["person"]) + 2
 
-
-def test_new_entities(shared: Path) -> None:
-    """Ranks and predictions among old and new entities equal those of an explicit table."""
-    run = dglkge.open_run(shared)
-    vectors = np.random.default_rng(9).normal(size=(4, WIDTHS["person"])).astype(np.float32)
-    names = [f"newcomer{number}" for number in range(4)]
-    more = run.with_new_entities(names, vectors, "person")
-    old = run.tables["person"]
-    assert len(more.tables["person"]) == len(old) + 4 and len(run.tables["person"]) == len(old)
-    parameters = run.checkpoint.feature_parameters()
-    rows = projected(parameters, "person", torch.from_numpy(vectors).double()).float()
-    assert torch.equal(more.tables["person"][names], rows)
-    table = torch.cat([old[0 : len(old)], rows])
     knows = run.dataset.relations.ids_of("knows")[0]
-    triples = np.array([[len(old) + 1, knows, 5], [6, knows, len(old) + 2]])
+    ada, grace, person1, person6 = more.tables.vocabulary("person").ids([*names, "person1", "person6"])
+    triples = np.array([[ada, knows, person1], [person6, knows, grace], [ada, knows, grace]])
     known = np.concatenate([*(run.dataset.split(split) for split in ("train", "valid", "test")), triples])
-    result = more.evaluate(Protocol(split="new"), triples, also_known=[triples])
     for_tails, for_heads = run.tables[RELATION][knows].double().chunk(2)
     ranks = []
     for head, _, tail in triples.tolist():
         for column, answer, anchor, relation in ((0, head, tail, for_heads), (2, tail, head, for_tails)):
-            scores = (table.double() * relation * table[anchor].double()).sum(1)
+            scores = (table * relation * table[anchor]).sum(1)
             is_known = (known[:, 1] == knows) & (known[:, 2 - column] == anchor)
             candidates = np.setdiff1d(np.arange(len(table)), known[is_known, column])
             ranks.append(1 + int((scores[candidates] > scores[answer]).sum()))
-    assert result.to_dict()["both"]["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
-    predicted = more.predict_tails("newcomer1", "knows", k=len(table))
-    assert set(names) < set(predicted["entity"])
-    with pytest.raises(InputError, match="'newcomer1'"):
-        run.predict_tails("newcomer1", "knows")
-    assert more.similar("newcomer1", k=3)["entity"].nunique() == 3
+    result = more.evaluate(Protocol(split="new"), triples, also_known=[triples]).to_dict()["both"]
+    assert result["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+    assert {*names} < set(more.predict_tails("ada", "knows", k=len(table))["entity"])
+    assert more.similar("ada", k=3)["entity"].nunique() == 3
+    with pytest.raises(InputError, match="'ada'"):
+        run.predict_tails("ada", "knows")
+
+    options = ["--features", f"person={new}", "--json"]
+    report = json.loads(call("evaluate", shared, "--triples", file, *options)[1])
+    assert report["new_entities"] == {"person": 2} and report["both"] == result
+    assert (shared / "metrics-triples-new-with-features.json").is_file()
+    query = ["predict", shared, "--head", "ada", "--relation", "knows"]
+    answers = json.loads(call(*query, *options)[1])["answers"]
+    assert [answer["name"] for answer in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
+    assert len(json.loads(call("score", shared, "--input", file, *options)[1])) == 3
+    for words, features in (
+        ("unknown entity type 'people'", f"people={new}"),
+        ("nowhere.npy: there is no such file", "person=nowhere.npy"),
+    ):
+        status, printed, refusal = call(*query, "--features", features)
+        assert (status, printed, refusal.count("\n")) == (2, "", 1) and words in refusal
 
 
 def test_new_entities_from_texts(tmp_path: Path, call: Callable) -> None:
@@ -384,37 +391,6 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
         with live.opened(config):
             pass
     assert "\n" not in str(caught.value)
-
-
-def test_commands_with_new_entities(tmp_path: Path, shared: Path, call: Callable) -> None:
-    """The commands give what Python gives; a file's known names are passed over."""
-    new, triples = tmp_path / "new.npy", tmp_path / "new.tsv"
-    vectors = np.random.default_rng(4).normal(size=(3, WIDTHS["person"])).astype(np.float32)
-    np.save(new, vectors)
-    new.with_suffix(".names.txt").write_text("ada\nperson1\ngrace\n")
-    triples.write_text("ada\tknows\tperson1\ngrace\tlives_in\ttown1\nada\tknows\tgrace\n")
-    more = dglkge.open_run(shared).with_new_entities(["ada", "grace"], vectors[[0, 2]], "person")
-    options = ["--features", f"person={new}", "--json"]
-    query = ["predict", shared, "--head", "ada", "--relation", "knows"]
-
-    report = json.loads(call("evaluate", shared, "--triples", triples, *options)[1])
-    assert report["new_entities"] == {"person": 2}
-    assert (shared / "metrics-triples-new-with-features.json").is_file()
-    ids = more.tables.vocabulary("person").ids(["ada", "person1", "grace"])
-    knows, lives_in = (more.dataset.relations.ids_of(name)[0] for name in ("knows", "lives_in"))
-    town = more.tables.vocabulary("town").id("town1")
-    queries = np.array([[ids[0], knows, ids[1]], [ids[2], lives_in, town], [ids[0], knows, ids[2]]])
-    expected = more.evaluate(Protocol(split="new"), queries, also_known=[queries]).to_dict()
-    assert report["both"] == expected["both"]
-    answers = json.loads(call(*query, *options)[1])["answers"]
-    assert [answer["name"] for answer in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
-    assert len(json.loads(call("score", shared, "--input", triples, *options)[1])) == 3
-    for words, features in (
-        ("unknown entity type 'people'", f"people={new}"),
-        ("nowhere.npy: there is no such file", "person=nowhere.npy"),
-    ):
-        status, printed, refusal = call(*query, "--features", features)
-        assert (status, printed, refusal.count("\n")) == (2, "", 1) and words in refusal
 
 
 def test_a_run_without_features_has_no_rows_for_new_entities(tmp_path: Path) -> None:
