@@ -25,8 +25,8 @@ from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
-from tests.training.dense_loops import dropout_mask
 from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train
+from tests.training.test_dense_loops import dropout_mask
 
 
 @pytest.mark.parametrize("synchronous", ["true", "false"])
@@ -135,21 +135,6 @@ def test_masks_of_the_loop_and_its_plain_twin_are_those_of_the_formula(dim: int,
         torch.testing.assert_close(whole.double(), expected, equal_nan=True)
         results.append(whole.numpy().tobytes())
     assert results[0] == results[1] != rows[:, :dim].numpy().tobytes()
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_the_mean_stays_and_the_share_is_dropped(rate: float) -> None:
-    """Of 2,000,000 numbers the share is within 5 standard deviations, in all columns of a word."""
-    dropout = RowDropout({"person": rate}, {"person": torch.arange(20_000)}, seed=1)
-    dropout.start_batch(3)
-    rows = torch.ones(20_000, 100)
-    dropout.forward("person", torch.arange(20_000), rows)
-    is_dropped = (rows == 0).double()
-    for numbers in (is_dropped, *(is_dropped[:, column::4] for column in range(4))):
-        deviation = (rate * (1 - rate) / numbers.numel()) ** 0.5
-        assert float(numbers.mean()) == pytest.approx(rate, abs=5 * deviation)
-    assert float(rows.double().mean()) == pytest.approx(1, abs=0.02)
-    assert float(rows.max()) == pytest.approx(1 / (1 - rate), rel=1e-3)
 
 
 def test_a_transform_of_a_table_that_does_not_exist_is_refused(monkeypatch):
