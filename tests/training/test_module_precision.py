@@ -34,39 +34,46 @@ def difference(got: torch.Tensor, true: torch.Tensor) -> float:
 
 
 def gradients(
-    model: KgeModel, side: Side, factor: float, rows: int = 40
+    model: KgeModel, side: Side, factor: float = 1.0, rows: int = 40, places: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return queries, and the gradients of the rows and parameters of a function of them times a factor."""
+    """Return queries, and the gradients of the rows and parameters of a function of them times a factor.
+
+    ``places`` are those of the relations of queries among the rows of five.
+    """
     draw = torch.Generator().manual_seed(5)
     entities = torch.randn(rows, model.dim, generator=draw).requires_grad_()
-    relations = torch.randn(rows, model.relation_width, generator=draw).requires_grad_()
-    query = model.query(entities, relations, side)
+    num_relations = rows if places is None else 5
+    relations = torch.randn(num_relations, model.relation_width, generator=draw).requires_grad_()
+    query = model.query(entities, relations, side, **({} if places is None else {"places": places}))
     weights = torch.randn(query.shape, generator=draw)
     leaves = [entities, relations, *model.module.parameters()]
     return query, list(torch.autograd.grad((query * weights).sum() * factor, leaves))
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "dtype", "factor"),
+    ("name", "dim", "dtype", "factor", "is_shared"),
     [
-        ("tucker", 16, torch.bfloat16, 1.0),
-        ("transformer", 16, torch.bfloat16, 1.0),
-        pytest.param("conve", 17, torch.float16, 1.0, marks=needs_float16),
+        ("tucker", 16, torch.bfloat16, 1.0, False),
+        ("tucker", 16, torch.bfloat16, 1.0, True),
+        ("transformer", 16, torch.bfloat16, 1.0, False),
+        pytest.param("conve", 17, torch.float16, 1.0, False, marks=needs_float16),
         # Below float16's smallest number without a loss scale.
-        pytest.param("conex", 16, torch.float16, 1e-9, marks=needs_float16),
+        pytest.param("conex", 16, torch.float16, 1e-9, False, marks=needs_float16),
     ],
 )
-def test_gradients_are_near_those_of_float32(name: str, dim: int, dtype: torch.dtype, factor: float) -> None:
+def test_gradients_are_near_those_of_float32(name, dim, dtype, factor, is_shared):
+    """Also where queries of a relation share its matrix."""
     model = build_model(name, dim, True)
     precision, scale = ModulePrecision("cpu", dtype), 1.0
     if precision.loss_scale is not None:
         scale = precision.loss_scale.scale = 2.0**4 if factor == 1 else 2.0**30
     narrow = model.in_precision(precision)
     # Each layer rounds its operands, its output and the gradients of both.
-    limit = 32 * torch.finfo(dtype).eps
+    limit = (8 if is_shared else 32) * torch.finfo(dtype).eps
+    places = torch.randint(5, (40,), generator=torch.Generator().manual_seed(5)) if is_shared else None
     for side in Side:
-        query, expected = gradients(model, side, factor)
-        narrow_query, narrow_gradients = gradients(narrow, side, factor)
+        query, expected = gradients(model, side, factor, places=places)
+        narrow_query, narrow_gradients = gradients(narrow, side, factor, places=places)
         assert narrow_query.dtype == torch.float32
         assert 0 < difference(narrow_query, query) < limit
         for number, (gradient, true) in enumerate(zip(narrow_gradients, expected)):
@@ -74,21 +81,6 @@ def test_gradients_are_near_those_of_float32(name: str, dim: int, dtype: torch.d
             # Those of rows are divided by the scale already, those of parameters are not.
             if true.norm():
                 assert difference(gradient / (scale if number > 1 else 1), true) < limit, number
-
-
-def test_relations_that_share_a_matrix_do_so_in_bfloat16() -> None:
-    draw = torch.Generator().manual_seed(5)
-    model = build_model("tucker", 16, True)
-    narrow = model.in_precision(ModulePrecision("cpu", torch.bfloat16))
-    places = torch.randint(5, (30,), generator=draw)
-    rows = [torch.randn(*shape, generator=draw).requires_grad_() for shape in ((30, 16), (5, 32))]
-    results = []
-    for variant in (model, narrow):
-        query = variant.query(*rows, Side.HEAD, places=places)
-        gradients = torch.autograd.grad(query.square().sum(), [*rows, variant.module.core])
-        results.append([query, *gradients])
-    for true, got in zip(*results):
-        assert 0 < difference(got, true) < 8 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("start", [2.0**16, 2.0**126, 3.0])
@@ -233,8 +225,8 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
     model = KgeModel(OneLayer(), 8, True)
     compiled = model.in_precision(ModulePrecision("cpu", is_compiled=True))
     for rows, side in itertools.product((40, 64, 37, 16, 15, 2, 1, 0, 41), Side):
-        query, expected = gradients(model, side, 1.0, rows)
-        compiled_query, compiled_gradients = gradients(compiled, side, 1.0, rows)
+        query, expected = gradients(model, side, rows=rows)
+        compiled_query, compiled_gradients = gradients(compiled, side, rows=rows)
         torch.testing.assert_close(compiled_query, query, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(compiled_gradients, expected, rtol=1e-5, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
