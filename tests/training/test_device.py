@@ -118,7 +118,7 @@ def test_matmuls_in_bfloat16_are_near() -> None:
         assert (narrow[table] - wide).norm() < 0.02 * wide.norm()
 
 
-# Trained on a device that the host cannot read, in test_separate_device.py, and on a GPU.
+# Trained on a device that the host cannot read, and in test_on_gpu.py on a GPU.
 CASES = (
     "",
     "negatives.mask_known=true loss.name=self_adversarial model.score_function=rotate",

@@ -181,13 +181,13 @@ def test_training_in_16_bits_is_near_float32_and_ranks_as_it_is_written(tmp_path
         with opened(tmp_path / autocast, *settings, f"dense.autocast={autocast}") as trainer:
             if autocast == "float16":
                 trainer._job.dense.loss_scale.scale = 2.0**6
+            before = dense_of(trainer)
             train(trainer, 1)
-            rows, dense = rows_by_node(trainer), dense_of(trainer)
-            parameters = {path: part for path, part in dense.items() if path.startswith("dense/parameters")}
-            features = {path for path in parameters if "features" in path}
-            # Together: some start at 0 and have moved little.
-            for name, paths in (("features", features), ("module", parameters.keys() - features)):
-                rows[name] = torch.cat([parameters[path].flatten() for path in sorted(paths)])
+            rows, after = rows_by_node(trainer), dense_of(trainer)
+            paths = {path for path in after if path.startswith("dense/parameters/")}
+            features = {path for path in paths if "features" in path}
+            for name, group in (("features", features), ("module", paths - features)):
+                rows[name] = torch.cat([(after[path] - before[path]).flatten() for path in sorted(group)])
             runs.append(rows)
             metrics = ranking(trainer)
     for name, values in runs[1].items():
