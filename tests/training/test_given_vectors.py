@@ -47,10 +47,6 @@ def started(run: Path, *more: str, dim: int = DIM) -> tuple[np.ndarray, dict[str
     return np.array([rows[name] for name in NAMES if name in rows]), rows
 
 
-def record_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "init_from.json").read_text())
-
-
 def scaled(rows: np.ndarray, std: float) -> np.ndarray:
     """Return rows of a root mean square."""
     return rows * std / np.sqrt(np.mean(rows**2))
@@ -60,7 +56,7 @@ def test_principal_axes_are_those_of_a_singular_value_decomposition(tmp_path, mo
     monkeypatch.setattr("dglkge.data.vector_files.ROWS_AT_A_TIME", 7)
     run = tmp_path / "run"
     got, rows = started(run, save(tmp_path))
-    record, (_, untouched) = record_of(run), started(tmp_path / "untouched")
+    record, (_, untouched) = json.loads((run / "init_from.json").read_text()), started(tmp_path / "untouched")
     used = VECTORS[KNOWN]
     centred = used - used.mean(axis=0)
     _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
@@ -101,7 +97,7 @@ def test_vectors_of_the_models_width_are_only_scaled(tmp_path: Path) -> None:
     as_given, scale = (save(tmp_path), "model.init_from.std=-1"), (save(tmp_path), "model.init_from.std=2")
     got, _ = started(tmp_path / "as_given", *as_given, dim=WIDTH)
     assert np.array_equal(got, VECTORS[KNOWN].astype(np.float32))
-    record = record_of(tmp_path / "as_given")
+    record = json.loads((tmp_path / "as_given" / "init_from.json").read_text())
     assert (record["projection"], record["factor"]) == ("none", 1.0)
     got, _ = started(tmp_path / "scaled", *scale, dim=WIDTH)
     np.testing.assert_allclose(got, scaled(VECTORS[KNOWN], 2), rtol=1e-6)

@@ -33,19 +33,19 @@ def decided(output: Path, *more: str, cluster: Cluster | None = None) -> Config:
     return with_matmul_dtype(config, cluster or Cluster(World(), None))
 
 
-@pytest.mark.parametrize(("speedup", "expected"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
-def test_bfloat16_is_taken_where_it_is_clearly_faster(tmp_path, monkeypatch, caplog, speedup, expected):
+@pytest.mark.parametrize(
+    ("speedup", "named", "expected"),
+    [(0.1, "", "float32"), (1.4, "", "float32"), (1.6, "", "bfloat16"), (10, "float32", "float32"),
+     (0.1, "bfloat16", "bfloat16")],
+)  # fmt: skip
+def test_bfloat16_is_taken_where_it_is_faster(tmp_path, monkeypatch, caplog, speedup, named, expected):
+    """A type that is named is not measured."""
     caplog.set_level("INFO")
-    rates(monkeypatch, speedup)
-    assert decided(tmp_path).training.matmul_dtype == expected
-    assert f"matmuls in {expected}: float32 reaches" in caplog.text
-
-
-@pytest.mark.parametrize("named", ["float32", "bfloat16"])
-def test_a_type_that_is_named_is_not_measured(tmp_path, monkeypatch, named):
-    measured = rates(monkeypatch, 10)
-    assert decided(tmp_path, f"training.matmul_dtype={named}").training.matmul_dtype == named
-    assert measured == []
+    measured = rates(monkeypatch, speedup)
+    more = [f"training.matmul_dtype={named}"] if named else []
+    assert decided(tmp_path, *more).training.matmul_dtype == expected
+    is_told = f"matmuls in {expected}: float32 reaches" in caplog.text
+    assert is_told == bool(measured) == (not named)
 
 
 def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

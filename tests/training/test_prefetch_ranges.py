@@ -18,12 +18,6 @@ from dglkge.training.building import batches as batch_building
 from tests.sampling.toy_buckets import NUM_TRIPLES, toy_buckets, toy_trainers
 
 
-def mapped(array: np.ndarray, path: Path) -> np.ndarray:
-    """Write an array, and map it read-only."""
-    np.save(path, array)
-    return np.load(path, mmap_mode="r")
-
-
 @pytest.mark.parametrize("fits", [False, True])
 def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path, monkeypatch) -> None:
     if not is_on_disk(str(tmp_path)):
@@ -31,7 +25,10 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     (machine,) = toy_buckets(1, 4)
     table = machine.table
     columns = {"ids": table.triple_ids, "edges": table.edges, "weights": table.weights}
-    maps = {name: mapped(array, tmp_path / f"{name}.npy") for name, array in columns.items()}
+    maps = {}
+    for name, array in columns.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        maps[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
     machine = replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"]))
     (batches,) = toy_trainers(1, 1, 4, batch_size=20, machines=[machine])
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
