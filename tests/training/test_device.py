@@ -48,13 +48,6 @@ STAGED = "training.device=cpu_staged"
 STAND_IN = ComputeDevice("cpu_staged")
 
 
-@pytest.fixture
-def compiler() -> None:
-    """Skip where torch.compile has no compiler; not asked earlier: torch's list takes long to import."""
-    if (problem := compiler_problem()) is not None:
-        pytest.skip(problem)
-
-
 def computed(
     name: str,
     loss_name: str,
@@ -96,9 +89,11 @@ def test_gradients_equal_those_of_the_cpu(name, loss, has_ranges, monkeypatch):
         assert_same_tables(auto, expected, 1e-3, 1e-4)
 
 
-@pytest.mark.usefixtures("compiler")
 def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
     """Violators are counted, too; one code with, one without a negative for each query."""
+    # Not asked earlier: torch's list of what it needs takes long to import.
+    if (problem := compiler_problem()) is not None:
+        pytest.skip(problem)
     torch._dynamo.reset()  # it keeps at most 8 forms of a function a process, those of other tests among them
     torch._dynamo.utils.counters.clear()
     common = ("training.batch_statistics=true", "model.init_scale=0.5", "model.score_function=pairre")
