@@ -38,7 +38,7 @@ for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)]:
     torch.testing.assert_close(shares.float(), expected.float(), rtol=0, atol=tolerance)
     torch.testing.assert_close(logs, expected_logs)
 assert sum_in_order(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2).tolist() == [[0.0] * 3] * 2
-print("equal")
+print("done")
 """
 
 COMPILED = """
@@ -63,28 +63,20 @@ for scores in ("*fp32", "*bf16"):
     types = dict(scores=scores, logs="*fp32", width="i32", num_columns="constexpr")
     for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
         compiled(share_row, types, dict(num_columns=num_columns), num_warps)
-print("compiled")
+print("done")
 """
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 
-
-def printed(script: str, **environment: str) -> str:
-    """Return what a script prints."""
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+@pytest.mark.parametrize(
+    ("script", "environment"),
+    [(INTERPRETED, {"TRITON_INTERPRET": "1"}), (COMPILED, {})],
+    ids=["give what their twins give", "compile for a GPU that is not here"],
+)
+def test_kernels(script: str, environment: dict[str, str]) -> None:
     options = {"cwd": REPOSITORY, "env": {**os.environ, **environment}, "timeout": 200}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@needs_triton
-def test_kernels_give_what_their_twins_give() -> None:
-    assert printed(INTERPRETED, TRITON_INTERPRET="1") == "equal\n"
-
-
-@needs_triton
-def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
-    assert printed(COMPILED) == "compiled\n"
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_plain_twin_of_sums() -> None:

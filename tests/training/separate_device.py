@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,14 +42,9 @@ class SeparateTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> SeparateTensor:
-        made: SeparateTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=torch.device(NAME, 0),
-        )
+        options: Any = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        options |= {"dtype": inner.dtype, "device": torch.device(NAME, 0)}
+        made: SeparateTensor = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **options)
         made.inner = inner
         return made
 
@@ -82,56 +78,38 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def unwrap(value: Any) -> Any:
         return value.inner if isinstance(value, SeparateTensor) else value
 
-    inner_args, inner_kwargs = pytree.tree_map(unwrap, (args, inner_kwargs))
-    result = func(*inner_args, **inner_kwargs)
-    if not is_there:
-        return result
     # An operation in place returns its argument itself.
     known = {id(tensor.inner): tensor for tensor in there}
 
     def wrap(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return known[id(value)] if id(value) in known else SeparateTensor(value)
+        is_new = isinstance(value, torch.Tensor) and id(value) not in known
+        return SeparateTensor(value) if is_new else known.get(id(value), value)
 
-    return pytree.tree_map(wrap, result)
-
-
-def _on_host(options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "device": "cpu", "pin_memory": False}
+    inner_args, inner_kwargs = pytree.tree_map(unwrap, (args, inner_kwargs))
+    result = func(*inner_args, **inner_kwargs)
+    return pytree.tree_map(wrap, result) if is_there else result
 
 
-def _empty(size: Any, **options: Any) -> SeparateTensor:
-    return SeparateTensor(torch.empty(size, **_on_host(options)))
+def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., SeparateTensor]:
+    """Return a function that makes a tensor as torch does, in the host's memory."""
 
+    def made(*shape: Any, **options: Any) -> SeparateTensor:
+        return SeparateTensor(make(*shape, **{**options, "device": "cpu", "pin_memory": False}))
 
-def _empty_strided(size: Any, stride: Any, **options: Any) -> SeparateTensor:
-    return SeparateTensor(torch.empty_strided(size, stride, **_on_host(options)))
+    return made
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    to, taken = (part.inner if isinstance(part, SeparateTensor) else part for part in (target, source))
-    to.copy_(taken)
+    to, memory = (part.inner if isinstance(part, SeparateTensor) else part for part in (target, source))
+    to.copy_(memory)
     return target
 
 
-class _Done:
-    """An event or a stream: everything is computed at once, and nothing waits."""
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, other: Any) -> None: ...
-
-
 class _Backend:
-    """What ``torch.cuda`` is for a GPU."""
+    """What ``torch.cuda`` is for a GPU: everything is computed at once, and nothing waits."""
 
-    Stream = Event = _Done
-    current_stream = staticmethod(_Done)
+    Stream = Event = mock.Mock
+    current_stream = staticmethod(mock.Mock)
     stream = staticmethod(contextlib.nullcontext)
     synchronize = staticmethod(lambda: None)
     is_available = staticmethod(lambda: True)
@@ -141,15 +119,11 @@ class _Backend:
 
 
 def open_separate_device() -> ComputeDevice:
-    """Return the device, registered at the first call; skips the test where torch cannot have it."""
-    if not hasattr(torch, NAME):
-        register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
-        if register is None:
-            pytest.skip(f"torch {torch.__version__} takes no device that is written in Python")
-        register(NAME, _Backend())
-        _LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
-        _LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
-        _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
+    """Register the device, and return it."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
+    _LIBRARY.impl("empty.memory_format", _on_host(torch.empty), "PrivateUse1")
+    _LIBRARY.impl("empty_strided", _on_host(torch.empty_strided), "PrivateUse1")
+    _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
     # The code of a GPU asks for the name "cuda"; the tensors are here.
     return ComputeDevice("cuda", torch.device(NAME, 0))
 

@@ -6,6 +6,7 @@ On a GPU where there is one, else with the CPU in its place.
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,8 +16,6 @@ from dglkge.errors import InputError
 from dglkge.kernels import hashing
 from dglkge.model.device import compiler_problem
 from dglkge.sampling import device_batches, triple_order
-from dglkge.sampling.device_batches import find_equal
-from dglkge.sampling.negatives import find_equal as find_equal_on_host
 from dglkge.step.objectives import device_softmax
 from dglkge.step.objectives.device_softmax import DeviceSoftmax, DeviceSoftmaxShard
 from tests.toy_kg import toy_dataset
@@ -65,26 +64,21 @@ def test_batches_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: p
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> None:
-        raise RuntimeError("no such\ninstruction")
-
+    failing = mock.Mock(side_effect=RuntimeError("no such\ninstruction"))
     monkeypatch.setattr(torch, "compile", lambda function: failing)
     with pytest.raises(InputError, match="to compile the loss: no such instruction; allowed here: false"):
         ran(tmp_path, "auto", *DEVICE, COMPILED)
 
 
-@pytest.mark.parametrize("case", OVER_ALL)
-def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "kept_shares"), [*((case, device_softmax.KEPT_SHARES) for case in OVER_ALL), (OVER_ALL[0], 100)]
+)
+def test_shards_are_those_of_the_host(case, kept_shares, tmp_path, monkeypatch):
+    """Without room for shares they are computed by autograd."""
     monkeypatch.setattr(device_softmax, "MOST_COLUMNS", 7)
+    monkeypatch.setattr(device_softmax, "KEPT_SHARES", kept_shares)
     objective = assert_equal_runs(case, tmp_path)
     assert all(isinstance(candidates.shard, DeviceSoftmaxShard) for candidates in objective.candidates)
-
-
-def test_a_shard_without_room_for_shares_computes_by_autograd(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_softmax, "KEPT_SHARES", 100)
-    assert_equal_runs(OVER_ALL[0], tmp_path)
 
 
 @pytest.mark.parametrize("more", ["negatives.mask_known=true", "model.entity_dropout=0.1", "loss.name=bce"])
@@ -107,15 +101,3 @@ def test_draws_are_those_of_the_host(limit: int) -> None:
     there = device_batches.extended(there, 2)
     expected = np.stack([hashing.below(key, 100, limit) for key in keys])
     assert (device_batches.below(there, 100, limit).numpy() == expected).all()
-
-
-def test_equal_negatives_are_found_with_repetitions() -> None:
-    random = np.random.default_rng(2)
-    ids, negatives = random.integers(0, 6, (3, 4)), random.integers(0, 6, (3, 9))
-    places = find_equal(torch.from_numpy(ids.reshape(-1)), torch.from_numpy(negatives)).numpy()
-    expected = [
-        (chunk * 4 + row) * 9 + column
-        for chunk in range(3)
-        for row, column in zip(*find_equal_on_host(ids[chunk], negatives[chunk]))
-    ]
-    assert sorted(places.tolist()) == sorted(expected) and len(expected) > 10

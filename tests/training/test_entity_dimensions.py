@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.nn import functional
 
 import dglkge
 from dglkge.config import load_config
@@ -32,12 +33,11 @@ Matrices = dict[tuple[int, Side], tuple[torch.Tensor, torch.Tensor]]
 """Matrix and offset by relation and the side that is predicted by acting on the other one."""
 
 
-def run_settings(folder: Path, name: str, reciprocal: bool, *more: str) -> list[str]:
+def run_settings(folder: Path, name: str, *more: str) -> list[str]:
     """Settings of a run on the typed toy graph: all triples in each step, against all entities."""
-    mode = f"model.reciprocal_relations={str(reciprocal).lower()}"
     steps = ("training.batch_size=1000", "negatives.chunk_size=1000", "optimizer.lr=0.02")
     score = (f"model.score_function={name}", NARROW, "negatives.name=all_entities", "loss.name=softmax")
-    return settings(toy_dataset(typed=True), folder, *score, mode, *steps, "training.num_epochs=4", *more)
+    return settings(toy_dataset(typed=True), folder, *score, *steps, "training.num_epochs=4", *more)
 
 
 def numbers_of(row: torch.Tensor, shape: tuple[int, int], turned: bool) -> list[torch.Tensor]:
@@ -75,42 +75,36 @@ def scores(comparator: str, left: torch.Tensor, right: torch.Tensor) -> torch.Te
     if comparator == "dot":
         return (left * right).sum(1)
     if comparator == "cos":
-        return torch.nn.functional.cosine_similarity(left, right)
-    if comparator == "squared_l2":
-        return -(left - right).square().sum(1)
-    return -(left - right).norm(dim=1)
+        return functional.cosine_similarity(left, right)
+    difference = left - right
+    return -difference.square().sum(1) if comparator == "squared_l2" else -difference.norm(dim=1)
 
 
 def steps_in_float64(run: dglkge.Run, tables: Rows, matrices: Matrices, comparator: str) -> list[float]:
     """Train in place by torch's Adagrad, with matrices of the right shape; return the losses."""
-    meta = run.tables.meta
-    has_offset = [
-        (meta.operators or [meta.score_function] * 9)[id_].startswith("affine") for id_, _ in matrices
-    ]
-    used = [numbers[: 1 + has] for numbers, has in zip(matrices.values(), has_offset)]
-    leaves = [tables[name] for name in WIDTHS] + [number for numbers in used for number in numbers]
+    meta, leaves = run.tables.meta, [tables[name] for name in WIDTHS]
+    for (id_, _), numbers in matrices.items():
+        operator = meta.operators[id_] if meta.operators else meta.score_function
+        leaves += numbers[: 2 if operator.startswith("affine") else 1]
     optimizer = torch.optim.Adagrad(leaves, lr=0.02, eps=1e-10)
-    triples, losses = torch.from_numpy(np.array(run.dataset.split("train"))), []
+    triples, losses = run.dataset.split("train").tolist(), []
 
     def carried(id_: int, side: Side, rows: torch.Tensor) -> torch.Tensor:
         matrix, offset = matrices[id_, side]
-        operated = rows @ matrix.T
-        return operated + offset if len(offset) else operated
+        return rows @ matrix.T + (offset if len(offset) else 0)
 
     for _ in range(4):
         optimizer.zero_grad()
         loss = torch.zeros((), dtype=torch.float64)
-        for h, r, t in triples.tolist():
+        for h, r, t in triples:
             lhs, rhs = tables[meta.relations[r].lhs], tables[meta.relations[r].rhs]
-            heads, tails = lhs[h : h + 1], rhs[t : t + 1]
-            for_heads = scores(comparator, carried(r, Side.HEAD, tails), lhs)
-            for_tails = (
-                scores(comparator, carried(r, Side.TAIL, heads), rhs)
-                if meta.reciprocal
-                else scores(comparator, heads, carried(r, Side.HEAD, rhs))
-            )
-            for found, answer in ((for_tails, t), (for_heads, h)):
-                loss = loss + torch.nn.functional.cross_entropy(found[None], torch.tensor([answer]))
+            for_heads = scores(comparator, carried(r, Side.HEAD, rhs[[t]]), lhs)
+            if meta.reciprocal:
+                for_tails = scores(comparator, carried(r, Side.TAIL, lhs[[h]]), rhs)
+            else:
+                for_tails = scores(comparator, lhs[[h]], carried(r, Side.HEAD, rhs))
+            loss = loss + functional.cross_entropy(for_tails, torch.tensor(t))
+            loss = loss + functional.cross_entropy(for_heads, torch.tensor(h))
         (loss / len(triples)).backward()
         losses.append(loss.item())
         optimizer.step()
@@ -128,27 +122,20 @@ def steps_in_float64(run: dglkge.Run, tables: Rows, matrices: Matrices, comparat
         ("linear+affine_dot", "dot", ("model.relation_operators={near: affine, lies_in: affine}",)),
     ],
 )
-def test_training_is_that_of_matrices_that_are_not_square(
-    name: str, comparator: str, more: tuple[str, ...], reciprocal: bool, tmp_path: Path
-) -> None:
-    with opened(load_config(None, run_settings(tmp_path / "run", name, reciprocal, *more))) as trainer:
+def test_training_is_that_of_matrices_that_are_not_square(name, comparator, more, reciprocal, tmp_path):
+    more = (f"model.reciprocal_relations={str(reciprocal).lower()}", *more)
+    with opened(load_config(None, run_settings(tmp_path / "run", name, *more))) as trainer:
         rows = dense_rows(trainer)
         assert {name: rows[name].shape[1] for name in WIDTHS} == WIDTHS
         losses = train(trainer, 4)
         last, live = dense_rows(trainer), ranking(trainer)
     run = dglkge.open_run(tmp_path / "run")
-    meta = run.tables.meta
-    matrices = matrices_of(meta, rows[RELATION])
-    expected = steps_in_float64(run, rows, matrices, comparator)
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    for table in WIDTHS:
-        wanted = rows[table].detach().numpy()
-        np.testing.assert_allclose(run.tables[table][:].numpy(), wanted, rtol=2e-3, atol=2e-4)
-    for key, numbers in matrices_of(meta, last[RELATION]).items():
-        for number, wanted in zip(numbers, matrices[key]):
-            np.testing.assert_allclose(
-                number.detach().numpy(), wanted.detach().numpy(), rtol=2e-3, atol=2e-4, err_msg=str(key)
-            )
+    matrices = matrices_of(run.tables.meta, rows[RELATION])
+    np.testing.assert_allclose(losses, steps_in_float64(run, rows, matrices, comparator), rtol=1e-4)
+    trained = {name: run.tables[name][:].double() for name in WIDTHS}
+    trained |= matrices_of(run.tables.meta, last[RELATION])
+    expected = {name: rows[name] for name in WIDTHS} | matrices
+    torch.testing.assert_close(trained, expected, rtol=2e-3, atol=2e-4)
     # The files have the blocks alone, and what reads them ranks as the live tables do.
     ranked = run.evaluate("test").to_dict()
     assert {key: ranked[key] for key in live} == live
@@ -156,99 +143,89 @@ def test_training_is_that_of_matrices_that_are_not_square(
 
 def test_files_have_the_widths_and_a_resume_changes_no_bit(tmp_path: Path) -> None:
     def opened_run(folder: Path, *more: str):
-        return opened(
-            load_config(None, run_settings(folder, "affine_cos", False, "training.num_epochs=2", *more))
-        )
+        return opened(load_config(None, run_settings(folder, "affine_cos", *more)))
 
-    assert_resumes(opened_run, tmp_path / "run", lambda trainer: {})
+    one_row = ("model.reciprocal_relations=false", "training.num_epochs=2")
+    assert_resumes(opened_run, tmp_path / "run", lambda trainer: {}, *one_row)
     version = tmp_path / "run" / "checkpoint" / "latest"
     described = json.loads((version / "config.json").read_text())
     assert described["dimension"] == DIM
-    assert {name: entity.get("dimension") for name, entity in described["entities"].items()} == {
-        "person": 5,
-        "town": None,
-        "country": 3,
-    }
+    widths = {name: entity.get("dimension", DIM) for name, entity in described["entities"].items()}
+    assert widths == WIDTHS
     meta = dglkge.open_checkpoint(tmp_path / "run").meta
-    with h5py.File(version / f"model.v{dglkge.open_checkpoint(tmp_path / 'run').version}.h5") as file:
+    with h5py.File(next(version.glob("model.v*.h5"))) as file:
         for id_, relation in enumerate(meta.relations):
-            shapes = {
-                name: dataset.shape for name, dataset in file[f"model/relations/{id_}/operator/rhs"].items()
-            }
+            parts = file[f"model/relations/{id_}/operator/rhs"].items()
             head, tail = WIDTHS[relation.lhs], WIDTHS[relation.rhs]
-            assert shapes == {"linear_transformation": (head, tail), "translation": (head,)}
+            shapes = {"linear_transformation": (head, tail), "translation": (head,)}
+            assert {name: dataset.shape for name, dataset in parts} == shapes
     assert bigraph_config(meta, 1, "x")["entities"]["person"]["dimension"] == 5
 
 
-def test_what_reads_a_run_takes_narrow_rows(tmp_path: Path) -> None:
-    with opened(load_config(None, run_settings(tmp_path / "run", "rescal", True))) as trainer:
+@pytest.fixture(scope="module")
+def rescal(tmp_path_factory: pytest.TempPathFactory) -> dglkge.Run:
+    folder = tmp_path_factory.mktemp("rescal")
+    with opened(load_config(None, run_settings(folder, "rescal"))) as trainer:
         train(trainer, 4)
-    run = dglkge.open_run(tmp_path / "run")
-    meta = run.tables.meta
-    relation = next(id_ for id_, item in enumerate(meta.relations) if item.name == "lives_in")
-    (answers,) = run.answer([LinkQuery(Side.TAIL, 3, relation)], k=10)
-    matrix, _ = matrices_of(meta, run.tables[RELATION][:])[relation, Side.TAIL]
-    scored = run.tables["town"][:] @ (matrix.detach() @ run.tables["person"][3])
-    assert [answer.score for answer in answers] == pytest.approx(
-        sorted(scored.tolist(), reverse=True), rel=1e-4
-    )
-    assert run.nearest("person3", "person", 2)
+    return dglkge.open_run(folder)
+
+
+def test_what_reads_a_run_takes_narrow_rows(rescal: dglkge.Run) -> None:
+    meta, model = rescal.tables.meta, rescal.model
+    ids = {item.name: id_ for id_, item in enumerate(meta.relations)}
+    (answers,) = rescal.answer([LinkQuery(Side.TAIL, 3, ids["lives_in"])], k=10)
+    matrix, _ = matrices_of(meta, rescal.tables[RELATION][:])[ids["lives_in"], Side.TAIL]
+    scored = rescal.tables["town"][:] @ (matrix.detach() @ rescal.tables["person"][3])
+    expected = sorted(scored.tolist(), reverse=True)
+    assert [answer.score for answer in answers] == pytest.approx(expected, rel=1e-4)
+    assert rescal.nearest("person3", "person", 2)
     # Searches that multiply rows themselves: in bfloat16 first, and by an index.
-    people = run.tables["person"][:]
-    knows = next(id_ for id_, item in enumerate(meta.relations) if item.name == "knows")
-    query = run.model.query(people.double(), run.tables[RELATION][[knows]].double(), Side.TAIL)
-    exact = run.model.compare(query, people.double())
+    people = rescal.tables["person"][:]
+    query = model.query(people.double(), rescal.tables[RELATION][[ids["knows"]]].double(), Side.TAIL)
+    exact = model.compare(query, people.double())
     nobody = torch.empty(0, dtype=torch.long)
-    search = LinkSearch(run.model, query, run.max_norm("person"), (nobody, nobody), 0.01, is_narrow=True)
+    search = LinkSearch(model, query, rescal.max_norm("person"), (nobody, nobody), 0.01, is_narrow=True)
     search.add(torch.arange(len(people)), people)
-    pairs = search.take()
-    assert len(pairs) > 9
-    assert {tuple(pair) for pair in pairs[["query", "candidate"]].tolist()} == {
-        tuple(pair) for pair in (exact >= 0.01).nonzero().tolist()
-    }
+    pairs = search.take()[["query", "candidate"]].tolist()
+    assert len(pairs) > 9 and sorted(pairs) == list(map(tuple, (exact >= 0.01).nonzero().tolist()))
     pytest.importorskip("faiss", reason="faiss is not installed")
-    index = RowIndex("test", run.tables, "person")
-    best = index.nearest(query.float().numpy(), 1)[:, 0]
+    best = RowIndex("test", rescal.tables, "person").nearest(query.float().numpy(), 1)[:, 0]
     nearly = exact.amax(1) - exact[torch.arange(len(exact)), torch.from_numpy(best)]
     assert float(nearly.max()) < 0.02 * float(exact.abs().max())  # rows of 8 bits
 
 
-def test_exports_and_modules_have_the_widths(tmp_path: Path) -> None:
-    with opened(load_config(None, run_settings(tmp_path / "run", "rescal", True))) as trainer:
-        train(trainer, 4)
-    run = dglkge.open_run(tmp_path / "run")
+def test_exports_and_modules_have_the_widths(rescal: dglkge.Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rows of several widths: person 5, town 8; allowed: one width"):
-        run.embeddings(["person3", "town4"])
-    assert run.embeddings(["person3", "person4"]).shape == (2, 5)
-    run.export("npy", tmp_path / "npy")
+        rescal.embeddings(["person3", "town4"])
+    assert rescal.embeddings(["person3", "person4"]).shape == (2, 5)
+    rescal.export("npy", tmp_path / "npy")
     assert np.load(tmp_path / "npy" / "country.npy").shape == (3, 3)
-    triples = torch.from_numpy(np.array(run.dataset.split("test")))
-    module = run.torch_model()
-    expected = run.scores(triples.numpy())
+    triples = torch.from_numpy(np.array(rescal.dataset.split("test")))
+    expected = rescal.scores(triples.numpy())
     mean = (expected[Side.TAIL] + expected[Side.HEAD]) / 2
-    np.testing.assert_allclose(module(*triples.T).detach().numpy(), mean, rtol=1e-4, atol=1e-6)
-    run.export("huggingface", tmp_path / "hub")
-    hub = dglkge.open_run(tmp_path / "hub", dataset=str(run.dataset.path))
+    scored = rescal.torch_model()(*triples.T)
+    np.testing.assert_allclose(scored.detach().numpy(), mean, rtol=1e-4, atol=1e-6)
+    rescal.export("huggingface", tmp_path / "hub")
+    hub = dglkge.open_run(tmp_path / "hub", dataset=str(rescal.dataset.path))
     np.testing.assert_array_equal(hub.scores(triples.numpy())[Side.HEAD], expected[Side.HEAD])
     rows = [("person_new", "lives_in", "town3"), ("person_new", "knows", "person3")]
     with pytest.raises(InputError, match="new entities get rows where all have one width"):
-        run.add_entities(pd.DataFrame(rows, columns=["head", "relation", "tail"]))
+        rescal.add_entities(pd.DataFrame(rows, columns=["head", "relation", "tail"]))
 
 
 def test_another_run_takes_rows_of_the_same_widths_only(tmp_path: Path) -> None:
-    base = run_settings(tmp_path / "first", "linear_cos", False, "training.num_epochs=1")
+    base = run_settings(tmp_path / "first", "linear_cos", "training.num_epochs=1")
     with opened(load_config(None, base)) as trainer:
         train(trainer, 1)
         rows = dense_rows(trainer)
-    init = f"checkpoint.init_path={tmp_path / 'first'}"
+    init, other = f"checkpoint.init_path={tmp_path / 'first'}", "model.entity_dimensions={person: 5}"
     with opened(load_config(None, [*base, init, f"output={tmp_path / 'second'}"])) as trainer:
         assert all(torch.equal(rows[name], values) for name, values in dense_rows(trainer).items())
-    other = "model.entity_dimensions={person: 5}"
-    with pytest.raises(CheckpointError, match="its rows cannot be taken over"):
-        with opened(load_config(None, [*base, init, other, f"output={tmp_path / 'third'}"])):
-            pass
-    with pytest.raises(CheckpointError, match="take another output folder"):
-        with opened(load_config(None, [*base, other])):
+    for more, words in (
+        ([other, init, f"output={tmp_path / 'third'}"], "its rows cannot be taken over"),
+        ([other], "take another output folder"),
+    ):
+        with pytest.raises(CheckpointError, match=words), opened(load_config(None, [*base, *more])):
             pass
 
 
@@ -256,20 +233,13 @@ def test_another_run_takes_rows_of_the_same_widths_only(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         (["model.entity_dimensions={peson: 5}"], "unknown entity type of model.entity_dimensions 'peson'"),
-        (
-            ["model.entity_dimensions={person: 9}"],
-            "model.entity_dimensions has person: 9; allowed: at most 8",
-        ),
-        (
-            ["model.score_function=linear_dot_bias", "model.entity_dimensions={person: 1}"],
-            "model.entity_dimensions has person: 1; allowed: at least 2 (one number is the bias)",
-        ),
-        (
-            ["model.entity_dimensions={person: 5, town: 6, country: 3}"],
-            "model.dimension is 8, and all entity types have less; allowed: 6",
-        ),
+        (["model.entity_dimensions={person: 9}"], "model.entity_dimensions has person: 9; allowed: at most"),
+        (["model.score_function=linear_dot_bias", "model.entity_dimensions={person: 1}"],
+         "model.entity_dimensions has person: 1; allowed: at least 2 (one number is the bias)"),
+        (["model.entity_dimensions={person: 5, town: 6, country: 3}"],
+         "model.dimension is 8, and all entity types have less; allowed: 6"),
     ],
-)
+)  # fmt: skip
 def test_widths_that_do_not_fit_the_data_set_are_refused(changes: list[str], problem: str) -> None:
     base = [f"dataset={toy_dataset(typed=True)}", "model.dimension=8", "model.score_function=linear_cos"]
     with pytest.raises(InputError) as caught:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,37 +28,33 @@ def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
     return measured
 
 
-def config(output: Path, *more: str) -> Config:
-    return load_config(None, ["dataset=toy", f"output={output}", *more])
+def decided(output: Path, *more: str, cluster: Cluster | None = None) -> Config:
+    config = load_config(None, ["dataset=toy", f"output={output}", *more])
+    return with_matmul_dtype(config, cluster or Cluster(World(), None))
 
 
-@pytest.mark.parametrize(("speedup", "expected"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
-def test_bfloat16_is_taken_where_it_is_clearly_faster(tmp_path, monkeypatch, caplog, speedup, expected):
+@pytest.mark.parametrize(
+    ("speedup", "named", "expected"),
+    [(0.1, "", "float32"), (1.4, "", "float32"), (1.6, "", "bfloat16"), (10, "float32", "float32"),
+     (0.1, "bfloat16", "bfloat16")],
+)  # fmt: skip
+def test_bfloat16_is_taken_where_it_is_faster(tmp_path, monkeypatch, caplog, speedup, named, expected):
+    """A type that is named is not measured."""
     caplog.set_level("INFO")
-    assert rates(monkeypatch, speedup) == []
-    decided = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
-    assert decided.training.matmul_dtype == expected
-    assert f"matmuls in {expected}: float32 reaches" in caplog.text
-    assert decided.model == config(tmp_path).model
-
-
-@pytest.mark.parametrize("named", ["float32", "bfloat16"])
-def test_a_type_that_is_named_is_not_measured(tmp_path, monkeypatch, named):
-    measured = rates(monkeypatch, 10)
-    fixed = config(tmp_path, f"training.matmul_dtype={named}")
-    assert with_matmul_dtype(fixed, Cluster(World(), None)) is fixed
-    assert measured == []
+    measured = rates(monkeypatch, speedup)
+    more = [f"training.matmul_dtype={named}"] if named else []
+    assert decided(tmp_path, *more).training.matmul_dtype == expected
+    is_told = f"matmuls in {expected}: float32 reaches" in caplog.text
+    assert is_told == bool(measured) == (not named)
 
 
 def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates(monkeypatch, 10)
-    first = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
-    save_config(first, tmp_path / "config.json")
+    save_config(decided(tmp_path), tmp_path / "config.json")
     measured = rates(monkeypatch, 0.1)
-    again = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
-    assert again.training.matmul_dtype == "bfloat16" and measured == []
+    assert decided(tmp_path).training.matmul_dtype == "bfloat16" and measured == []
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert with_matmul_dtype(config(tmp_path), Cluster(World(), None)).training.matmul_dtype == "float32"
+    assert decided(tmp_path).training.matmul_dtype == "float32"
 
 
 def test_small_matmuls_are_taken_in_float32_and_large_ones_measured_in_part(monkeypatch):
@@ -69,14 +64,11 @@ def test_small_matmuls_are_taken_in_float32_and_large_ones_measured_in_part(monk
 
 
 def test_rank_0_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class WithNarrowRank0(Cluster):
-        def sum(self, values: np.ndarray) -> np.ndarray:
-            assert values.tolist() == [0]
-            return values + 1
-
     measured = rates(monkeypatch, 0.1)
-    other = WithNarrowRank0(World(1, 2, 1, 2, launched=True), None)
-    assert with_matmul_dtype(config(tmp_path), other).training.matmul_dtype == "bfloat16"
+    cluster = Cluster(World(1, 2, 1, 2, launched=True), None)
+    # This rank adds 0, and rank 0 adds 1.
+    monkeypatch.setattr(Cluster, "sum", lambda self, values: values + (values.tolist() == [0]))
+    assert decided(tmp_path, cluster=cluster).training.matmul_dtype == "bfloat16"
     assert measured == []
 
 
