@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import resource
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.distributed import dgl_memory
 from dglkge.embeddings import mapped_rows
-from dglkge.embeddings.mapped_rows import MappedFile, MappedRows, find_mapped_file, is_on_disk
+from dglkge.embeddings.mapped_rows import MappedFile, MappedRows, find_mapped_files, is_on_disk
 
 NUM_ROWS, DIM = 1 << 14, 256
 """16 MiB: 4 ranges of 4 MiB."""
@@ -199,8 +201,7 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
 def test_memory_and_private_mappings_are_left_alone(file: Path) -> None:
     rows = torch.from_file(str(file), shared=False, size=NUM_ROWS * DIM).view(NUM_ROWS, DIM)
     rows[0, 0] = 5
-    mapping = find_mapped_file(rows.data_ptr())
-    assert mapping is None or not mapping.is_shared
+    assert not any(file.is_shared for file in find_mapped_files(rows.data_ptr(), rows.nbytes))
     assert MappedRows.from_tensor(rows, 4, drops=True) is None
     for memory in (torch.zeros(100, 8), torch.zeros(0, 8), torch.zeros(8, 100).T):
         assert MappedRows.from_tensor(memory, 2) is None
@@ -208,36 +209,76 @@ def test_memory_and_private_mappings_are_left_alone(file: Path) -> None:
     path.write_bytes(b"\0" * 4096)
     try:
         rows = torch.from_file(str(path), shared=True, size=1024)
-        mapping = find_mapped_file(rows.data_ptr())
-        assert mapping is not None and mapping.path == str(path) and mapping.offset == 0
+        (mapping,) = find_mapped_files(rows.data_ptr(), rows.nbytes)
+        assert mapping.path == str(path) and mapping.offset == 0
         assert not is_on_disk(str(path)) and MappedRows.from_tensor(rows.view(-1, 8), 2) is None
     finally:
         path.unlink()
 
 
 def test_pieces_cover_a_range_in_whole_pages() -> None:
-    base = 10 * mmap.PAGESIZE
+    """Of one file each: here of one large file, or of many small ones."""
+    page = mmap.PAGESIZE
+    base = 10 * page
     for row_bytes, num_rows, num_ranges in ((400, 1000, 3), (4, 17, 5), (1 << 20, 40, 2)):
-        pages = MappedRows(base + 64, num_rows, row_bytes, num_ranges, MappedFile("x", 0))
-        for number in range(num_ranges):
-            first, end = (num_rows * turn // num_ranges for turn in (number, number + 1))
-            pieces = pages.pieces(number)
-            start, stop = base + 64 + first * row_bytes, base + 64 + end * row_bytes
-            assert pieces[0][0] == start // mmap.PAGESIZE * mmap.PAGESIZE
-            assert sum(pieces[-1]) == stop
-            assert all(address % mmap.PAGESIZE == 0 for address, _ in pieces)
-            assert all(sum(piece) == following[0] for piece, following in zip(pieces, pieces[1:]))
-    assert MappedRows(base, 2, 8, 4, MappedFile("x", 0)).pieces(0) == []
+        end_of_rows = base + 64 + row_bytes * num_rows
+        for length in (1 << 30, 3 * page):
+            starts = range(base, end_of_rows, length)
+            files = [MappedFile("x", start, min(start + length, end_of_rows)) for start in starts]
+            pages = MappedRows(base + 64, num_rows, row_bytes, num_ranges, files)
+            for number in range(num_ranges):
+                first, end = (num_rows * turn // num_ranges for turn in (number, number + 1))
+                pieces = pages.pieces(number)
+                start, stop = base + 64 + first * row_bytes, base + 64 + end * row_bytes
+                assert pieces[0][0] == start // page * page and sum(pieces[-1]) == stop
+                assert all(address % page == 0 for address, _ in pieces)
+                assert all(sum(piece) == following[0] for piece, following in zip(pieces, pieces[1:]))
+                assert all(
+                    (place - base) // length == (place + size - 1 - base) // length for place, size in pieces
+                )
+    assert MappedRows(base, 2, 8, 4, [MappedFile("x", base, base + 16)]).pieces(0) == []
+
+
+def test_rows_in_several_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is read, written and dropped in its own file."""
+    monkeypatch.setattr(dgl_memory, "FILE_BYTES", 1 << 20)
+    path = file.with_name(f"{file.name}-parts")
+    paths = [path, *(path.with_name(f"{number}.{path.name}") for number in range(1, 4))]
+    try:
+        shape = (4 << 10, DIM)  # 4 MiB
+        rows = dgl_memory._mapped_rows(str(path), True, shape, torch.float32)
+        assert [part.stat().st_size for part in paths] == [1 << 20] * 4 and not rows.any()
+        rows.copy_(torch.arange(rows.numel(), dtype=torch.float32).view(shape))
+        other = dgl_memory._mapped_rows(str(path), False, shape, torch.float32)
+        assert torch.equal(other, rows)
+        pages = MappedRows.from_tensor(rows[100:], 3, drops=True)
+        assert pages is not None and [part.path for part in pages._files] == [str(part) for part in paths]
+        for number in range(3):
+            advise(pages, "push_out", number)
+        numbers = np.concatenate([np.fromfile(part, np.float32) for part in paths])
+        np.testing.assert_array_equal(numbers, np.arange(rows.numel(), dtype=np.float32))
+        assert torch.equal(other, rows)
+        del pages, other, rows
+        gc.collect()
+        assert path.name not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    finally:
+        for part in paths:
+            part.unlink(missing_ok=True)
 
 
 def test_maps_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text(
         "1000-3000 rw-s 00002000 fd:01 77    /data/my table\n"
-        "3000-4000 rw-p 00000000 00:00 0 \n"
-        "4000-5000 rw-s 00000000 00:05 9     /dev/shm/x (deleted)\n"
+        "3000-4000 rw-s 00000000 fd:01 78    /data/1.my table\n"
+        "4000-5000 rw-p 00000000 00:00 0 \n"
+        "5000-6000 rw-s 00000000 00:05 9     /dev/shm/x (deleted)\n"
     )
-    mapping = find_mapped_file(0x1800, maps)
-    assert mapping is not None and (mapping.path, mapping.offset) == ("/data/my table", 0x2800)
-    assert [find_mapped_file(address, maps) for address in (0x3000, 0x4000, 0x9000)] == [None] * 3
-    assert find_mapped_file(0x1800, tmp_path / "absent") is None and find_mapped_file(0) is None
+    expected = [
+        MappedFile("/data/my table", 0x1800, 0x3000, 0x2800),
+        MappedFile("/data/1.my table", 0x3000, 0x3400),
+    ]
+    assert find_mapped_files(0x1800, 0x1C00, maps) == expected
+    for address, num_bytes in ((0x4000, 16), (0x5000, 16), (0x9000, 16), (0x1800, 0x3000)):
+        assert find_mapped_files(address, num_bytes, maps) == []
+    assert find_mapped_files(0x1800, 16, tmp_path / "absent") == find_mapped_files(0, 16) == []

@@ -43,7 +43,7 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     dropped, drop = set(), MappedRows.drop
 
     def noted(mapped: MappedRows, *piece: int) -> None:
-        dropped.add(mapped._file.path)
+        dropped.update(file.path for file in mapped._files)
         drop(mapped, *piece)
 
     monkeypatch.setattr(MappedRows, "drop", noted)
