@@ -14,7 +14,7 @@ from dglkge.distributed.process_group import end_process_group
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
 from dglkge.typing import Side
-from tests.evaluation.toy_world import RELATIONS, MemoryRows, split_rows, toy_world
+from tests.evaluation.toy_world import RELATIONS, MemoryRows, assert_same, split_rows, toy_world
 from tests.simulated_machines import forked
 
 WORLD_SIZE = 2
@@ -43,24 +43,13 @@ def evaluate_on(rank: int, folder: str) -> None:
     if rank == 0:
         shards["town"] = split_rows(world.tables["town"], 1)
     known = KnownTriples([world.known], len(RELATIONS))
+    rows, whole = MemoryRows(world.tables), {name: split_rows(world.tables[name], 1) for name in world.tables}
     for name, protocol in PROTOCOLS.items():
-        result = RankingEvaluator(world.model, RELATIONS, protocol).evaluate(
-            world.triples, known, MemoryRows(world.tables), shards, sum_over_processes
-        )
-        whole = {name: split_rows(world.tables[name], 1) for name in ("person", "town")}
         steps: list[int] = []
-        in_turn = RankingEvaluator(world.model, RELATIONS, protocol).evaluate(
-            world.triples,
-            known,
-            MemoryRows(world.tables),
-            whole,
-            sum_over_processes,
-            steps.append,
-            (rank, WORLD_SIZE),
-        )
-        for side in Side:
-            np.testing.assert_array_equal(in_turn.ranks[side], result.ranks[side])
-            np.testing.assert_array_equal(in_turn.num_negatives[side], result.num_negatives[side])
+        evaluator = RankingEvaluator(world.model, RELATIONS, protocol)
+        result = evaluator.evaluate(world.triples, known, rows, shards, sum_over_processes)
+        turns = (steps.append, (rank, WORLD_SIZE))
+        assert_same(evaluator.evaluate(world.triples, known, rows, whole, sum_over_processes, *turns), result)
         if sum(steps) != 2 * len(world.triples):
             raise AssertionError(f"{steps} queries were reported")
         arrays = {f"ranks_{side.value}": result.ranks[side] for side in Side}
@@ -90,5 +79,5 @@ def test_two_processes_find_what_one_finds(tmp_path):
         for rank in range(WORLD_SIZE):
             arrays = np.load(tmp_path / f"{name}_{rank}.npz")
             for side in Side:
-                assert arrays[f"ranks_{side.value}"].tolist() == expected.ranks[side].tolist()
-                assert arrays[f"negatives_{side.value}"].tolist() == expected.num_negatives[side].tolist()
+                assert np.array_equal(arrays[f"ranks_{side.value}"], expected.ranks[side])
+                assert np.array_equal(arrays[f"negatives_{side.value}"], expected.num_negatives[side])
