@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -450,11 +451,8 @@ def test_texts_that_stay_the_same_are_not_written_again(tmp_path):
 
 def test_texts_are_copied_where_a_disk_has_no_hard_links(tmp_path, monkeypatch):
     save_seed(tmp_path, 0, "epoch_1", num_parts=2)
-
-    def failing(source, target):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", failing)
+    error = OSError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=error))
     before = inodes(tmp_path)
     save_seed(tmp_path, 0, num_parts=2)
     assert not set(inodes(tmp_path).values()) & set(before.values())

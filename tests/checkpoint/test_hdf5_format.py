@@ -9,6 +9,7 @@ import pickle
 import re
 import threading
 import zlib
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -82,10 +83,7 @@ def test_many_blocks_of_several_tables(path, monkeypatch):
 
 
 def test_a_disk_that_takes_no_advice(path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(os, "posix_fadvise", mock.Mock(side_effect=OSError(22, "Invalid argument")))
     monkeypatch.setattr(part_files, "ADVICE_BYTES", 1)
     values = torch.rand(9, 2)
     write(path, {"rows": values}, torch.arange(9))

@@ -307,34 +307,31 @@ class Cluster:
 
     def start(self, work, order=(0, 1)):
         """Start a job with the machines in an order; return what each trainer returned, or its error."""
-        gathering = Gathering(len(order))
+        gathering, nonce = Gathering(len(order)), new_nonce()
         outcomes: list[object] = [None] * len(order)
-        nonce = new_nonce()
 
         def trainer(rank: int) -> None:
-            run = self.runs[order[rank]]
+            run, group = self.runs[order[rank]], gathering.group(rank, 2.0)
             lease = LeaseTaker(run, nonce).take()
             mirror = Mirror(FileStore(f"file://{self.store}"), run, lease, commit_seconds=1.0)
-            is_filled = False
-            try:
+
+            def take_and_fill() -> None:
                 if rank == 0:
                     mirror.fill(mirror.take(lambda saved: check_same_run(saved, META)))
-                gathering.barrier.wait()
+
+            def fill_after_it() -> None:
                 if rank > 0:
                     mirror.fill(mirror.newest())
-                gathering.barrier.wait()
-                is_filled = True
-                group = gathering.group(rank, 2.0)
+
+            try:
+                for step in (take_and_fill, fill_after_it):
+                    agree(group.gather, step)
                 manager = CheckpointManager(
                     run / "checkpoint", group, toy_names(META), len(order), lease, mirror, has_store=True
                 )
                 outcomes[rank] = work(manager)
             except DglkgeError as error:
                 outcomes[rank] = str(error)
-                if not is_filled:
-                    gathering.barrier.abort()
-            except threading.BrokenBarrierError:
-                pass
             finally:
                 lease.release()
 

@@ -11,6 +11,7 @@ import time
 import urllib.request
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -127,20 +128,16 @@ def test_a_fresh_machine_goes_on_from_the_url(tmp_path, run, any_url):
     assert {name.split("/")[1] for name in names_at(any_url) if "/v" in name} == {"v1", "v3"}
 
 
-def test_reading_by_url_downloads_a_version_once(tmp_path, run, monkeypatch):
+def test_reading_by_url_downloads_a_version_once(tmp_path, run):
     """Also of a run in a folder that begins with checkpoint, from whatever folder of it is named."""
     url = f"file://{tmp_path}/checkpoints/mine"
     pushed(run, url)
     assert same(rows_of(url), rows_of(run))
-    downloads, real = [], FileStore.download
-
-    def download(self, name, path):
-        downloads.append(name)
-        return real(self, name, path)
-
-    monkeypatch.setattr(FileStore, "download", download)
-    assert same(rows_of(url + "/checkpoint"), rows_of(run))
-    assert set(downloads) == {"config.json", "checkpoint/v1/training_stats.json"}  # which may have changed
+    real = FileStore.download
+    with mock.patch.object(FileStore, "download", autospec=True, side_effect=real) as download:
+        assert same(rows_of(url + "/checkpoint"), rows_of(run))
+    names = {call.args[1] for call in download.call_args_list}
+    assert names == {"config.json", "checkpoint/v1/training_stats.json"}  # which may have changed
     for place in (url + "/checkpoint/v1", url + "/"):
         assert same(rows_of(place), rows_of(run))
 
@@ -277,11 +274,7 @@ def test_attempts_are_bounded(monkeypatch):
         (ConnectionResetError("hung up"), StorageError, "^cannot read file:///run/x for 80 s: hung up$"),
         (PermissionError("not yours"), CheckpointError, "cannot read file:///run/x: not yours"),
     ]:
-
-        def read(self, name, error=error):
-            raise error
-
-        monkeypatch.setattr(FileStore, "read", read)
+        monkeypatch.setattr(FileStore, "read", mock.Mock(side_effect=error))
         with pytest.raises(kind, match=words), store.committing():
             store.read("x")
         assert pauses == [1, 2, 4, 8, 16, 30, 19]  # the last attempt is at the limit

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -68,11 +69,10 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, number, kind):
     """Status 2, with which nothing is started again, is for what the user has to mend."""
     save_seed(tmp_path, 0)
-    storage = CheckpointStorage(tmp_path)
-
-    def failing(*_arguments, **_options):
-        raise OSError(number, os.strerror(number))
-
+    storage, failing = (
+        CheckpointStorage(tmp_path),
+        mock.Mock(side_effect=OSError(number, os.strerror(number))),
+    )
     (tmp_path / "v9").mkdir()
     (tmp_path / "v9" / "manifest.json").touch()
     for module, name in ((os, "replace"), (os, "mkdir"), (Path, "unlink")):
@@ -82,15 +82,10 @@ def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, numb
             work()
 
 
-def test_a_version_counts_although_older_files_stay(tmp_path, monkeypatch, caplog):
+def test_a_version_counts_although_older_files_stay(tmp_path, caplog):
     """The disk fails after the version was published: the save is done, and the next one cleans up."""
     save_seed(tmp_path, 0)
-
-    def failing(path, **_options):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", failing)
+    with mock.patch.object(shutil, "rmtree", side_effect=OSError(errno.EIO, "Input/output error")):
         save_seed(tmp_path, 0)
     assert "version 2 is published, but older files" in caplog.text and "Input/output error" in caplog.text
     assert open_checkpoint(tmp_path).version == 2

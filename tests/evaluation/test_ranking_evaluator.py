@@ -11,12 +11,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_group import end_process_group
 from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, ranks
 from dglkge.evaluation.queries import plan_queries
 from dglkge.evaluation.ranking import count_greater, count_greater_plainly, draw_candidates
@@ -25,15 +28,17 @@ from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
-from tests.evaluation.toy_world import RELATIONS, World, assert_same, toy_world
+from tests.evaluation.toy_world import RELATIONS, MemoryRows, World, assert_same, split_rows, toy_world
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
+from tests.simulated_machines import forked
 
 ON_DEVICE = {"device": ComputeDevice("cpu_staged")}
 NOT_KEPT = {**ON_DEVICE, "kept_bytes": 0}
 """Options of an evaluator that takes the way of a GPU: rows are copied once, or for each batch of queries."""
 
 NUM_DRAWS = 12
+LIMIT_SECONDS = 120
 GIVEN = Protocol(filtered=False, given=True, batch_size=3)
 """Candidates that came with the triples, as OGB's."""
 
@@ -358,3 +363,45 @@ def test_given_candidates_that_do_not_go_with_the_rest():
         world.evaluate(Protocol(), known=known_of(world), candidates=candidates)
     with pytest.raises(InputError, match="a given candidate is 99; allowed is 0 to"):
         world.evaluate(GIVEN, candidates=candidates + 99)
+
+
+def sum_over_processes(array):
+    summed = torch.from_numpy(array.copy())
+    dist.all_reduce(summed)
+    return summed.numpy()
+
+
+def evaluate_on(rank, folder):
+    """Rank with this process's rows or queries only; rank 1 has no towns at all."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    world = toy_world("complex", reciprocal=True, num_people=50, num_towns=11, seed=9)
+    known, rows = known_of(world), MemoryRows(world.tables)
+    whole = {name: split_rows(world.tables[name], 1) for name in ("person", "town")}
+    mine = {"person": [split_rows(world.tables["person"], 2)[rank]]}
+    if rank == 0:
+        mine["town"] = whole["town"]
+    for protocol in (Protocol(batch_size=7), Protocol(num_candidates=9, batch_size=5)):
+        expected, steps = world.evaluate(protocol, 1, known), []
+        evaluator = RankingEvaluator(world.model, RELATIONS, protocol)
+        for shards, turns in ((mine, ()), (whole, (steps.append, (rank, 2)))):
+            result = evaluator.evaluate(world.triples, known, rows, shards, sum_over_processes, *turns)
+            assert_same(result, expected)
+        assert sum(steps) == 2 * len(world.triples)
+    end_process_group()
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
+def test_two_processes_find_what_one_finds(tmp_path):
+    """Each with some of the rows, or with some of the queries."""
+    processes = [forked(evaluate_on, rank, str(tmp_path)) for rank in range(2)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_SECONDS)
+        assert [process.exitcode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
