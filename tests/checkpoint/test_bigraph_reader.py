@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -51,14 +52,6 @@ def strip(folder, version=1):
                     del file[name]
 
 
-def names_in_parts(folder, num_parts):
-    return [
-        name
-        for part in range(num_parts)
-        for name in json.loads((folder / f"entity_names_person_{part}.json").read_text())
-    ]
-
-
 def records_of(folder):
     return [json.loads(line) for line in (folder / "training_stats.json").read_text().splitlines()]
 
@@ -73,7 +66,8 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     strip(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.reciprocal is reciprocal and checkpoint.meta.score_function == "complex"
-    listed = names_in_parts(tmp_path, 3)
+    lists = [json.loads((tmp_path / f"entity_names_person_{part}.json").read_text()) for part in range(3)]
+    listed = list(itertools.chain(*lists))
     assert list(checkpoint.vocabulary("person").names) == listed
     ids = [int(name.split("-")[1]) for name in listed]
     assert ids != sorted(ids)

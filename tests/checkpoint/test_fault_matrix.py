@@ -68,6 +68,7 @@ def start(tmp_path_factory):
 
 def next_start(path: Path) -> str:
     """Do what a run does when it starts, without and with the fallback; say what happened."""
+    before = sorted(path.glob("*"))
     try:
         if CheckpointManager(path).latest() is None:
             return "starts anew"
@@ -76,9 +77,8 @@ def next_start(path: Path) -> str:
         return f"goes on from version {holds(path, TABLES)}"
     except CheckpointError as error:
         named = re.search(rf"{path}/(?:v\d+/)?([\w.]+)", str(error))[1]
-        before = sorted(os.listdir(path))
         assert "newest good version" in str(error) or "its checksum is not" in str(error)
-        assert sorted(os.listdir(path)) == before
+        assert sorted(path.glob("*")) == before
     good = fall_back(CheckpointStorage(path), toy_names(META))
     holds(path, TABLES)
     assert save_seed(path, 3) == good + 1
@@ -331,6 +331,7 @@ def refused(path, text):
         (b"1\n", f"reads '1', but a newer version lies beside it; {ADVICE}"),
         (b"4\n", "v4/manifest.json is damaged: it describes version 3"),
     ],
+    ids=["fraction", "many digits", "before the first", "older", "renamed"],
 )
 def test_version_files_that_name_no_version(tmp_path, content, words):
     for seed in (1, 2, 3):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -50,22 +52,12 @@ def test_every_query_is_asked_once(triples, batch_size):
         assert set(queries[side]) == distinct
 
 
-class NotedRows(MemoryRows):
-    def __init__(self, tables):
-        super().__init__(tables)
-        self.requests = []
-
-    def gather(self, table, ids):
-        self.requests.append((table, ids.tolist()))
-        return super().gather(table, ids)
-
-
 def test_rows_are_looked_up_once_each_and_only_those_asked_for():
     world = toy_world("distmult", False, num_people=500)
     for batch in plan_queries(world.triples, RELATIONS, 100):
-        rows = NotedRows(world.tables)
+        rows = mock.Mock(wraps=MemoryRows(world.tables))
         score_queries(world.model, batch, rows, None, torch.device("cpu"))
-        requests = rows.requests
+        requests = [(call.args[0], call.args[1].tolist()) for call in rows.gather.call_args_list]
         assert [table for table, _ in requests] == [batch.anchor_type, RELATION, batch.candidate_type]
         assert all(len(ids) == len(set(ids)) for _, ids in requests)
         assert set(requests[0][1]) == set(batch.anchor_ids.tolist())

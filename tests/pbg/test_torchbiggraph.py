@@ -83,6 +83,11 @@ def train_more(config: Path, folder: Path, edges: str, num_epochs: int, **change
     )
 
 
+def convert(source: Path, dataset: Dataset, run: Path) -> None:
+    words = ["checkpoint", "convert", str(source), "--to", "run", "--dataset", str(dataset.path)]
+    commands.dglkge(*words, "--output", str(run))
+
+
 def figures(text: str) -> dict[str, float]:
     """Return the last statistics that PyTorch-BigGraph printed."""
     line = [line for line in text.splitlines() if "pos_rank" in line][-1]
@@ -208,8 +213,8 @@ def check_written(folder: Path, version: int) -> None:
                 rows = file["embeddings"]
                 assert rows.dtype == np.float32 and rows.shape == (count, config.dimension)
                 assert np.isfinite(rows[...]).all() and (np.linalg.norm(rows[...], axis=1) != 0).all()
-    for line in (folder / "training_stats.json").read_text().splitlines():
-        assert {"epoch_idx", "stats"} <= set(json.loads(line))
+    for record in json_lines(folder / "training_stats.json"):
+        assert {"epoch_idx", "stats"} <= set(record)
 
 
 @pytest.mark.parametrize("optimizer", ["sparse_adagrad", "row_adagrad", "sparse_adam"])
@@ -222,8 +227,7 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     version = open_checkpoint(run).version
     check_written(folder, version)
     before = open_checkpoint(run)["entity"][:].numpy()
-    lines = (folder / "training_stats.json").read_text().splitlines()
-    assert [json.loads(line)["epoch_idx"] for line in lines] == [0, 1]
+    assert [record["epoch_idx"] for record in json_lines(folder / "training_stats.json")] == [0, 1]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     train_more(tmp_path / "c.py", folder, edges, version + 1)
     assert open_checkpoint(run).version == version + 1
@@ -231,11 +235,10 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     assert (after != before).any() and np.abs(after - before).max() < 0.5
     done = commands.dglkge("evaluate", str(run), status=2)
     assert f"dglkge checkpoint convert {folder} --to run --dataset DIR" in done.stderr
-    words = ["checkpoint", "convert", str(folder), "--to", "run", "--dataset", str(dataset.path)]
-    done = commands.dglkge(*words, "--output", str(tmp_path / "converted"))
-    check_written(tmp_path / "converted" / "checkpoint" / "latest", 1)
-    text = (tmp_path / "converted" / "checkpoint" / "latest" / "training_stats.json").read_text()
-    assert text == (folder / "training_stats.json").read_text() != ""
+    convert(folder, dataset, tmp_path / "converted")
+    converted = tmp_path / "converted" / "checkpoint" / "latest"
+    check_written(converted, 1)
+    assert json_lines(converted / "training_stats.json") == json_lines(folder / "training_stats.json") != []
 
 
 @pytest.mark.parametrize("edge_sets", [(), ("train", "news")])
@@ -380,11 +383,6 @@ def resumed_by_us(dataset: Dataset, run: Path, num_epochs: int, *more: str) -> N
     done = commands.train_alone(*words, "optimizer.name=row_adagrad")
     assert "starts anew" not in done.stdout + done.stderr
     assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
-
-
-def convert(source: Path, dataset: Dataset, run: Path) -> None:
-    words = ["checkpoint", "convert", str(source), "--to", "run", "--dataset", str(dataset.path)]
-    commands.dglkge(*words, "--output", str(run))
 
 
 def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path, source: Path) -> None:
