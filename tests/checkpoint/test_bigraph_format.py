@@ -1,4 +1,4 @@
-"""The files are PyTorch-BigGraph's: names, attributes, types, and the scores that it would compute."""
+"""The files are PyTorch-BigGraph's: names, attributes, types; relation rows are cut into its parameters."""
 
 from __future__ import annotations
 
@@ -14,53 +14,72 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.data.dataset import Dataset
+from dglkge.errors import CheckpointError
+from dglkge.formats.bigraph_files import bigraph_config
+from dglkge.formats.operators import OPERATORS
+from dglkge.formats.relation_parameters import (
+    bigraph_row_sums,
+    from_parameters,
+    is_dynamic,
+    operator_of,
+    to_bigraph_sums,
+    to_parameters,
+)
+from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
-from dglkge.typing import RELATION, Side
+from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
+from dglkge.typing import RELATION, Relation
+from tests.checkpoint.test_bigraph_reader import strip, theirs_of_type
 from tests.checkpoint.toy_checkpoint import (
+    META,
     ONE_PAIR,
     TWO_PAIRS,
     ToyTable,
     datasets_in,
+    same,
     save_toy,
     saved_toy,
     toy_meta,
     toy_tables,
 )
-from tests.toy_kg import REPOSITORY
+from tests.toy_kg import REPOSITORY, toy_dataset
 
-ITERATION = {
-    "iteration/num_epochs": 9,
-    "iteration/epoch_idx": 1,
-    "iteration/num_edge_paths": 1,
-    "iteration/edge_path_idx": 0,
-    "iteration/num_edge_chunks": 1,
-    "iteration/edge_chunk_idx": 0,
+DIM = 6
+STATIC = {
+    "none": {},
+    "translation": {"translation": (DIM,)},
+    "diagonal": {"diagonal": (DIM,)},
+    "linear": {"linear_transformation": (DIM, DIM)},
+    "affine": {"linear_transformation": (DIM, DIM), "translation": (DIM,)},
+    "complex_diagonal": {"real": (DIM // 2,), "imag": (DIM // 2,)},
 }
+"""Names and shapes of the parameters of one relation, as PyTorch-BigGraph's operators have them.
 
-
-def tree(path):
-    """List every dataset of a file but the optimizer's blob, which must be there: path -> (dtype, shape)."""
-    with h5py.File(path) as file:
-        shapes = {name: (item.dtype.str, item.shape) for name, item in datasets_in(file).items()}
-    dtype, shape = shapes.pop("optimizer/state_dict")
-    assert dtype == "|V1" and len(shape) == 1 and shape[0] > 0
-    return shapes
+Its dynamic operators have a plural for each, except of a complex diagonal.
+"""
 
 
 def blob(path):
-    """Read PyTorch-BigGraph's state of an optimizer."""
     with h5py.File(path) as file:
         assert file["optimizer/state_dict"].dtype == np.dtype("V1")
         return torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
 
 
+def sums_of(path):
+    return [parameter["sum"].numpy() for parameter in blob(path)["state"].values()]
+
+
+def config_of(folder):
+    return json.loads((folder / "latest" / "config.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint of two parts, and its tables."""
-    folder, meta = tmp_path_factory.mktemp("saved"), toy_meta()
-    tables = toy_tables(meta)
-    save_toy(folder, meta, tables, 2)
-    return folder, tables
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, saved_toy(folder, 2)[1]
 
 
 def test_every_file(saved):
@@ -68,24 +87,14 @@ def test_every_file(saved):
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_version.txt", "latest", "v1"]
     assert os.readlink(folder / "latest") == "v1"
     assert sorted(path.name for path in (folder / "v1").iterdir()) == [
-        "checkpoint_version.txt",
-        "config.json",
-        "dynamic_rel_count.txt",
-        "dynamic_rel_names.json",
-        "embeddings_person_0.v1.h5",
-        "embeddings_person_1.v1.h5",
-        "entity_count_person_0.txt",
-        "entity_count_person_1.txt",
-        "entity_names_person_0.json",
-        "entity_names_person_1.json",
-        "manifest.json",
-        "model.v1.h5",
-        "training_stats.json",
-        "vocabulary_person.txt",
-    ]
+        "checkpoint_version.txt", "config.json", "dynamic_rel_count.txt", "dynamic_rel_names.json",
+        "embeddings_person_0.v1.h5", "embeddings_person_1.v1.h5",
+        "entity_count_person_0.txt", "entity_count_person_1.txt",
+        "entity_names_person_0.json", "entity_names_person_1.json",
+        "manifest.json", "model.v1.h5", "training_stats.json", "vocabulary_person.txt",
+    ]  # fmt: skip
     for path in (folder, folder / "v1"):
         assert (path / "checkpoint_version.txt").read_text() == "1\n"
-    assert (folder / "latest" / "entity_count_person_0.txt").read_text() == "12\n"
     assert (folder / "latest" / "dynamic_rel_count.txt").read_text() == "2\n"
     assert json.loads((folder / "latest" / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
     for name in ("embeddings_person_1.v1.h5", "model.v1.h5"):
@@ -93,58 +102,62 @@ def test_every_file(saved):
             attributes = dict(file.attrs)
         assert attributes.pop("format_version") == 1
         assert attributes.pop("iteration/edge_path") == "train"
-        config = json.loads((folder / "latest" / "config.json").read_text())
-        assert json.loads(attributes.pop("config/json")) == config
-        assert attributes == ITERATION
+        assert json.loads(attributes.pop("config/json")) == config_of(folder)
+        assert attributes == {
+            "iteration/num_epochs": 9, "iteration/epoch_idx": 1,
+            "iteration/num_edge_paths": 1, "iteration/edge_path_idx": 0,
+            "iteration/num_edge_chunks": 1, "iteration/edge_chunk_idx": 0,
+        }  # fmt: skip
         assert all(value.dtype == np.int64 for value in attributes.values())
 
 
 def test_embeddings_file(saved):
+    """Rows, names and sums; its blob has the mean of each row's sums, of which it keeps one number."""
     folder, tables = saved
     all_ids = []
     for part in (0, 1):
         path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
         count = int((folder / "latest" / f"entity_count_person_{part}.txt").read_text())
-        assert tree(path) == {
+        with h5py.File(path) as file:
+            shapes = {name: (item.dtype.str, item.shape) for name, item in datasets_in(file).items()}
+            assert file["embeddings"].chunks is None and file["embeddings"].compression is None
+            ids, rows = file["original_ids"][:], file["embeddings"][:]
+        del shapes["optimizer/state_dict"]
+        assert shapes == {
             "embeddings": ("<f4", (count, 6)),
             "original_ids": ("<i8", (count,)),
             "optimizer/sum": ("<f4", (count, 6)),
         }
-        with h5py.File(path) as file:
-            assert file["embeddings"].chunks is None and file["embeddings"].compression is None
-            ids, rows = file["original_ids"][:], file["embeddings"][:]
         assert (np.diff(ids) > 0).all()
         assert rows.tobytes() == tables["person"].rows[ids].numpy().tobytes()
         text = (folder / "latest" / f"entity_names_person_{part}.json").read_text()
         assert text == json.dumps([f"person-{id_}" for id_ in ids], indent=4)
+        means = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
+        np.testing.assert_allclose(sums_of(path)[0], means, rtol=1e-6)
         all_ids += ids.tolist()
     assert sorted(all_ids) == list(range(23))
     names = (folder / "latest" / "vocabulary_person.txt").read_text().splitlines()
     assert names == [f"person-{id_}" for id_ in range(23)]
-
-
-def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
-    meta, tables = saved_toy(tmp_path, 2, optimizer="row_adagrad")
-    path = tmp_path / "v1" / "embeddings_person_0.v1.h5"
-    state = blob(path)
-    with h5py.File(path) as file:
-        ids, plain = file["original_ids"][:], file["optimizer/sum"][:]
-    (group,) = state["param_groups"]
-    constants = {"lr_decay": 0, "weight_decay": 0, "eps": 1e-10, "initial_accumulator_value": 0}
-    assert group == {"lr": 0.1, "params": [0], **constants}
-    assert list(state["state"]) == [0] and list(state["state"][0]) == ["step", "sum"]
-    assert torch.equal(state["state"][0]["sum"], tables["person"].state["sum"][ids])
-    assert np.array_equal(plain, state["state"][0]["sum"].numpy())
+    sums = np.concatenate(sums_of(folder / "v1" / "model.v1.h5"), axis=1)
+    assert sums.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp_path, dynamic):
+def test_row_adagrad_has_the_sums_of_biggraphs_optimizers(tmp_path, dynamic):
     """torch's own Adagrad, which PyTorch-BigGraph has for its operators, loads them and goes on."""
     pairs = {} if dynamic else {"reciprocal": False, "relations": TWO_PAIRS}
     meta, tables = saved_toy(tmp_path, 2, optimizer="row_adagrad", **pairs)
+    path = tmp_path / "v1" / "embeddings_person_0.v1.h5"
+    entity_state = blob(path)
+    constants = {"lr_decay": 0, "weight_decay": 0, "eps": 1e-10, "initial_accumulator_value": 0}
+    assert entity_state["param_groups"] == [{"lr": 0.1, "params": [0], **constants}]
+    assert list(entity_state["state"]) == [0] and list(entity_state["state"][0]) == ["step", "sum"]
+    with h5py.File(path) as file:
+        ids, plain = file["original_ids"][:], file["optimizer/sum"][:]
+    assert np.array_equal(plain, tables["person"].state["sum"][ids].numpy())
+    assert np.array_equal(plain, sums_of(path)[0])
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         keys = {item.attrs["state_dict_key"]: item[...] for item in datasets_in(file["model"]).values()}
-    state = blob(tmp_path / "v1" / "model.v1.h5")
 
     def in_modules_order(key):  # lhs_operators.0.real, lhs_operators.0.imag, ...
         side, index, name = key.split(".")
@@ -153,12 +166,11 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
     keys = {key: keys[key] for key in sorted(keys, key=in_modules_order)}
     parameters = [torch.nn.Parameter(torch.from_numpy(values)) for values in keys.values()]
     optimizer = torch.optim.Adagrad(parameters, lr=1.0)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(blob(tmp_path / "v1" / "model.v1.h5"))
     sums = tables[RELATION].state["sum"]
     for key, parameter in zip(keys, parameters):
-        loaded = optimizer.state[parameter]["sum"]
         expected = sums[:, None] if dynamic else sums[int(key.split(".")[1])]
-        assert torch.equal(loaded, expected.expand_as(parameter)), key
+        assert torch.equal(optimizer.state[parameter]["sum"], expected.expand_as(parameter)), key
     assert len(optimizer.state) == len(parameters) == (4 if dynamic else 2 * len(meta.relations))
     before = parameters[0].detach().clone()
     parameters[0].grad = torch.ones_like(parameters[0])
@@ -167,110 +179,44 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
     torch.testing.assert_close(parameters[0].detach(), before - 0.1 / root, equal_nan=True)
 
 
-DYNAMIC = "model/relations/0/operator"
-
-
-def biggraph_operate(rows, parameters, score_function):
-    """Apply PyTorch-BigGraph's operator to rows (n, D), in float64."""
-    if score_function == "complex":
-        product = (rows[:, :3] + 1j * rows[:, 3:]) * (parameters["real"] + 1j * parameters["imag"])
-        return np.concatenate([product.real, product.imag], axis=1)
-    ((name, values),) = parameters.items()
-    if name.startswith("linear"):
-        # LinearOperator and DynamicLinear: torch.matmul(matrix, row) for each row.
-        return np.array([values @ row for row in rows])
-    return rows * values if name.startswith("diagonal") else rows + values
-
-
-def biggraph_compare(lhs, rhs, score_function):
-    """Apply PyTorch-BigGraph's comparator: dot or l2."""
-    if score_function == "transe_l2":
-        return -np.sqrt(((lhs - rhs) ** 2).sum(1))
-    return (lhs * rhs).sum(1)
-
-
-@pytest.mark.parametrize(
-    ("score_function", "reciprocal"),
-    [
-        ("complex", True),
-        ("complex", False),
-        ("distmult", True),
-        ("transe_l2", False),
-        ("rescal", True),
-        ("rescal", False),
-    ],
-)
-def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
-    meta = toy_meta(score_function, ONE_PAIR, reciprocal)
+def test_relations_with_an_optimizer_of_their_own(tmp_path):
+    """PyTorch-BigGraph's pair: row-wise Adagrad of entities, element-wise of relations; two rates."""
+    both = {"name": "row_adagrad", "lr": 0.1, "relation_name": "sparse_adagrad", "relation_lr": 0.02}
+    meta = dataclasses.replace(META, optimizer=both)
     tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
+    wide = torch.rand(tables[RELATION].rows.shape)
+    tables[RELATION] = ToyTable(tables[RELATION].rows, {"sum": wide})
     save_toy(tmp_path, meta, tables)
-    model = build_model(score_function, 6, reciprocal)
-    heads, tails = tables["person"].rows[3:8], tables["person"].rows[10:15]
-    lhs, rhs = heads.double().numpy(), tails.double().numpy()
-    for relation in range(2):
-        row = tables[RELATION].rows[relation].expand(5, -1)
-        with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-            for side in (Side.HEAD, Side.TAIL):
-                score = model.score(heads, row, tails, side).numpy()
-                if reciprocal:
-                    # dynamic: tails are ranked by c(lhs(u), v'), heads by c(u', rhs(v))
-                    group = file[f"{DYNAMIC}/{'lhs' if side is Side.TAIL else 'rhs'}"]
-                    parameters = {name: values[relation].astype(float) for name, values in group.items()}
-                else:
-                    group = file[f"model/relations/{relation}/operator/rhs"]
-                    parameters = {name: values[:].astype(float) for name, values in group.items()}
-                pair = [lhs, rhs]
-                acts_on = 0 if reciprocal and side is Side.TAIL else 1
-                pair[acts_on] = biggraph_operate(pair[acts_on], parameters, score_function)
-                expected = biggraph_compare(*pair, score_function)
-                np.testing.assert_allclose(score, expected, rtol=1e-5, atol=1e-5)
+    paths = [tmp_path / "v1" / name for name in ("model.v1.h5", "embeddings_person_0.v1.h5")]
+    assert np.concatenate(sums_of(paths[0]), axis=1).tobytes() == wide.numpy().tobytes()
+    assert [blob(path)["param_groups"][0]["lr"] for path in paths] == [0.02, 0.1]
+    config = config_of(tmp_path)
+    assert (config["lr"], config["relation_lr"]) == (0.1, 0.02)
+    # Adam of the entities has no sums; the relations' Adagrad has.
+    meta = dataclasses.replace(meta, optimizer={**both, "name": "sparse_adam"})
+    save_toy(tmp_path, meta, tables)
+    assert all((values > 0).any() for values in sums_of(tmp_path / "v2" / "model.v2.h5"))
+    assert not sums_of(tmp_path / "v2" / "embeddings_person_0.v2.h5")[0].any()
 
 
-def test_config_of_dynamic_relations(saved):
-    folder, _ = saved
-    relation = {"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}
-    expected = {
-        "entities": {"person": {"num_partitions": 2, "featurized": False}},
-        "relations": [{**relation, "weight": 1.0, "all_negs": False}],
-        "dynamic_relations": True,
-        "dimension": 6,
-        "comparator": "dot",
-        "global_emb": False,
-        "bias": False,
-        "entity_path": str(folder / "v1"),
-        "edge_paths": [],
-        "checkpoint_path": str(folder / "v1"),
-    }
-    config = json.loads((folder / "latest" / "config.json").read_text())
-    assert {key: config[key] for key in expected} == expected
-
-
-def test_config_of_static_relations(tmp_path):
-    saved_toy(tmp_path, 1, "transe_l2", TWO_PAIRS)
-    config = json.loads((tmp_path / "latest" / "config.json").read_text())
-    assert config["dynamic_relations"] is False
-    assert config["comparator"] == "l2"
-    same = {"operator": "translation", "weight": 1.0, "all_negs": False}
-    assert config["relations"] == [
-        {"name": "likes", "lhs": "person", "rhs": "person", **same},
-        {"name": "made", "lhs": "person", "rhs": "film", **same},
-        {"name": "likes", "lhs": "person", "rhs": "film", **same},
-    ]
-    assert json.loads((tmp_path / "latest" / "dynamic_rel_names.json").read_text()) == [
-        "likes (person → person)",
-        "made",
-        "likes (person → film)",
-    ]
+@pytest.mark.parametrize("optimizer", [{"name": "sparse_adam", "lr": 0.003}, {}])
+def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
+    tables = toy_tables(toy_meta(optimizer="sparse_adam"))
+    if not optimizer:
+        tables = {name: ToyTable(table.rows, {}) for name, table in tables.items()}
+    save_toy(tmp_path, dataclasses.replace(META, optimizer=optimizer), tables, 2)
+    rate = 0.003 if optimizer else 0.01
+    assert config_of(tmp_path)["lr"] == rate
+    for name, shape in (("embeddings_person_0.v1.h5", (12,)), ("model.v1.h5", (2, 3))):
+        path = tmp_path / "v1" / name
+        assert blob(path)["param_groups"][0]["lr"] == rate
+        assert all(np.array_equal(values, np.zeros(shape)) for values in sums_of(path))
 
 
 def test_the_specification_opens_the_files(tmp_path, monkeypatch):
     """The code in the documentation runs as it stands."""
-    meta = toy_meta()
-    tables = toy_tables(meta)
     for _ in range(7):
-        save_toy(tmp_path, meta, tables)
+        _, tables = saved_toy(tmp_path)
     page = (REPOSITORY / "docs" / "checkpoints.md").read_text().partition("## Format of the files")[2]
     snippets = [textwrap.dedent(block) for block in re.findall(r"(?m)(?:^    .*\n)+", page)]
     code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
@@ -302,85 +248,263 @@ CONFIG_KEYS = {
 def test_config_has_every_key_of_its_schema(tmp_path, relations):
     config = {
         "model": {"init_scale": 0.5},
-        "loss": {"name": "margin_ranking", "margin": 2.0},
-        "negatives": {"num_uniform": 70},
-        "training": {"num_epochs": 9, "batch_size": 300},
+        "loss": {"name": "margin_ranking", "margin": 2.0, "relation_weights": {"made": 2.5}},
+        "negatives": {"num_uniform": 70, "num_for_heads": 0},
+        "training": {"num_epochs": 9, "batch_size": 300, "edge_chunks": 4},
+        "checkpoint": {"keep_every_epochs": 5, "init_path": "runs/older/checkpoint"},
+        "evaluation": {"held_out": {"fraction": 0.1, "batch_negatives": 20, "uniform_negatives": 30}},
     }
-    saved_toy(tmp_path, relations=relations, config=config)
-    written = json.loads((tmp_path / "latest" / "config.json").read_text())
+    meta, _ = saved_toy(tmp_path, 2, "transe_l2", relations, config=config)
+    written = config_of(tmp_path)
     assert set(written) == CONFIG_KEYS
-    for entity in written["entities"].values():
-        assert set(entity) == {"num_partitions", "featurized"}
-    for relation in written["relations"]:
-        assert set(relation) == {"name", "lhs", "rhs", "weight", "operator", "all_negs"}
-    assert (written["loss_fn"], written["margin"], written["init_scale"]) == ("ranking", 2.0, 0.5)
-    assert (written["num_epochs"], written["batch_size"], written["num_uniform_negs"]) == (9, 300, 70)
-    assert written["lr"] == 0.1 and written["checkpoint_path"] == str(tmp_path.resolve() / "v1")
+    if relations is ONE_PAIR:
+        names, described = ["likes", "knows"], [("all", "person", "person")]
+    else:
+        names = ["likes (person → person)", "made", "likes (person → film)"]
+        described = [(relation.name, relation.lhs, relation.rhs) for relation in relations]
+    expected = {
+        "entities": dict.fromkeys(meta.entity_types, {"num_partitions": 2, "featurized": False}),
+        "relations": [
+            {
+                "name": name, "lhs": lhs, "rhs": rhs, "operator": "translation", "all_negs": False,
+                "weight": 2.5 if name == "made" else 1.0,
+            }
+            for name, lhs, rhs in described
+        ],
+        "dynamic_relations": relations is ONE_PAIR, "dimension": DIM, "comparator": "l2", "bias": False,
+        "global_emb": False, "init_scale": 0.5, "loss_fn": "ranking", "margin": 2.0, "lr": 0.1,
+        "num_uniform_negs": 70, "disable_lhs_negs": True, "disable_rhs_negs": False,
+        "num_epochs": 9, "batch_size": 300, "num_edge_chunks": 4, "edge_paths": [],
+        "entity_path": str(tmp_path.resolve() / "v1"), "checkpoint_path": str(tmp_path.resolve() / "v1"),
+        "checkpoint_preservation_interval": 5, "init_path": "runs/older/checkpoint",
+        "eval_fraction": 0.1, "eval_num_batch_negs": 20, "eval_num_uniform_negs": 30,
+    }  # fmt: skip
+    assert {key: written[key] for key in expected} == expected
+    assert json.loads((tmp_path / "latest" / "dynamic_rel_names.json").read_text()) == names
 
 
-def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
-    name = TWO_PAIRS[1].name
-    config = {"loss": {"relation_weights": {name: 2.5}}, "negatives": {"num_for_heads": 0}}
-    saved_toy(tmp_path, relations=TWO_PAIRS, config=config)
-    written = json.loads((tmp_path / "latest" / "config.json").read_text())
-    weights = [2.5 if relation.name == name else 1.0 for relation in TWO_PAIRS]
-    assert [relation["weight"] for relation in written["relations"]] == weights and 2.5 in weights
-    assert written["disable_lhs_negs"] is True and written["disable_rhs_negs"] is False
+def parameters_of(operators, reciprocal):
+    """List PyTorch-BigGraph's parameters of two relations or more: path, shape and key of each."""
+    parameters = []
+    if len(operators) == 1 and reciprocal:  # dynamic: all relations in one
+        for side in ("lhs", "rhs"):
+            for piece, shape in STATIC[operators[0]].items():
+                name = piece if operators[0] == "complex_diagonal" else f"{piece}s"
+                path = f"relations/0/operator/{side}/{name}"
+                parameters.append((path, (2, *shape), f"{side}_operators.0.{name}"))
+    else:
+        for index, operator in enumerate(operators if len(operators) > 1 else operators * 2):
+            for piece, shape in STATIC[operator].items():
+                path = f"relations/{index}/operator/rhs/{piece}"
+                parameters.append((path, shape, f"rhs_operators.{index}.{piece}"))
+    return parameters
 
 
-def test_element_wise_adagrad_has_its_blob(saved):
-    """Entities: the mean of each row, of which it keeps one number; relations: the numbers themselves."""
-    folder, tables = saved
-    for part in (0, 1):
-        path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
-        with h5py.File(path) as file:
-            ids = file["original_ids"][:]
-        sums = blob(path)["state"][0]["sum"]
-        means = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
-        np.testing.assert_allclose(sums.numpy(), means, rtol=1e-6)
-    state = blob(folder / "v1" / "model.v1.h5")["state"]
-    sums = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
-    assert sums.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
+SEVERAL = ("translation", "affine", "none", "complex_diagonal")
 
 
-def test_relations_with_an_optimizer_of_their_own(tmp_path):
-    """PyTorch-BigGraph's pair: row-wise Adagrad of entities, element-wise of relations; two rates."""
-    meta = toy_meta(optimizer="row_adagrad")
-    both = {"name": "row_adagrad", "lr": 0.1, "relation_name": "sparse_adagrad", "relation_lr": 0.02}
-    meta = dataclasses.replace(meta, optimizer=both)
+@pytest.mark.parametrize(
+    ("operators", "comparator", "reciprocal"),
+    [
+        (("none",), "cos", True), (("none",), "dot_bias", False),
+        (("translation",), "squared_l2", True), (("translation",), "l2_bias", False),
+        (("diagonal",), "cos_bias", True), (("diagonal",), "l2", False),
+        (("linear",), "dot_bias", True), (("linear",), "squared_l2", False),
+        (("affine",), "l2", True), (("affine",), "cos_bias", False),
+        (("complex_diagonal",), "cos", True), (("complex_diagonal",), "squared_l2_bias", False),
+        (SEVERAL, "cos", True), (SEVERAL, "cos", False),
+    ],
+)  # fmt: skip
+def test_files_have_the_parameters_of_its_operators(tmp_path, operators, comparator, reciprocal):
+    """Written with the names, shapes and keys of its own checkpoints; read without all that is ours."""
+    is_mixed, name = len(operators) > 1, f"{'+'.join(operators)}_{comparator}"
+    relations = [Relation(label, "person", "person") for label in "abcd"[: max(2, len(operators))]]
+    meta = toy_meta(name, relations, reciprocal, operators=operators if is_mixed else ())
     tables = toy_tables(meta)
-    wide = torch.rand(tables[RELATION].rows.shape)
-    tables[RELATION] = ToyTable(tables[RELATION].rows, {"sum": wide})
-    save_toy(tmp_path, meta, tables, 1)
-    state = blob(tmp_path / "v1" / "model.v1.h5")
-    sums = np.concatenate([state["state"][number]["sum"].numpy() for number in range(4)], axis=1)
-    assert sums.tobytes() == wide.numpy().tobytes()
-    assert state["param_groups"][0]["lr"] == 0.02
-    assert blob(tmp_path / "v1" / "embeddings_person_0.v1.h5")["param_groups"][0]["lr"] == 0.1
-    config = json.loads((tmp_path / "latest" / "config.json").read_text())
-    assert (config["lr"], config["relation_lr"]) == (0.1, 0.02)
-    # Adam of the entities has no sums; the relations' Adagrad has.
-    meta = dataclasses.replace(meta, optimizer={**both, "name": "sparse_adam"})
-    save_toy(tmp_path / "adam", meta, tables, 1)
-    sums = [
-        parameter["sum"] for parameter in blob(tmp_path / "adam" / "v1" / "model.v1.h5")["state"].values()
-    ]
-    assert all(bool((values > 0).any()) for values in sums)
-    entities = blob(tmp_path / "adam" / "v1" / "embeddings_person_0.v1.h5")["state"][0]["sum"]
-    assert torch.equal(entities, torch.zeros_like(entities))
-
-
-@pytest.mark.parametrize("optimizer", [{"name": "sparse_adam", "lr": 0.003}, {}])
-def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
-    meta = toy_meta(optimizer="sparse_adam")
-    tables = toy_tables(meta)
-    if not optimizer:
-        tables = {name: ToyTable(table.rows, {}) for name, table in tables.items()}
-    meta = dataclasses.replace(meta, optimizer=optimizer)
+    if operators == ("none",):
+        tables[RELATION].rows[:] = 0
     save_toy(tmp_path, meta, tables, 2)
-    for name, shape in (("embeddings_person_0.v1.h5", (12,)), ("model.v1.h5", (2, 3))):
-        state = blob(tmp_path / "v1" / name)
-        assert state["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
-        assert all(torch.equal(parameter["sum"], torch.zeros(shape)) for parameter in state["state"].values())
-    config = json.loads((tmp_path / "latest" / "config.json").read_text())
-    assert config["lr"] == (0.003 if optimizer else 0.01)
+    config = config_of(tmp_path)
+    assert config["dynamic_relations"] is (reciprocal and not is_mixed)
+    assert {relation["operator"] for relation in config["relations"]} == set(operators)
+    assert config["comparator"] == comparator.removesuffix("_bias")
+    expected = parameters_of(operators, reciprocal)
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
+        items = datasets_in(file["model"]).items()
+        written = {(path, item.shape, item.attrs["state_dict_key"]) for path, item in items}
+        assert written == set(expected)
+        assert all(item.dtype == np.float32 for _, item in items)
+    shapes = [values.shape for values in sums_of(tmp_path / "v1" / "model.v1.h5")]
+    assert shapes == [shape for _, shape, _ in expected]
+    rows = tables[RELATION].rows
+    assert same(open_checkpoint(tmp_path)[RELATION][:], rows)
+    strip(tmp_path)
+    stripped = open_checkpoint(tmp_path)
+    assert (stripped.meta.score_function, stripped.meta.operators or operators) == (name, operators)
+    # Of several operators PyTorch-BigGraph has those of tails alone.
+    width = rows.shape[1] // 2 if is_mixed and reciprocal else rows.shape[1]
+    assert same(stripped[RELATION][:], rows[:, -width:])
+    if is_mixed:  # their sums stay one for each number
+        with hdf5_format.open_file(tmp_path / "model.v1.h5") as file:
+            sums = part_files.read_state(tmp_path, file, RELATION, stripped.meta)["sum"]
+        expected_sums = tables[RELATION].state["sum"].numpy()[:, -width:].copy()
+        for row, operator in zip(expected_sums, operators):
+            row[sum(int(np.prod(shape)) for shape in STATIC[operator].values()) :] = 0
+        np.testing.assert_array_equal(sums, expected_sums)
+
+
+def test_global_vectors_are_read_into_the_rows(tmp_path):
+    """PyTorch-BigGraph's vectors of types; a run that it is converted to has them in its rows."""
+    dataset, theirs = Dataset.open(toy_dataset()), tmp_path / "theirs"
+    tables = theirs_of_type(theirs, dataset, "entity", "affine_cos_bias", reciprocal=False)
+    rows, names = tables["entity"].rows, list(dataset.vocabulary("entity").names)
+    shift = torch.arange(DIM) / 7
+    with h5py.File(theirs / "model.v1.h5", "r+") as file:
+        file["model/entities/entity/global_embedding"] = shift.numpy()
+    stripped = open_checkpoint(theirs)
+    assert same(stripped["entity"][names], rows + shift)
+    convert_to_run(stripped, dataset, tmp_path / "run")
+    run = open_checkpoint(tmp_path / "run")
+    assert run.meta.score_function == "affine_cos_bias" and run.global_vector("entity") is None
+    assert same(run["entity"][:], rows + shift)
+    with h5py.File(theirs / "model.v1.h5", "r+") as file:
+        file["model/entities/entity/global_embedding"][...] = 0
+    assert torch.equal(open_checkpoint(theirs)["entity"][names], rows)
+
+
+ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
+
+
+def test_every_score_function_has_an_operator():
+    """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
+    assert ["", *SCORE_FUNCTIONS] == sorted(OPERATORS)  # "" for tables without a model
+
+
+@pytest.mark.parametrize(
+    ("score_function", "relations", "reciprocal"),
+    [
+        ("complex", ONE_PAIR, True), ("complex", TWO_PAIRS, False), ("affine_l2", ONE_PAIR, True),
+        ("affine_l2", TWO_PAIRS, False), ("diagonal_cos", ONE_PAIR, True), ("none_cos", TWO_PAIRS, False),
+        ("rescal", ONE_PAIR, True), ("rescal", TWO_PAIRS, False),
+    ],
+)  # fmt: skip
+def test_sums_of_bigraphs_adagrad(relations, reciprocal, score_function):
+    """Laid out as its parameters are, from the squares of the rows themselves; and the mean of each row."""
+    meta = toy_meta(score_function, relations, reciprocal)
+    width = build_model(score_function, meta.dim, reciprocal).relation_width
+    rows = np.random.default_rng(0).random((len(meta.relations), width), dtype=np.float32)
+    if score_function.startswith("none"):
+        rows[:] = 0
+    parameters = {key: values for _, key, values in to_parameters(rows, meta)}
+    kinds = {key.split(".")[-1]: None for key in parameters}  # real before imag, as the modules declare them
+    keys = [
+        key
+        for side in ("lhs", "rhs")
+        for index in range(len(meta.relations))
+        for kind in kinds
+        if (key := f"{side}_operators.{index}.{kind}") in parameters
+    ]
+    assert len(keys) == len(parameters)
+    squares = [parameters[key] ** 2 for key in keys]
+    for values, expected in zip(to_bigraph_sums(rows**2, width, meta), squares, strict=True):
+        assert np.array_equal(values, expected)
+    state = {number: {"step": 1, "sum": torch.from_numpy(values)} for number, values in enumerate(squares)}
+    np.testing.assert_allclose(bigraph_row_sums(state, meta, width), (rows**2).mean(axis=1), rtol=1e-6)
+    if state:
+        del state[0]
+        with pytest.raises(KeyError):
+            bigraph_row_sums(state, meta, width)
+
+
+BOTH = np.concatenate([ROWS, ROWS + 10], axis=1)
+TWO_BY_SIX = np.arange(12, dtype=np.float32).reshape(2, 6)
+BY_HAND = [
+    # The first half of a row asks for tails and so works on the head, lhs.
+    (toy_meta("distmult"), ROWS, {"0.lhs.diagonals": [[1, 2], [5, 6]], "0.rhs.diagonals": [[3, 4], [7, 8]]}),
+    (toy_meta("complex"), ROWS, {
+        "0.lhs.real": [[1], [5]], "0.lhs.imag": [[2], [6]],
+        "0.rhs.real": [[3], [7]], "0.rhs.imag": [[4], [8]],
+    }),
+    # PyTorch-BigGraph works on the tail: <h r, t> = <h, conj(r) t>.
+    (toy_meta("complex", reciprocal=False), ROWS, {
+        "0.rhs.real": [1, 2], "0.rhs.imag": [-3, -4], "1.rhs.real": [5, 6], "1.rhs.imag": [-7, -8],
+    }),
+    (toy_meta("transe_l2", reciprocal=False), ROWS, {
+        "0.rhs.translation": [-1, -2, -3, -4], "1.rhs.translation": [-5, -6, -7, -8],
+    }),
+    # The tail side of static relations is kept apart, without a key.
+    (toy_meta("distmult", TWO_PAIRS[:2]), ROWS, {
+        "0.lhs.diagonal": [1, 2], "1.lhs.diagonal": [5, 6],
+        "0.rhs.diagonal": [3, 4], "1.rhs.diagonal": [7, 8],
+    }),
+    # PyTorch-BigGraph multiplies the tail from the left: h R t = h . (R t).
+    (toy_meta("rescal", reciprocal=False, dim=2), ROWS, {
+        "0.rhs.linear_transformation": [[1, 2], [3, 4]], "1.rhs.linear_transformation": [[5, 6], [7, 8]],
+    }),
+    # With an operator for each side ours multiplies the entity from the right: h R = R^T h.
+    (toy_meta("rescal", dim=2), BOTH, {
+        "0.lhs.linear_transformations": [[[1, 3], [2, 4]], [[5, 7], [6, 8]]],
+        "0.rhs.linear_transformations": [[[11, 13], [12, 14]], [[15, 17], [16, 18]]],
+    }),
+    (toy_meta("affine_l2", reciprocal=False, dim=2), TWO_BY_SIX, {
+        "0.rhs.linear_transformation": [[0, 1], [2, 3]], "0.rhs.translation": [4, 5],
+        "1.rhs.linear_transformation": [[6, 7], [8, 9]], "1.rhs.translation": [10, 11],
+    }),
+    (toy_meta("linear_cos", dim=1), ROWS[:, :2], {
+        "0.lhs.linear_transformations": [[[1]], [[5]]], "0.rhs.linear_transformations": [[[2]], [[6]]],
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("meta", "rows", "expected"), BY_HAND)
+def test_rows_cut_by_hand(meta, rows, expected):
+    parameters = {}
+    for path, key, values in to_parameters(rows, meta):
+        group, index, side, name = re.fullmatch(r"(\w+)/relations/(\d)/operator/(.hs)/(\w+)", path).groups()
+        parameters[f"{index}.{side}.{name}"] = values.tolist()
+        is_ours = not is_dynamic(meta) and side == "lhs"
+        assert group == ("reciprocal" if is_ours else "model")
+        assert key == (None if is_ours else f"{side}_operators.{index}.{name}")
+    assert parameters == expected
+
+
+@pytest.fixture
+def a_new_one(monkeypatch):
+    monkeypatch.setitem(SCORE_FUNCTIONS._members, "a new one", type("New", (DistMult,), {"operator": None}))
+
+
+@pytest.mark.usefixtures("a_new_one")
+@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_there_and_back_bit_for_bit(relations, reciprocal):
+    """Of every score function, and of every operator with every comparator."""
+    for name in [*SCORE_FUNCTIONS, *NAMES, "a new one"]:
+        meta = toy_meta(name, relations, reciprocal, dim=2)
+        # 8 numbers, or as many as an operator has.
+        width = 4 if name == "rescal" and not reciprocal else 8
+        if name in NAMES:
+            width = build_model(name, meta.dim, reciprocal).relation_width
+        bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), width), dtype=np.uint32)
+        rows = np.zeros_like(bits) if name.startswith("none") else bits
+        datasets = {path: values.copy() for path, _, values in to_parameters(rows.view(np.float32), meta)}
+        assert from_parameters(datasets, meta, width).tobytes() == rows.tobytes(), name
+
+
+@pytest.mark.usefixtures("a_new_one")
+def test_what_biggraph_lacks_has_a_name_that_it_refuses():
+    for score_function in ("transe_l1", "rotate"):
+        config = bigraph_config(toy_meta(score_function), 1, "/x")
+        assert config["comparator"] not in {"dot", "cos", "l2", "squared_l2"}
+    assert operator_of(toy_meta("rotate")).name not in {"none", "translation", "diagonal", "linear", "affine"}
+    assert operator_of(toy_meta("a new one")).name == "a new one"
+
+
+def test_an_unknown_score_function_is_an_error():
+    """No silent name: its rows may be cut in another way."""
+    with pytest.raises(CheckpointError) as caught:
+        operator_of(toy_meta("mine"))
+    assert str(caught.value) == (
+        "the checkpoint has the unknown score function 'mine'; known: "
+        f"{', '.join(map(repr, SCORE_FUNCTIONS))}; "
+        "if a module of yours registers it, give that with --import MODULE"
+    )

@@ -11,6 +11,7 @@ import time
 import urllib.request
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -25,9 +26,13 @@ from dglkge.checkpoint.stores import STORES, FileStore, PatientStore, is_url, op
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError, InputError, StorageError
 from dglkge.file_lock import try_lock
-from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import cut, flip, same, save_toy, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import META, flip, same, save_seed, toy_meta, toy_tables
 from tests.training.toy_trainer import ToyRun
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "a"
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def url(tmp_path):
 
 
 @pytest.fixture(params=["file", "memory"])
-def any_url(request, tmp_path, url):
+def any_url(request, url):
     """A URL with nothing behind it yet, of each store that needs no server."""
     if request.param == "file":
         yield url
@@ -48,31 +53,26 @@ def any_url(request, tmp_path, url):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """A home folder of the test's own: downloads go to its cache."""
+def home_and_no_pauses(tmp_path, monkeypatch):
+    """A home folder of the test's own, for the cache of downloads; few attempts without waiting."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    """Few attempts, and no waiting between them."""
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
 
-def saved(folder: Path, seed: int = 0, num_parts: int = 2):
-    """Save one more version of a toy run; return its tables."""
-    meta = toy_meta()
-    tables = toy_tables(meta, seed)
-    save_toy(folder / "checkpoint", meta, tables, num_parts)
+def commit(folder: Path, mirror: Mirror | None, seed: int = 0, *kept: str) -> torch.Tensor:
+    """Save one more version, as the job that has the URL if there is one; return the rows of people."""
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text("{}")
-    return tables
+    options = {"mirror": mirror, "has_store": mirror is not None}
+    save_seed(folder / "checkpoint", seed, *kept, num_parts=2, **options)
+    return toy_tables(META, seed)["person"].rows
 
 
 def same_run(saved) -> None:
     """Refuse another run, as a trainer does."""
-    check_same_run(saved, toy_meta())
+    check_same_run(saved, META)
 
 
 def started(folder: Path, url: str, **options: bool) -> Mirror:
@@ -82,22 +82,7 @@ def started(folder: Path, url: str, **options: bool) -> Mirror:
     return mirror
 
 
-def commit(folder: Path, mirror: Mirror, seed: int = 0, *kept: str):
-    """Save one more version as the job that has the URL, kept under some names; return its tables."""
-    meta = toy_meta()
-    tables, names = toy_tables(meta, seed), toy_names(meta)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text("{}")
-    manager = CheckpointManager(
-        folder / "checkpoint", names=names, num_parts=2, mirror=mirror, has_store=True
-    )
-    parts = [part for name in meta.entity_types for part in cut(name, tables[name], 2)]
-    manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, {name: {} for name in kept})
-    return tables
-
-
 def pushed(folder: Path, url: str, seed: int = 0, *kept: str) -> Mirror:
-    """Start a job that commits one version."""
     mirror = started(folder, url)
     commit(folder, mirror, seed, *kept)
     return mirror
@@ -118,52 +103,43 @@ def names_at(url: str) -> set[str]:
     return set(open_store(url).sizes(""))
 
 
-def test_a_fresh_machine_goes_on_from_the_url(tmp_path, any_url):
-    first = saved(tmp_path / "a")  # without a URL
-    storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_fresh_machine_goes_on_from_the_url(tmp_path, run, any_url):
+    first = commit(run, None)  # without a URL
+    storage = CheckpointStorage(run / "checkpoint")
     storage.keep(storage.stored(1), "best", {"score": 0.5})
-    tables = saved(tmp_path / "a", seed=2)
-    started(tmp_path / "a", any_url)
-    assert same(rows_of(f"{any_url}/checkpoint/best"), first["person"].rows)
+    second = commit(run, None, 2)
+    started(run, any_url)
+    assert same(rows_of(f"{any_url}/checkpoint/best"), first)
     with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(f"{any_url}/checkpoint/epoch_7")
     other = started(tmp_path / "b", any_url)
-    assert same(rows_of(tmp_path / "b"), tables["person"].rows)
+    assert same(rows_of(tmp_path / "b"), second)
     other.bring("best")
-    assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), first["person"].rows)
+    assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), first)
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
     newer = commit(tmp_path / "b", other, 1)
     assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 3
-    assert same(rows_of(local_path(any_url)), newer["person"].rows)
+    assert same(rows_of(local_path(any_url)), newer)
     assert {name.split("/")[1] for name in names_at(any_url) if "/v" in name} == {"v1", "v3"}
 
 
-def test_reading_by_url_downloads_a_version_once(tmp_path, url, monkeypatch):
-    pushed(tmp_path / "a", url)
-    assert same(rows_of(url), rows_of(tmp_path / "a"))
-    fetched = []
+def test_reading_by_url_downloads_a_version_once(tmp_path, run):
+    """Also of a run in a folder that begins with checkpoint, from whatever folder of it is named."""
+    url = f"file://{tmp_path}/checkpoints/mine"
+    pushed(run, url)
+    assert same(rows_of(url), rows_of(run))
     real = FileStore.download
-    monkeypatch.setattr(
-        FileStore, "download", lambda self, name, path: fetched.append(name) or real(self, name, path)
-    )
-    assert same(rows_of(url + "/checkpoint"), rows_of(tmp_path / "a"))
-    assert set(fetched) == {"config.json", "checkpoint/v1/training_stats.json"}  # which may have changed
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """Names of the objects that a FileStore writes, in their order."""
-    names = []
-    for method, place in (("upload", 1), ("write", 0)):
-        real = getattr(FileStore, method)
-
-        def log(self, *arguments, real=real, place=place):
-            names.append(arguments[place])
-            return real(self, *arguments)
-
-        monkeypatch.setattr(FileStore, method, log)
-    return names
+    with mock.patch.object(FileStore, "download", autospec=True, side_effect=real) as download:
+        assert same(rows_of(url + "/checkpoint"), rows_of(run))
+    names = {call.args[1] for call in download.call_args_list}
+    assert names == {"config.json", "checkpoint/v1/training_stats.json"}  # which may have changed
+    for place in (url + "/checkpoint/v1", url + "/"):
+        assert same(rows_of(place), rows_of(run))
 
 
 def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch):
@@ -190,7 +166,7 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
         folder = tmp_path / str(stop_at)
         url = f"file://{folder}/bucket"
         mirror = pushed(folder / "a", url)
-        first, second = rows_of(folder / "a"), toy_tables(toy_meta(), 1)["person"].rows
+        first, second = rows_of(folder / "a"), toy_tables(META, 1)["person"].rows
         writes.clear()
         with monkeypatch.context() as patch:
             patch.setattr(FileStore, "upload", torn(FileStore.upload))
@@ -206,31 +182,40 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
         assert same(rows_of(url), second)
         if is_whole:
             break
+    # Parts, then the manifest, then the pointer.
+    parts = [number for number, name in enumerate(writes) if name.endswith(".h5")]
+    assert len(parts) == 3 and max(parts) < writes.index("checkpoint/v2/manifest.json")
     assert writes[-1] == "checkpoint/checkpoint_version.txt" and len(writes) > 10
 
 
-def test_a_damaged_run_is_not_uploaded(tmp_path, url):
-    saved(tmp_path / "a")
-    flip(tmp_path / "a" / "checkpoint" / "v1" / "embeddings_person_0.v1.h5", 2500)
-    with pytest.raises(
-        CheckpointError, match="no version of this run; .*_0.v1.h5 is damaged: its checksum.* anew"
-    ):
-        started(tmp_path / "a", url)
+def test_the_best_is_at_the_url_at_once(run, url):
+    """Were the job killed then, the next one would not rank that version again."""
+    manager = CheckpointManager(run / "checkpoint", mirror=pushed(run, url), has_store=True)
+    assert manager.keep_best(0.5, {})
+    assert open_checkpoint(url + "/checkpoint/best").version == 1
+
+
+def test_a_damaged_run_is_not_uploaded(run, url):
+    commit(run, None)
+    flip(run / "checkpoint" / "v1" / "embeddings_person_0.v1.h5", 2500)
+    words = "no version of this run; .*_0.v1.h5 is damaged: its checksum.* anew"
+    with pytest.raises(CheckpointError, match=words):
+        started(run, url)
     assert "checkpoint/checkpoint_version.txt" not in names_at(url)
 
 
-def test_two_histories_are_refused(tmp_path, url):
-    pushed(tmp_path / "a", url)
-    saved(tmp_path / "b", seed=1)
+def test_two_histories_are_refused(tmp_path, run, url):
+    pushed(run, url)
+    commit(tmp_path / "b", None, 1)
     words = f"^{tmp_path}/b on .* has version 1 of run .*, which does not go on from it: move"
     with pytest.raises(CheckpointError, match=words):
         started(tmp_path / "b", url)
-    assert same(rows_of(url), rows_of(tmp_path / "a"))
+    assert same(rows_of(url), rows_of(run))
 
 
-def test_a_job_that_is_replaced_publishes_nothing(tmp_path, url, monkeypatch):
+def test_a_job_that_is_replaced_publishes_nothing(tmp_path, run, url, monkeypatch):
     """Also if it happens during an upload."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     rows, real = rows_of(url), FileStore.upload
 
     def upload(self, path, name):
@@ -240,37 +225,37 @@ def test_a_job_that_is_replaced_publishes_nothing(tmp_path, url, monkeypatch):
 
     monkeypatch.setattr(FileStore, "upload", upload)
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
-        commit(tmp_path / "a", mirror, 1)
+        commit(run, mirror, 1)
     assert same(rows_of(url), rows)
     with pytest.raises(CheckpointError, match="was taken over by job"):
-        commit(tmp_path / "a", mirror, 1)
+        commit(run, mirror, 1)
     assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
-def test_a_damaged_folder_is_filled_again(tmp_path, url):
-    pushed(tmp_path / "a", url)
-    rows = rows_of(tmp_path / "a")
-    (tmp_path / "a" / "checkpoint" / "v1" / "model.v1.h5").write_bytes(b"cut off")
-    flip(tmp_path / "a" / "checkpoint" / "v1" / "embeddings_person_0.v1.h5", 2500)
-    commit(tmp_path / "a", started(tmp_path / "a", url), 1)
-    assert not same(rows_of(tmp_path / "a"), rows)
-    flip(tmp_path / "a" / "checkpoint" / "v2" / "manifest.json")
+def test_a_damaged_folder_is_filled_again(run, url):
+    pushed(run, url)
+    rows, folder = rows_of(run), run / "checkpoint"
+    (folder / "v1" / "model.v1.h5").write_bytes(b"cut off")
+    flip(folder / "v1" / "embeddings_person_0.v1.h5", 2500)
+    mirror = started(run, url)
+    assert same(rows_of(run), rows)
+    commit(run, mirror, 1)
+    flip(folder / "v2" / "manifest.json")
     with pytest.raises(CheckpointError, match="manifest.json: .*damaged.*; move .* away"):
-        started(tmp_path / "a", url)
+        started(run, url)
 
 
-def test_a_damaged_object_is_named(tmp_path, url):
-    pushed(tmp_path / "a", url)
+def test_a_damaged_object_is_named(tmp_path, run, url):
+    pushed(run, url)
     path = tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "model.v1.h5"
-    flip(path)
-    with pytest.raises(CheckpointError, match="model.v1.h5 is damaged: its checksum is not the one in the"):
-        open_checkpoint(url)
-    path.unlink()
-    with pytest.raises(CheckpointError, match="model.v1.h5 is missing"):
-        open_checkpoint(url)
-    shutil.rmtree(tmp_path / "bucket")
-    with pytest.raises(CheckpointError, match="holds no checkpoint: no version of it was ever completed"):
-        open_checkpoint(url)
+    for damage, words in [
+        (flip, "model.v1.h5 is damaged: its checksum is not the one in the"),
+        (Path.unlink, "model.v1.h5 is missing"),
+        (lambda path: shutil.rmtree(tmp_path / "bucket"), "holds no checkpoint: no version of it was ever"),
+    ]:
+        damage(path)
+        with pytest.raises(CheckpointError, match=words):
+            open_checkpoint(url)
 
 
 def test_attempts_are_bounded(monkeypatch):
@@ -285,26 +270,19 @@ def test_attempts_are_bounded(monkeypatch):
 
     monkeypatch.setattr("dglkge.checkpoint.stores.time.sleep", pause)
     store = PatientStore(FileStore("file:///run"), 80)
-
-    def reading(error):
-        def read(self, name):
-            raise error
-
-        monkeypatch.setattr(FileStore, "read", read)
-        with store.committing():
+    for error, kind, words in [
+        (ConnectionResetError("hung up"), StorageError, "^cannot read file:///run/x for 80 s: hung up$"),
+        (PermissionError("not yours"), CheckpointError, "cannot read file:///run/x: not yours"),
+    ]:
+        monkeypatch.setattr(FileStore, "read", mock.Mock(side_effect=error))
+        with pytest.raises(kind, match=words), store.committing():
             store.read("x")
-
-    with pytest.raises(StorageError, match="^cannot read file:///run/x for 80 s: the server hung up$"):
-        reading(ConnectionResetError("the server hung up"))
-    assert pauses == [1, 2, 4, 8, 16, 30, 19]  # the last attempt is at the limit
-    with pytest.raises(CheckpointError, match="cannot read file:///run/x: not yours"):
-        reading(PermissionError("not yours"))
-    assert len(pauses) == 7
+        assert pauses == [1, 2, 4, 8, 16, 30, 19]  # the last attempt is at the limit
 
 
-def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypatch, caplog):
+def test_a_commit_waits_for_a_store_that_is_out_of_reach(run, url, monkeypatch, caplog):
     """Each request fails for a while, far longer than a reader's may; at the limit the job ends."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     mirror._store.commit_seconds = 30.0
     real, failed_at, outage_seconds = FileStore.upload, {}, 0.1
 
@@ -316,32 +294,31 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypa
 
     monkeypatch.setattr(FileStore, "upload", upload)
     before = mirror.progress
-    newer = commit(tmp_path / "a", mirror, 1)["person"].rows
+    newer = commit(run, mirror, 1)
     assert same(rows_of(url), newer) and mirror.progress > before
     assert "v2.h5: no route to host; it is tried again for 30 s" in caplog.text
     mirror._store.commit_seconds, outage_seconds = 0.05, 3600.0
     with pytest.raises(StorageError, match="cannot write file:.*for 0.05 s: no route to host"):
-        commit(tmp_path / "a", mirror, 2)
+        commit(run, mirror, 2)
     assert same(rows_of(url), newer)
 
 
 def test_unknown_schemes_and_absent_packages_are_named(monkeypatch):
+    assert {"file", "memory", "s3", "gs", "az", "abfs", "hdfs", "sftp"} == set(STORES)
+    assert not is_url("runs/demo") and not is_url(Path("s3://x"))
     with pytest.raises(
         InputError, match="unknown scheme of a URL 's4'; known: 'abfs', 'az', 'file', .*'sftp'"
     ):
         open_store("s4://bucket/run")
     with pytest.raises(InputError, match="is no URL; expected scheme://"):
         open_store("file:run/x")
-    assert {"file", "memory", "s3", "gs", "az", "abfs", "hdfs", "sftp"} == set(STORES)
-    assert not is_url("runs/demo") and not is_url(Path("s3://x"))
-
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+    for package in ("s3fs", "fsspec"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=r"s3:// needs s3fs: pip install 'dglkge\[storage\]'"):
         open_store("s3://bucket/run")
 
 
-def test_registered_schemes_are_used(tmp_path, url):
+def test_registered_schemes_are_used(tmp_path, run):
     class Vault(FileStore):
         def __init__(self, url):
             super().__init__("file:" + url.partition(":")[2])
@@ -349,17 +326,16 @@ def test_registered_schemes_are_used(tmp_path, url):
 
     STORES.register("vault")(Vault)
     try:
-        pushed(tmp_path / "a", f"vault://{tmp_path}/bucket/run")
-        assert same(rows_of(tmp_path / "bucket" / "run"), rows_of(tmp_path / "a"))
+        pushed(run, f"vault://{tmp_path}/bucket/run")
+        assert same(rows_of(tmp_path / "bucket" / "run"), rows_of(run))
     finally:
         del STORES._members["vault"]
 
 
-def test_another_process_that_downloads_is_waited_for(tmp_path, url, monkeypatch):
-    pushed(tmp_path / "a", url)
+def test_another_process_that_downloads_is_waited_for(run, url, monkeypatch):
+    pushed(run, url)
     monkeypatch.setattr(mirror_module, "LOCK_SECONDS", 0.0)
-    folder = Path(local_path(url))
-    with open(folder / LOCK_FILE, "w") as lock:
+    with open(Path(local_path(url)) / LOCK_FILE, "w") as lock:
         assert try_lock(lock)
         with pytest.raises(StorageError, match="another process has been downloading"):
             local_path(url)
@@ -402,19 +378,16 @@ def s3_url(s3, monkeypatch):
     return f"s3://kge/{uuid.uuid4().hex}"
 
 
-def test_s3(tmp_path, s3_url, capsys):
-    newer = commit(tmp_path / "a", pushed(tmp_path / "a", s3_url), 1)["person"].rows
+def test_s3(tmp_path, run, s3_url, monkeypatch, capsys):
+    newer = commit(run, pushed(run, s3_url), 1)
     assert same(rows_of(s3_url), newer)
     assert not [name for name in names_at(s3_url) if "/v1/" in name]
     started(tmp_path / "b", s3_url)
     assert same(rows_of(tmp_path / "b"), newer)
     assert main(["inspect", s3_url, "--json"]) == 0
     assert '"version": 2' in capsys.readouterr().out
-
-
-def test_s3_refusals(tmp_path, s3_url, monkeypatch, capsys):
     with pytest.raises(CheckpointError, match="cannot write s3://no-such-bucket-here/run/writer.json"):
-        pushed(tmp_path / "a", "s3://no-such-bucket-here/run")
+        pushed(run, "s3://no-such-bucket-here/run")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
     assert main(["inspect", s3_url]) == 1
@@ -426,50 +399,49 @@ def newer_format(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, newer_format])
-def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, url, damage):
+def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, run, url, damage):
     """The next job began at epoch 0 and removed the run."""
-    pushed(tmp_path / "a", url)
+    pushed(run, url)
     damage(tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "manifest.json")
-    before = {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
-    other = Mirror(open_store(url), tmp_path / "b")
+    before = contents(tmp_path / "bucket")
     with pytest.raises(CheckpointError, match="v1/manifest.json"):
-        other.take(same_run)
-    assert {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()} == before
+        Mirror(open_store(url), tmp_path / "b").take(same_run)
+    assert contents(tmp_path / "bucket") == before
 
 
-def test_a_refused_start_takes_nothing(tmp_path, url):
+def test_a_refused_start_takes_nothing(tmp_path, run, url):
     """A start with another dimension ended the job that trained."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     with pytest.raises(CheckpointError, match="has dim 6, this run has 7"):
         Mirror(open_store(url), tmp_path / "b").take(lambda saved: check_same_run(saved, toy_meta(dim=7)))
-    newer = commit(tmp_path / "a", mirror, 1)["person"].rows
+    newer = commit(run, mirror, 1)
     assert same(rows_of(url), newer)
 
 
-def test_a_version_that_is_committed_during_a_takeover_stays(tmp_path, url):
+def test_a_version_that_is_committed_during_a_takeover_stays(tmp_path, run, url):
     """It is what the new job goes on from; before, the job removed it."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     other = Mirror(open_store(url), tmp_path / "b")
     # After the first look, before the URL is taken.
-    other.fill(other.take(lambda meta: commit(tmp_path / "a", mirror, 1)))
-    newer = toy_tables(toy_meta(), 1)["person"].rows
+    other.fill(other.take(lambda meta: commit(run, mirror, 1)))
+    newer = toy_tables(META, 1)["person"].rows
     assert same(rows_of(tmp_path / "b"), newer) and same(rows_of(url), newer)
 
 
-def test_versions_that_were_not_read_are_not_removed(tmp_path, url):
+def test_versions_that_were_not_read_are_not_removed(tmp_path, run, url):
     """Of another run, or with a manifest that cannot be read."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     folder = tmp_path / "bucket" / "run" / "checkpoint"
     shutil.copytree(folder / "v1", folder / "v0")
     flip(folder / "v0" / "manifest.json")
-    commit(tmp_path / "a", mirror, 1)
+    commit(run, mirror, 1)
     assert {path.name for path in folder.glob("v*")} >= {"v0", "v2"}
-    assert same(rows_of(url), rows_of(tmp_path / "a"))
+    assert same(rows_of(url), rows_of(run))
 
 
-def test_a_listing_that_fails_once_removes_no_kept_version(tmp_path, url, monkeypatch):
+def test_a_listing_that_fails_once_removes_no_kept_version(run, url, monkeypatch):
     """A folder that cannot be read is not an empty one, whichever listing of a commit fails."""
-    mirror = pushed(tmp_path / "a", url, 0, "epoch_1")
+    mirror = pushed(run, url, 0, "epoch_1")
     real, bucket, listings = os.scandir, url.removeprefix("file://"), []
 
     def scandir(path="."):
@@ -482,40 +454,22 @@ def test_a_listing_that_fails_once_removes_no_kept_version(tmp_path, url, monkey
     monkeypatch.setattr(os, "scandir", scandir)
     for failing in range(1, 20):
         listings.clear()
-        commit(tmp_path / "a", mirror, failing)
+        commit(run, mirror, failing)
         assert mirror.versions() == [1, failing + 1] and mirror.read_pointer("epoch_1")["version"] == 1
     assert len(listings) < failing  # each was the one that failed
 
 
-def test_parts_then_manifest_then_pointer_then_pointers_to_kept_versions(tmp_path, url, written):
-    mirror = pushed(tmp_path / "a", url)
-    parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
-    assert len(parts) == 3 and max(parts) < written.index("checkpoint/v1/manifest.json")
-    assert written[-1] == "checkpoint/checkpoint_version.txt"
-    manager = CheckpointManager(tmp_path / "a" / "checkpoint", mirror=mirror, has_store=True)
-    assert manager.keep_best(0.5, {})
-    # At once: were the job killed here, the next one would not rank that version again.
-    assert open_checkpoint(url + "/checkpoint/best").version == 1 and written[-1] == "checkpoint/best"
-
-
-def test_a_run_in_a_folder_that_begins_with_checkpoint(tmp_path, url):
-    url = f"file://{tmp_path}/checkpoints/mine"
-    pushed(tmp_path / "a", url)
-    for place in (url, url + "/checkpoint", url + "/checkpoint/v1", url + "/"):
-        assert same(rows_of(place), rows_of(tmp_path / "a"))
-
-
-def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
+def test_the_cache_of_a_url_repairs_itself(run, url):
     """After a flipped bit in the cache, and after another run has taken the place at the URL."""
-    mirror = pushed(tmp_path / "a", url)
+    mirror = pushed(run, url)
     for seed in (1, 2, 3):
-        commit(tmp_path / "a", mirror, seed)
+        commit(run, mirror, seed)
     rows = rows_of(url)
     for path in (Path(local_path(url)) / "checkpoint" / "v4").glob("*[!s].[jh]*"):
         flip(path)
         assert same(rows_of(url), rows)
     for name in names_at(url):
         open_store(url).remove(name)
-    shutil.rmtree(tmp_path / "a")
-    pushed(tmp_path / "a", url, seed=5)
-    assert same(rows_of(url), rows_of(tmp_path / "a")) and not same(rows_of(url), rows)
+    shutil.rmtree(run)
+    pushed(run, url, seed=5)
+    assert same(rows_of(url), rows_of(run)) and not same(rows_of(url), rows)

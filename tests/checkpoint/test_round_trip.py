@@ -1,128 +1,111 @@
-"""What is saved comes back bit for bit, whatever the parts."""
+"""What is saved comes back bit for bit, whatever the parts and processes, also in the background."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import math
+import os
+import subprocess
+import threading
 
 import h5py
 import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint, part_files
-from dglkge.errors import CheckpointError, JobError
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION, TablePart
+from tests import warm
 from tests.checkpoint.toy_checkpoint import (
+    META,
     ONE_PAIR,
     TWO_PAIRS,
     blank,
     cut,
+    flip,
+    holds,
+    in_threads,
     same,
+    save_seed,
     save_toy,
     saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
+    whole_part,
 )
+from tests.toy_kg import REPOSITORY
 
 
 def alone(path):
     return CheckpointManager(path, TrainerGroup(limit_seconds=0.1))
 
 
+def check_restored(path, *parts):
+    """Check that parts come back, rows and state."""
+    for part in parts:
+        live = blank(part)
+        alone(path).restore([live])
+        assert same(live.rows, part.rows)
+        for name, values in part.state.items():
+            assert same(live.state[name], values), name
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "num_parts", "num_new_parts", "num_people"),
+    ("optimizer", "num_parts", "num_new_parts", "num_people", "model"),
     [
-        ("sparse_adagrad", 1, 1, 23),
-        ("row_adagrad", 1, 3, 23),
-        ("sparse_adam", 3, 1, 23),
-        ("sparse_adagrad", 3, 2, 2),  # a part without rows
-        ("row_adagrad", 2, 5, 23),
+        ("sparse_adagrad", 1, 1, 23, ("complex", ONE_PAIR, True)),
+        ("row_adagrad", 1, 3, 23, ("complex", TWO_PAIRS, True)),
+        ("sparse_adam", 3, 1, 23, ("rescal", ONE_PAIR, False)),
+        ("sparse_adagrad", 3, 2, 2, ("rotate", TWO_PAIRS, True)),  # a part without rows
+        ("row_adagrad", 2, 5, 23, ("transe_l1", TWO_PAIRS, False)),
     ],
 )
-def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts, num_people):
-    meta = toy_meta(optimizer=optimizer, relations=TWO_PAIRS, num_people=num_people)
-    tables = toy_tables(meta)
-    assert save_toy(tmp_path, meta, tables, num_parts) == 1
+def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts, num_people, model):
+    meta, tables = saved_toy(tmp_path, num_parts, *model, num_people=num_people, optimizer=optimizer)
+    assert alone(tmp_path).restore([]) == meta and open_checkpoint(tmp_path).version == 1
     for table, whole in tables.items():
-        for part in cut(table, whole, num_new_parts, seed=9):
-            live = blank(part)
-            restored = alone(tmp_path).restore([live])
-            assert restored == meta
-            assert same(live.rows, part.rows)
-            for name, values in part.state.items():
-                assert same(live.state[name], values), name
+        check_restored(tmp_path, *cut(table, whole, num_new_parts, seed=9))
         assert same(open_checkpoint(tmp_path)[table][:], whole.rows)
-
-
-@pytest.mark.parametrize(
-    ("score_function", "relations", "reciprocal"),
-    [
-        ("complex", ONE_PAIR, True),
-        ("rescal", ONE_PAIR, False),
-        ("rotate", TWO_PAIRS, True),
-        ("transe_l1", TWO_PAIRS, False),
-    ],
-)
-def test_relations_of_every_layout(tmp_path, score_function, relations, reciprocal):
-    meta, tables = saved_toy(tmp_path, 1, score_function, relations, reciprocal)
-    saved = cut(RELATION, tables[RELATION], 1)[0]
-    live = blank(saved)
-    alone(tmp_path).restore([], live)
-    assert same(live.rows, saved.rows)
-    assert same(live.state["sum"], saved.state["sum"])
-    assert same(open_checkpoint(tmp_path)[RELATION][:], tables[RELATION].rows)
 
 
 def test_views_on_shared_memory_are_filled_in_place(tmp_path):
     meta, tables = saved_toy(tmp_path, 2)
     memory = torch.full((40, meta.dim), 7.0)
-    part = TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})
-    alone(tmp_path).restore([part])
+    alone(tmp_path).restore([TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})])
     assert same(memory[10:26], tables["person"].rows[4:20])
     assert (memory[:10] == 7).all() and (memory[26:] == 7).all()
 
 
-def test_blocks_cover_every_row_once():
-    blocks = list(hdf5_format.row_blocks((10, 4), 4, block_bytes=48))
-    assert blocks == [(0, 3), (3, 6), (6, 9), (9, 10)]
-    assert list(hdf5_format.row_blocks((2, 1000), 4, block_bytes=48)) == [(0, 1), (1, 2)]
-    assert list(hdf5_format.row_blocks((0, 4), 4)) == []
-    assert list(hdf5_format.row_blocks((3,), 8)) == [(0, 3)]
-
-
 def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
-    meta, tables = saved_toy(tmp_path)
-    ids = torch.arange(23)
+    saved_toy(tmp_path)
+    caplog.set_level(logging.WARNING)
+    ids, rows = torch.arange(23), torch.zeros(23, 6)
     state = {"exp_avg": torch.full((23, 6), 5.0), "sum": torch.full((23,), 5.0)}
-    part = TablePart("person", 0, ids, torch.zeros(23, 6), state)
-    with caplog.at_level(logging.WARNING):
-        alone(tmp_path).restore([part])
+    for live_state in (state, {}):
+        alone(tmp_path).restore([TablePart("person", 0, ids, rows, live_state)])
     assert "has no optimizer state 'exp_avg'; it starts anew" in caplog.text
-    assert (
-        "optimizer state 'sum' is float32 of row shape (6,), this run's is float32 of (); it starts anew"
-        in caplog.text
-    )
+    assert "'sum' is float32 of row shape (6,), this run's is float32 of (); it starts anew" in caplog.text
     assert (state["exp_avg"] == 5).all() and (state["sum"] == 5).all()
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        alone(tmp_path).restore([TablePart("person", 0, ids, torch.zeros(23, 6))])
     assert "optimizer state 'sum' is not used by this run's optimizer" in caplog.text
 
 
 def test_rows_that_are_not_there_or_have_another_width(tmp_path):
     saved_toy(tmp_path, 2)
-    part = TablePart("person", 4, torch.tensor([3, 99, 5]), torch.zeros(3, 6))
-    with pytest.raises(CheckpointError, match="v1 has 2 of the 3 rows of table 'person', part 4"):
-        alone(tmp_path).restore([part])
-    with pytest.raises(CheckpointError, match="rows of table 'person' are 6 wide, this run's are 8"):
-        alone(tmp_path).restore([TablePart("person", 0, torch.arange(23), torch.zeros(23, 8))])
-    with pytest.raises(CheckpointError, match="rows of table 'relation' are 12 wide, this run's are 6"):
-        alone(tmp_path).restore([], TablePart(RELATION, 0, torch.arange(2), torch.zeros(2, 6)))
+    for table, part, ids, width, words in [
+        ("person", 4, torch.tensor([3, 99, 5]), 6, "v1 has 2 of the 3 rows of table 'person', part 4"),
+        ("person", 0, torch.arange(23), 8, "rows of table 'person' are 6 wide, this run's are 8"),
+        (RELATION, 0, torch.arange(2), 6, "rows of table 'relation' are 12 wide, this run's are 6"),
+    ]:
+        with pytest.raises(CheckpointError, match=words):
+            alone(tmp_path).restore([TablePart(table, part, ids, torch.zeros(len(ids), width))])
 
 
 def test_another_run_is_not_written_over(tmp_path):
-    meta, tables = saved_toy(tmp_path)
+    _, tables = saved_toy(tmp_path)
     for changes, text in (
         ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
         ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
@@ -131,99 +114,236 @@ def test_another_run_is_not_written_over(tmp_path):
         other = toy_meta(**changes)
         with pytest.raises(CheckpointError, match=text):
             save_toy(tmp_path, other, toy_tables(other))
-    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
+    holds(tmp_path, {1: tables})
 
 
 def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
-    meta, tables = saved_toy(tmp_path)
-    whole = cut("person", tables["person"], 1)[0]
-    relations = cut(RELATION, tables[RELATION], 1)[0]
-    half = TablePart("person", 0, whole.original_ids[:9], whole.rows[:9])
-    twice = TablePart("person", 0, torch.zeros(23, dtype=torch.int64), whole.rows)
-    narrow = TablePart("person", 0, whole.original_ids, whole.rows[:, :5])
-    short_state = TablePart("person", 0, whole.original_ids, whole.rows, {"sum": torch.zeros(3)})
-    stranger = TablePart("planet", 0, whole.original_ids, whole.rows)
-    second = TablePart("person", 1, whole.original_ids, whole.rows)
-    for part, text in [
-        (
-            half,
-            "table 'person': 9 rows were written, expected 23",
-        ),
-        (twice, r"original ids must be distinct and in 0..22; got 0..0"),
-        (narrow, r"rows have shape \(23, 5\), expected \(23, 6\)"),
-        (short_state, r"optimizer state 'sum' of shape \(3,\) cannot be stored for 23 rows"),
-        (stranger, "table 'planet' is none of the run's: 'person', 'relation'"),
-        (second, "embeddings_person_0.v2.h5.receipt.json is missing: no part has come to"),
-    ]:
-        # rows that are not there may be another machine's, which is no bad input
-        kind = JobError if part is half or part is second else CheckpointError
-        with pytest.raises(kind, match=text):
-            alone(tmp_path).save([part], relations, meta)
+    _, tables = saved_toy(tmp_path)
+    whole, relations = whole_part(tables, "person"), whole_part(tables, RELATION)
+
+    def changed(**fields):
+        return dataclasses.replace(whole, **{"state": {}, **fields})
+
+    half = changed(original_ids=whole.original_ids[:9], rows=whole.rows[:9])
+    twice = changed(original_ids=torch.zeros(23, dtype=torch.int64))
+    narrow = changed(rows=whole.rows[:, :5])
+    short_state = changed(state={"sum": torch.zeros(3)})
     first = TablePart(RELATION, 0, relations.original_ids[:1], relations.rows[:1])
-    with pytest.raises(CheckpointError, match="1 relations were handed in, expected 2"):
-        alone(tmp_path).save([whole], first, meta)
-    with pytest.raises(CheckpointError, match="rank 0 was handed no relations"):
-        alone(tmp_path).save([whole], None, meta)
+    no_receipt = "embeddings_person_0.v2.h5.receipt.json is missing: no part has come to"
+    planet = "table 'planet' is none of the run's: 'person', 'relation'"
+    # Rows that are not there may be another machine's, which is no bad input.
+    for kind, part, more, text in [
+        (JobError, half, relations, "table 'person': 9 rows were written, expected 23"),
+        (JobError, changed(part=1), relations, no_receipt),
+        (CheckpointError, twice, relations, "original ids must be distinct and in 0..22; got 0..0"),
+        (CheckpointError, narrow, relations, r"rows have shape \(23, 5\), expected \(23, 6\)"),
+        (CheckpointError, short_state, relations, r"'sum' of shape \(3,\) cannot be stored for 23 rows"),
+        (CheckpointError, changed(table="planet"), relations, planet),
+        (CheckpointError, whole, first, "1 relations were handed in, expected 2"),
+        (CheckpointError, whole, None, "rank 0 was handed no relations"),
+    ]:
+        with pytest.raises(kind, match=text):
+            alone(tmp_path).save([part], more, META)
     assert open_checkpoint(tmp_path).version == 1
-    assert alone(tmp_path).save([whole], relations, meta) == 2
+    assert alone(tmp_path).save([whole], relations, META) == 2
     assert not list(tmp_path.glob("*.receipt.json")) and not list(tmp_path.glob("*.tmp"))
-
-
-def test_a_folder_without_a_checkpoint(tmp_path):
-    manager = CheckpointManager(tmp_path / "new", TrainerGroup(), toy_names(toy_meta()))
-    assert manager.latest() is None
-    with pytest.raises(CheckpointError, match="new holds no checkpoint"):
-        manager.restore([])
 
 
 def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
     """Where the parts are the checkpoint's; of the others' files it looks at the ids."""
-    meta, tables = saved_toy(tmp_path, 3, num_people=40)
-    read = []
-    real = part_files.file_crc32
+    _, tables = saved_toy(tmp_path, 3, num_people=40)
+    read, real = [], part_files.file_crc32
     monkeypatch.setattr(part_files, "file_crc32", lambda path: read.append(path.name) or real(path))
-    for part in cut("person", tables["person"], 3):
-        live = blank(part)
-        alone(tmp_path).restore([live])
-        assert same(live.rows, part.rows)
+    check_restored(tmp_path, *cut("person", tables["person"], 3))
     assert read == [f"embeddings_person_{part}.v1.h5" for part in range(3)]
+
+
+def test_a_file_that_is_not_needed_is_not_read(tmp_path):
+    _, tables = saved_toy(tmp_path, relations=TWO_PAIRS)
+    flip(tmp_path / "v1" / "embeddings_film_0.v1.h5", -1)
+    check_restored(tmp_path, whole_part(tables, "person"))
+    with pytest.raises(CheckpointError, match="embeddings_film_0.v1.h5 is damaged: its checksum"):
+        check_restored(tmp_path, whole_part(tables, "film"))
 
 
 @pytest.mark.parametrize("reading", [0, 1])
 def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
     """A file whose ids are another's must not pass for one that a machine does not need."""
-    meta, tables = saved_toy(tmp_path, 2, num_people=40)
+    _, tables = saved_toy(tmp_path, 2, num_people=40)
     parts = cut("person", tables["person"], 2)
-    path = tmp_path / "v1" / "embeddings_person_1.v1.h5"
     ids = parts[reading].original_ids.sort().values[: len(parts[1].original_ids)]
-    with h5py.File(path, "r+") as file:
+    with h5py.File(tmp_path / "v1" / "embeddings_person_1.v1.h5", "r+") as file:
         kept = file[hdf5_format.ORIGINAL_IDS]
         kept[: len(ids)] = ids.numpy() if reading == 0 else ids.numpy() + 1_000
     with pytest.raises(CheckpointError, match=r"embeddings_person_1.v1.h5 is damaged: its checksum is not"):
-        alone(tmp_path).restore([blank(parts[reading])])
+        check_restored(tmp_path, parts[reading])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows_of_16_bits_are_written_as_float32_and_read_bit_for_bit(tmp_path, dtype, monkeypatch):
-    monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
-    meta = toy_meta()
+def test_processes_that_do_not_write_only_wait(tmp_path):
+    """Two machines of two trainers each: the second of each hands in the same parts and writes none."""
+    tables = toy_tables(META)
+    parts = cut("person", tables["person"], 2)
+    barrier, waits, versions = threading.Barrier(4, timeout=60), [0] * 4, {}
+
+    def trainer(rank):
+        def wait():
+            waits[rank] += 1
+            barrier.wait()
+
+        group = TrainerGroup(rank, rank % 2 == 0, wait)
+        manager = CheckpointManager(tmp_path, group, toy_names(META), num_parts=2)
+        relations = whole_part(tables, RELATION) if rank == 0 else None
+        versions[rank] = manager.save([parts[rank // 2]], relations, META)
+
+    in_threads(4, trainer)
+    assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert len(set(waits)) == 1
+    holds(tmp_path, {1: tables})
+    assert len(open_checkpoint(tmp_path).shards("person")) == 2
+
+
+def test_without_names_the_ids_stand_in(tmp_path):
+    meta = toy_meta(num_people=3)
     tables = toy_tables(meta)
-    wide = tables["person"]
-    tables["person"] = dataclasses.replace(wide, rows=wide.rows.to(dtype))
-    save_toy(tmp_path, meta, tables, 2)
-    written = open_checkpoint(tmp_path, verify=True)["person"][:]
-    assert written.dtype == torch.float32
-    torch.testing.assert_close(written, tables["person"].rows.float(), rtol=0, atol=0, equal_nan=True)
-    part = cut("person", tables["person"], 1, seed=3)[0]
-    live = blank(part)
-    assert live.rows.dtype == dtype
-    alone(tmp_path).restore([live])
-    bits, expected = live.rows.view(torch.int16), part.rows.view(torch.int16)
-    assert bool(((bits == expected) | part.rows.isnan() & live.rows.isnan()).all())
-    assert same(live.state["sum"], part.state["sum"])
-    # A checkpoint of float32 is rounded to the nearest.
-    tables["person"] = wide
-    save_toy(tmp_path / "wide", meta, tables, 2)
-    live = blank(part)
-    alone(tmp_path / "wide").restore([live])
-    torch.testing.assert_close(live.rows, part.rows, rtol=0, atol=0, equal_nan=True)
+    save_toy(tmp_path, meta, tables, names={"planet": Vocabulary(["Mars"], "entity")})
+    listed = (tmp_path / "latest" / "entity_names_person_0.json").read_text()
+    assert listed == '[\n    "0",\n    "1",\n    "2"\n]'
+    assert not (tmp_path / "latest" / "vocabulary_person.txt").exists()
+    assert open_checkpoint(tmp_path).vocabulary("person")[2] == "2"
+    assert torch.equal(open_checkpoint(tmp_path)["person"]["1"], tables["person"].rows[1])
+    # Names in any script.
+    people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
+    save_toy(tmp_path / "named", meta, tables, names={"person": people})
+    assert list(open_checkpoint(tmp_path / "named").vocabulary("person").names) == people.names
+    listed = (tmp_path / "named" / "latest" / "entity_names_person_0.json").read_text()
+    assert json.loads(listed) == people.names
+
+
+def test_tables_are_never_held_twice(tmp_path, monkeypatch):
+    """Rows reach the file in blocks: no larger piece of the table is ever gathered."""
+    largest, real = 0, hdf5_format.row_blocks
+
+    def blocks(shape, item_bytes, block_bytes=2400):
+        nonlocal largest
+        for start, stop in real(shape, item_bytes, block_bytes):
+            largest = max(largest, (stop - start) * math.prod(shape[1:]) * item_bytes)
+            yield start, stop
+
+    monkeypatch.setattr(hdf5_format, "row_blocks", blocks)
+    _, tables = saved_toy(tmp_path, num_people=1000)
+    check_restored(tmp_path, whole_part(tables, "person"))
+    assert largest == 2400
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold the writing of rows until the test lets it go."""
+    gate = threading.Event()
+    real = part_files.fill_rows
+
+    def wait_and_fill(*arguments):
+        if not gate.wait(60):
+            raise TimeoutError("nobody opened the gate")
+        return real(*arguments)
+
+    monkeypatch.setattr(part_files, "fill_rows", wait_and_fill)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), toy_names(META))
+
+
+def start(manager, seed):
+    """Start to save the tables of a seed; return the live part of the people."""
+    tables = toy_tables(META, seed)
+    part = whole_part(tables, "person")
+    manager.start([part], whole_part(tables, RELATION), META)
+    return part
+
+
+def test_rows_may_change_while_they_are_written(tmp_path, manager, held):
+    part = start(manager, 1)
+    part.rows.fill_(7)
+    part.state["sum"].fill_(7)
+    manager.check()  # does not wait
+    assert manager.latest() is None
+    held.set()
+    manager.finish()
+    holds(tmp_path, {1: toy_tables(META, 1)})
+    check_restored(tmp_path, whole_part(toy_tables(META, 1), "person"))
+
+
+AT_EXIT = """
+import sys, time
+from pathlib import Path
+from dglkge.checkpoint import CheckpointManager, part_files
+from tests.checkpoint.test_round_trip import start
+
+def wait_and_fill(*arguments, real=part_files.fill_rows):
+    time.sleep(1)  # until the interpreter shuts down
+    return real(*arguments)
+
+part_files.fill_rows = wait_and_fill
+start(CheckpointManager(Path(sys.argv[1])), 1)
+raise ValueError("too late")
+"""
+
+
+def test_a_write_outlives_the_script(tmp_path):
+    """Nobody called finish: the interpreter waits for the thread, and starts no other one any more."""
+    command = [*warm.python(), "-c", AT_EXIT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    assert done.returncode == 1 and "too late" in done.stderr, done.stderr
+    assert "cannot schedule new futures" not in done.stderr and "was not written" not in done.stderr
+    holds(tmp_path, {1: toy_tables(META, 1)})
+
+
+def test_the_next_save_waits_for_the_one_before_and_copies_to_the_same_memory(tmp_path, manager, held):
+    start(manager, 1)
+    threading.Timer(0.05, held.set).start()
+    for seed in (2, 3):
+        start(manager, seed)
+        assert manager.row_copy.num_bytes == 2 * 4 * 23 * 6  # rows and Adagrad's sums
+    manager.finish()
+    holds(tmp_path, {3: toy_tables(META, 3)})
+
+
+@pytest.mark.parametrize("block", [0, 3])
+def test_a_write_that_fails_is_told_and_keeps_the_version_before(
+    tmp_path, manager, monkeypatch, caplog, block
+):
+    save_seed(tmp_path, 0)
+    monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
+    real, places, threads = os.pwrite, [], set(threading.enumerate())
+
+    def full(*arguments):
+        places.append(arguments[2])
+        if len(places) > block:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    start(manager, 1)
+    with pytest.raises(StorageError, match="cannot write .*person_0.v2.h5: No space left on device"):
+        for _ in range(6000):
+            manager.check()
+            threading.Event().wait(0.01)
+    assert "checkpoint version 2 was not written" in caplog.text
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert holds(tmp_path, {1: toy_tables(META)}) == 1 and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_training_stats_come_with_the_version(tmp_path, manager):
+    lines = []
+    for epoch in (0, 1, 1):  # epoch 1 is trained again after a crash
+        manager.add_stats({"epoch_idx": epoch, "stats": {"count": len(lines), "metrics": {"loss": 0.5}}})
+        start(manager, epoch)
+        manager.finish()
+        lines = (tmp_path / "latest" / "training_stats.json").read_text().splitlines()
+    assert [line for line in lines if '"epoch_idx": 1' in line] == [lines[-1]]
+    assert len(lines) == 2 and '"count": 2' in lines[1]

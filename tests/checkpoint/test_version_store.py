@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager
 from dglkge.checkpoint.layout import receipt_file, version_folder
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.mirror import Mirror
@@ -19,10 +18,7 @@ from dglkge.distributed.lease import LAUNCHER, LeaseTaker, new_nonce
 from dglkge.launch.background import in_thread, wait
 from dglkge.launch.remote.protocol import STORE_VARIABLE, Call, Peer, Reply
 from dglkge.launch.remote.run_store import LauncherStore, RunFolder
-from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
-
-META = toy_meta()
+from tests.checkpoint.toy_checkpoint import save_seed
 
 
 def serve(name: str, answer: Callable[[Call], Reply]) -> None:
@@ -62,15 +58,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterat
         lease.release()
 
 
-def save(place: VersionStore, run: Path, seed: int, *kept: str) -> int:
+def save(place: VersionStore, run: Path, seed: int, *kept: str) -> None:
     """Save a version of two parts, kept under some names."""
     mirror = place if isinstance(place, Mirror) else None
-    manager = CheckpointManager(
-        run / "checkpoint", names=toy_names(META), num_parts=2, mirror=mirror, has_store=mirror is not None
-    )
-    tables = toy_tables(META, seed)
-    relations = cut(RELATION, tables[RELATION], 1)[0]
-    return manager.save(cut("person", tables["person"], 2), relations, META, {name: {} for name in kept})
+    options = {"mirror": mirror, "has_store": mirror is not None}
+    save_seed(run / "checkpoint", seed, *kept, num_parts=2, **options)
 
 
 def test_versions_stay_that_a_pointer_names(place, tmp_path, caplog):

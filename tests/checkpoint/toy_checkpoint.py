@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import torch
 
-from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup, open_checkpoint
-from dglkge.data.dataset import Dataset
+from dglkge.checkpoint import CheckpointManager, CheckpointMeta, open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.model.functions.bigraph_operators import OPERATORS
@@ -27,8 +25,6 @@ TWO_PAIRS = (
     Relation("made", "person", "film"),
     Relation("likes", "person", "film"),
 )
-LIMIT_SECONDS = 2.0
-"""After which rank 0 no longer waits for a machine that has failed."""
 
 RELATION_WIDTH = {
     "complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5,
@@ -52,20 +48,18 @@ def toy_meta(
         types["film"] = 5
     fields: dict = {
         "config": {"training": {"num_epochs": 9}, "model": {"dimension": 6}},
-        "dataset_name": "toy",
-        "dataset_path": "/nowhere/toy",
-        "dataset_fingerprint": "f00d",
-        "entity_types": types,
-        "relations": list(relations),
+        "dataset_name": "toy", "dataset_path": "/nowhere/toy", "dataset_fingerprint": "f00d",
+        "entity_types": types, "relations": list(relations),
         "progress": {"finished_epochs": 2, "batches_done": 17, "global_batch_size": 100},
-        "seed": 3,
-        "score_function": score_function,
-        "dim": 6,
-        "reciprocal": reciprocal,
+        "seed": 3, "score_function": score_function, "dim": 6, "reciprocal": reciprocal,
         "optimizer": {"name": optimizer, "lr": 0.1},
         "versions": {"dglkge": "0.1.0", "dgl": "1.1.3", "torch": "2.13.0"},
-    }
+    }  # fmt: skip
     return CheckpointMeta(**{**fields, **changes})
+
+
+META = toy_meta()
+"""The usual toy run."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +70,8 @@ class ToyTable:
     state: Mapping[str, torch.Tensor]
 
 
-def toy_tables(meta: CheckpointMeta, seed: int = 0) -> dict[str, ToyTable]:
-    """Draw every table of a run; special values among them, to be kept bit for bit."""
+def toy_tables(meta: CheckpointMeta, seed: int = 0, finite: bool = False) -> dict[str, ToyTable]:
+    """Draw every table of a run; special values among them, to be kept bit for bit, unless all are finite."""
     generator = torch.Generator().manual_seed(seed)
     one_side = SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)
     if meta.score_function in RELATION_WIDTH:
@@ -88,6 +82,8 @@ def toy_tables(meta: CheckpointMeta, seed: int = 0) -> dict[str, ToyTable]:
         width = relation_width if table == RELATION else meta.dim
         rows = torch.randn(count, width, generator=generator)
         rows[0, 0], rows[0, 1 % width], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
+        if finite:
+            rows.nan_to_num_(posinf=1.0)
         if table == RELATION and meta.operators:
             set_operators(rows, meta)
         tables[table] = ToyTable(rows, _state(meta, rows, generator))
@@ -125,6 +121,11 @@ def cut(table: str, whole: ToyTable, num_parts: int, seed: int = 0) -> list[Tabl
     ]
 
 
+def whole_part(tables: Mapping[str, ToyTable], table: str) -> TablePart:
+    """Return a table as one part."""
+    return cut(table, tables[table], 1)[0]
+
+
 def blank(part: TablePart) -> TablePart:
     """Return a part of the same ids with nothing in it."""
     state = {name: torch.zeros_like(values) for name, values in part.state.items()}
@@ -143,7 +144,7 @@ def flip(path: Path, place: int | None = None) -> None:
     path.write_bytes(content)
 
 
-def holds(path: Path, meta: CheckpointMeta, tables_of_version: Mapping[int, Mapping[str, ToyTable]]) -> int:
+def holds(path: Path, tables_of_version: Mapping[int, Mapping[str, ToyTable]]) -> int:
     """Check that the published version is one of some, with its rows and checksums; return it."""
     checkpoint = open_checkpoint(path)
     checkpoint.verify()
@@ -183,16 +184,6 @@ def toy_names(meta: CheckpointMeta) -> dict[str, Vocabulary]:
     }
 
 
-def save_alone(
-    path: Path, meta: CheckpointMeta, tables: Mapping[str, ToyTable], *pointers: str, **group: float
-) -> int:
-    """Save every table as one part by one process, kept under some names; return the version."""
-    manager = CheckpointManager(path, TrainerGroup(**group), toy_names(meta))
-    parts = [cut(name, tables[name], 1)[0] for name in meta.entity_types]
-    kept = {name: {} for name in pointers}
-    return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, kept)
-
-
 def in_threads(count: int, work: Callable[[int], object]) -> None:
     """Do some work in a thread for each rank, within a limit."""
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(count)]
@@ -203,40 +194,19 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
         assert not thread.is_alive()
 
 
-def save_toy(
-    path: Path,
-    meta: CheckpointMeta,
-    tables: Mapping[str, ToyTable],
-    num_parts: int = 1,
-    names: Mapping[str, Vocabulary] | None = None,
-) -> int:
-    """Save the tables as so many machines would, under the toy's names or others; return the version."""
-    barrier = threading.Barrier(num_parts, timeout=60)
-    cuts = {name: cut(name, tables[name], num_parts) for name in meta.entity_types}
-    (relations,) = cut(RELATION, tables[RELATION], 1)
-    versions, errors = [], []
-
-    def machine(rank: int) -> None:
-        group = TrainerGroup(rank, barrier=lambda: barrier.wait(), limit_seconds=LIMIT_SECONDS)
-        manager = CheckpointManager(path, group, names or toy_names(meta), num_parts)
-        try:
-            parts = [cuts[entity_type][rank] for entity_type in meta.entity_types]
-            versions.append(manager.save(parts, relations if rank == 0 else None, meta))
-        except BaseException as error:
-            barrier.abort()
-            errors.append(error)
-
-    in_threads(num_parts, machine)
-    for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-    (version,) = set(versions)
-    return version
+def save_toy(path, meta, tables, num_parts=1, names=None, kept=(), seed=0, **options):
+    """Save the tables in parts, by one process, and keep the version by pointers; return its number."""
+    manager = CheckpointManager(path, names=names or toy_names(meta), num_parts=num_parts, **options)
+    parts = [part for name in meta.entity_types for part in cut(name, tables[name], num_parts, seed)]
+    return manager.save(parts, whole_part(tables, RELATION), meta, {name: {} for name in kept})
 
 
-def saved_toy(
-    path: Path, num_parts: int = 1, *names: Any, **fields: Any
-) -> tuple[CheckpointMeta, dict[str, ToyTable]]:
+def save_seed(path, seed, *kept, num_parts=1, cut_seed=0, **options):
+    """Save a version of the usual toy run, its rows drawn by a seed; return its number."""
+    return save_toy(path, META, toy_tables(META, seed), num_parts, None, kept, cut_seed, **options)
+
+
+def saved_toy(path, num_parts=1, *names, **fields):
     """Save the tables of a toy run, see :func:`toy_meta`; return both."""
     meta = toy_meta(*names, **fields)
     tables = toy_tables(meta)
@@ -252,9 +222,7 @@ def calibrated(folder: Path, slope: float, offset: float) -> Platt:
     return curve
 
 
-def save_toy_run(
-    folder: Path, dataset: Dataset, *names_of_model: str, nan_in: str | None = None, **fields: Any
-) -> Path:
+def save_toy_run(folder, dataset, *names_of_model, nan_in=None, **fields):
     """Save an untrained run of random rows in two parts, which knows where its data set is.
 
     A type of entities may have a row that is no number.
@@ -269,9 +237,7 @@ def save_toy_run(
         entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
         **fields,
     )
-    tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
+    tables = toy_tables(meta, finite=True)
     if nan_in is not None:
         tables[nan_in].rows[3] = torch.nan
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}

@@ -5,41 +5,25 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "evaluation.py"
+from tests.toy_kg import REPOSITORY
 
-
-@pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """Run the script's main with some arguments; return its figures and what it printed."""
-
-    def run_script(*arguments: str):
-        script = runpy.run_path(str(SCRIPT))
-        script["main"].__globals__["PRODUCT_SECONDS"] = 0.01
-        output = tmp_path / "figures.json"
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments, "--output", str(output)])
-        before = torch.get_num_threads()
-        try:
-            script["main"]()
-        finally:
-            torch.set_num_threads(before)
-        return json.loads(output.read_text()), capsys.readouterr().out
-
-    return run_script
+SCRIPT = REPOSITORY / "benchmarks" / "evaluation.py"
 
 
 @pytest.mark.parametrize(
     "score_function, reciprocal", [("complex", "--reciprocal"), ("transe_l2", "--no-reciprocal")]
 )
-def test_figures_belong_together(run, score_function, reciprocal):
-    figures, shown = run(
-        *("--num-entities", "300", "--num-triples", "50", "--num-relations", "4"),
-        *("--dim", "8", "--score-function", score_function, reciprocal, "--num-threads", "1", "--markdown"),
-    )
+def test_figures_belong_together(score_function, reciprocal, monkeypatch, tmp_path, capsys):
+    script, output = runpy.run_path(str(SCRIPT)), tmp_path / "figures.json"
+    script["main"].__globals__["PRODUCT_SECONDS"] = 0.01
+    sizes = "--num-entities 300 --num-triples 50 --num-relations 4 --dim 8 --num-threads 1 --markdown".split()
+    arguments = [*sizes, "--score-function", score_function, reciprocal, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    script["main"]()
+    figures, shown = json.loads(output.read_text()), capsys.readouterr().out
     assert figures["score_function"] == score_function and figures["num_threads"] == 1
     assert figures["num_queries"] == 100
     assert figures["scores_per_second"] == pytest.approx(300 * figures["queries_per_second"], rel=0.02)

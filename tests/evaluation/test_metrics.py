@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
@@ -24,7 +24,7 @@ from dglkge.evaluation.metrics import (
     relation_categories,
 )
 from dglkge.typing import Side
-from tests.evaluation.toy_world import RELATIONS, toy_world
+from tests.evaluation.toy_world import RELATIONS, assert_same, toy_world
 
 NUM_RELATIONS = 4
 
@@ -47,17 +47,6 @@ def test_metrics_by_hand():
     assert RankingMetrics.of(np.array([1.0]), np.array([0])).auc == 1.0
 
 
-def test_auc_is_the_share_of_pairs_in_the_right_order():
-    random = np.random.default_rng(0)
-    scores = random.integers(0, 9, size=(30, 41)).astype(float)
-    true, negatives = scores[:, :1], scores[:, 1:]
-    metrics = RankingMetrics.of(
-        1.0 + (negatives > true).sum(1) + (negatives == true).sum(1) / 2, np.full(30, 40)
-    )
-    pairs = (true > negatives) + 0.5 * (true == negatives)
-    assert metrics.auc == pytest.approx(pairs.mean())
-
-
 @pytest.mark.parametrize("num_greater, num_equal", [(0, 0), (0, 1), (2, 3), (1, 4)])
 def test_realistic_is_the_mean_over_all_orders(num_greater, num_equal):
     """Every order of the true answer (a) among its equals (b) behind the greater ones."""
@@ -67,6 +56,13 @@ def test_realistic_is_the_mean_over_all_orders(num_greater, num_equal):
     assert ranks(*counts, "realistic").tolist() == [pytest.approx(np.mean(places))]
     assert ranks(*counts, "optimistic").tolist() == [min(places)]
     assert ranks(*counts, "pessimistic").tolist() == [max(places)]
+
+
+def labels(table):
+    """Return the labels of a table's rows; its columns are aligned."""
+    lines = table.splitlines()[1:]
+    assert len({len(line) for line in lines}) == 1
+    return [line.strip().partition("  ")[0] for line in lines[1:]]
 
 
 def made(labels, relation_ids, head_ranks, tail_ranks, num_heads, num_tails) -> RankingResult:
@@ -89,7 +85,7 @@ def result() -> RankingResult:
     return made(labels, [2, 0, 2, 2], [1, 8, 2, 4], [1, 1, 1, 2], 9, 5)
 
 
-def test_sides_and_relations(result):
+def test_sides_and_relations_and_their_dictionary(result):
     assert result.head.mr == 15 / 4 and result.tail.mr == 5 / 4 and result.both.mr == 20 / 8
     assert (result.head.num_queries, result.tail.num_queries, result.both.num_queries) == (4, 4, 8)
     assert result.both.mrr == pytest.approx((result.head.mrr + result.tail.mrr) / 2)
@@ -101,13 +97,9 @@ def test_sides_and_relations(result):
     assert visits["both"].num_queries == 6 and visits["head"].mr == pytest.approx(7 / 3)
     weighted = sum(sides["both"].mrr * sides["both"].num_queries for sides in by_relation.values())
     assert weighted / 8 == pytest.approx(result.both.mrr)
-
-
-def test_dictionary_is_json_and_names_the_protocol(result):
     fields = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert list(fields) == ["protocol", "num_triples", "both", "head", "tail", "per_relation", "ties"]
-    assert fields["num_triples"] == 4
-    assert fields["protocol"]["filtering"] == "filtered" and fields["protocol"]["candidates"] == "all"
+    assert fields["num_triples"] == 4 and fields["protocol"] == Protocol().to_dict()
     assert fields["both"]["mr"] == 2.5 and fields["tail"]["hits@1"] == 0.75
     assert fields["per_relation"]["knows"]["head"]["num_queries"] == 1
 
@@ -130,26 +122,24 @@ def test_tables(result):
 
 def test_what_a_person_sees_of_a_result():
     result = made(["likes"], [0, 0], [1, 2], [1, 4], 9, 9)
-    assert repr(result) == (
-        "RankingResult(test split, filtered, all candidates, realistic ties: 2 triples, "
-        "MRR 0.6875, Hits@1 0.5000, Hits@10 1.0000)"
-    )
+    protocol = "test split, filtered, all candidates, realistic ties"
+    assert repr(result) == f"RankingResult({protocol}: 2 triples, MRR 0.6875, Hits@1 0.5000, Hits@10 1.0000)"
     table = result._repr_html_()
-    assert table.startswith("test split, filtered, all candidates, realistic ties<table")
+    assert table.startswith(f"{protocol}<table")
     assert table.count("<tr") == 1 + 3 and "<td>0.6875</td>" in table
 
 
 def test_a_protocol_names_everything_that_changes_a_figure():
-    assert Protocol().describe() == "test split, filtered, all candidates, realistic ties"
-    plain = {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"}
-    assert Protocol().to_dict() == plain
     sampled = Protocol(split="valid", filtered=False, num_candidates=500, ties="pessimistic", seed=3)
-    assert sampled.describe() == "valid split, raw, sampled 500 candidates, pessimistic ties"
-    expected = {"split": "valid", "filtering": "raw", "candidates": "sampled 500", "ties": "pessimistic"}
-    assert sampled.to_dict() == {**expected, "seed": 3}
-    protocol = Protocol(filtered=False, given=True)
-    assert protocol.describe() == "test split, raw, given candidates, realistic ties"
-    assert protocol.suffix() == "-given" and protocol.to_dict()["candidates"] == "given"
+    for protocol, split, filtering, candidates, ties, more in [
+        (Protocol(), "test", "filtered", "all", "realistic", {}),
+        (sampled, "valid", "raw", "sampled 500", "pessimistic", {"seed": 3}),
+        (Protocol(filtered=False, given=True), "test", "raw", "given", "realistic", {}),
+    ]:
+        assert protocol.describe() == f"{split} split, {filtering}, {candidates} candidates, {ties} ties"
+        fields = {"split": split, "filtering": filtering, "candidates": candidates, "ties": ties}
+        assert protocol.to_dict() == {**fields, **more}
+    assert protocol.suffix() == "-given"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +164,7 @@ some_triples = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(triples=some_triples)
+@example(triples=np.array([[0, 0, 1], [1, 0, 2], [1, 0, 3]]))  # exactly 1.5 tails of a head
 def test_categories_equal_counting_with_sets(triples):
     categories = relation_categories(triples, NUM_RELATIONS)
     distinct = {tuple(row) for row in triples.tolist()}
@@ -181,9 +172,7 @@ def test_categories_equal_counting_with_sets(triples):
         pairs = [(head, tail) for head, r, tail in distinct if r == relation]
         if not pairs:
             assert categories.names[relation] == UNSEEN
-            assert np.isnan(categories.tails_per_head[relation]) and np.isnan(
-                categories.heads_per_tail[relation]
-            )
+            assert np.isnan([categories.tails_per_head[relation], categories.heads_per_tail[relation]]).all()
             continue
         tails_per_head = len(pairs) / len({head for head, _ in pairs})
         heads_per_tail = len(pairs) / len({tail for _, tail in pairs})
@@ -194,37 +183,23 @@ def test_categories_equal_counting_with_sets(triples):
         assert categories.names[relation] == name and name in CATEGORIES
 
 
-def test_limit_belongs_to_many():
-    """Two heads with one and two tails: exactly 1.5 tails of a head."""
-    assert relation_categories(np.array([[0, 0, 1], [1, 0, 2], [1, 0, 3]]), 1).names == ["1-N"]
-
-
 def test_rules_for_ties_come_from_one_ranking():
     world = toy_world("distmult", reciprocal=False, seed=3, grid=True)
     known = KnownTriples([world.known], len(RELATIONS))
     result = world.evaluate(Protocol(), 3, known)
     for ties in ("realistic", "optimistic", "pessimistic"):
-        expected = world.evaluate(Protocol(ties=ties), 2, known)
         changed = result.with_ties(ties)
         assert changed.protocol.ties == ties
-        for side in Side:
-            counts = [world.brute_force(side, triple, True)[:2] for triple in world.triples]
-            greater, equal = np.array(counts).T
-            assert changed.ranks[side].tolist() == ranks(greater, equal, ties).tolist()
-            assert changed.ranks[side].tolist() == expected.ranks[side].tolist()
+        assert_same(changed, world.evaluate(Protocol(ties=ties), 2, known))
     by_ties = json.loads(json.dumps(result.to_dict()["ties"]))
     assert list(by_ties) == ["realistic", "pessimistic"]
-    assert by_ties["realistic"] == {
-        sides: result.metrics(sides).to_dict() for sides in ("both", "head", "tail")
-    }
+    sides = ("both", "head", "tail")
+    assert by_ties["realistic"] == {name: result.metrics(name).to_dict() for name in sides}
     assert by_ties["pessimistic"]["tail"] == result.with_ties("pessimistic").tail.to_dict()
     assert by_ties["pessimistic"]["both"]["mrr"] < by_ties["realistic"]["both"]["mrr"], "the case has ties"
-    lines = format_table(result).splitlines()
-    assert [line.split("  ")[0] for line in lines[2:]] == [
-        *("both sides", "head", "tail", "both, pessimistic ties")
-    ]
-    other = format_table(result.with_ties("optimistic")).splitlines()
-    assert [line.split("  ")[0] for line in other[5:]] == ["both, realistic ties", "both, pessimistic ties"]
+    assert labels(format_table(result)) == ["both sides", "head", "tail", "both, pessimistic ties"]
+    other = labels(format_table(result.with_ties("optimistic")))
+    assert other[3:] == ["both, realistic ties", "both, pessimistic ties"]
 
 
 def world_of_both_relations():
@@ -257,20 +232,16 @@ def test_tables_by_relation_category_and_side():
     categories = relation_categories(world.known, len(RELATIONS))
     result = replace(world.evaluate(Protocol(filtered=False)), categories=categories)
 
-    def labels(*by):
-        lines = format_table(result, by=by).splitlines()
-        assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
-        return [
-            line[2:].partition("  ")[0] if line[0] == " " else line.partition("  ")[0] for line in lines[6:]
-        ]
+    def labels_by(*by):
+        return labels(format_table(result, by=by))[4:]
 
     by_count = sorted(
         ("knows", "visits"), key=lambda name: -(world.triples[:, 1] == (name == "visits")).sum()
     )
-    assert labels() == [] == labels("side")
-    assert labels("relation") == by_count
-    assert labels("category") == list(result.per_category())
-    assert labels("relation", "side") == [
+    assert labels_by() == [] == labels_by("side")
+    assert labels_by("relation") == by_count
+    assert labels_by("category") == list(result.per_category())
+    assert labels_by("relation", "side") == [
         line for name in by_count for line in (name, f"{name}, head", f"{name}, tail")
     ]
     assert format_table(result, by=["relation"]) == format_table(result, per_relation=True)

@@ -1,34 +1,46 @@
-"""Ranks are exactly those of a brute force over single triples, however rows and queries are divided."""
+"""Ranks are exactly those of a brute force over single triples, however rows and queries are divided.
+
+Among all candidates, drawn ones, whose draws are repeatable and even, and given ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_group import end_process_group
 from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, ranks
-from dglkge.evaluation.ranking import count_greater, count_greater_plainly
+from dglkge.evaluation.queries import plan_queries
+from dglkge.evaluation.ranking import count_greater, count_greater_plainly, draw_candidates
 from dglkge.kernels.full_scores import STRIP_COLUMNS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
-from tests.evaluation.toy_world import RELATIONS, World, assert_same, toy_world
+from tests.evaluation.toy_world import RELATIONS, MemoryRows, World, assert_same, split_rows, toy_world
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
+from tests.simulated_machines import forked
 
 ON_DEVICE = {"device": ComputeDevice("cpu_staged")}
 NOT_KEPT = {**ON_DEVICE, "kept_bytes": 0}
 """Options of an evaluator that takes the way of a GPU: rows are copied once, or for each batch of queries."""
+
+NUM_DRAWS = 12
+LIMIT_SECONDS = 120
+GIVEN = Protocol(filtered=False, given=True, batch_size=3)
+"""Candidates that came with the triples, as OGB's."""
 
 BONUS: dict[str, Any] = {"bonus": True}
 """No options: a number is added to scores."""
@@ -38,10 +50,14 @@ def known_of(world: World) -> KnownTriples:
     return KnownTriples([world.known], len(RELATIONS))
 
 
-def check_against_brute_force(world: World, protocol: Protocol, num_shards: int) -> None:
-    result = world.evaluate(protocol, num_shards, known_of(world) if protocol.filtered else None)
+def check_against_brute_force(world, protocol, num_shards, candidates_of=None, **more):
+    """Compare with counting; the candidates of a query may be given by side and place of its triple."""
+    result = world.evaluate(protocol, num_shards, known_of(world) if protocol.filtered else None, **more)
     for side in Side:
-        counts = [world.brute_force(side, triple, protocol.filtered) for triple in world.triples]
+        counts = [
+            world.brute_force(side, triple, protocol.filtered, candidates_of and candidates_of[side, place])
+            for place, triple in enumerate(world.triples)
+        ]
         greater, equal, negatives = np.array(counts).T
         assert result.ranks[side].tolist() == ranks(greater, equal, protocol.ties).tolist()
         assert result.num_negatives[side].tolist() == negatives.tolist()
@@ -81,18 +97,6 @@ def test_every_score_function_has_an_oracle():
     assert set(SCORE_FUNCTIONS) == set(ORACLES)
 
 
-@pytest.mark.parametrize("name", ["complex", "transe_l2", "pairre", "conve"])
-def test_all_rows_zero_is_one_great_tie(name):
-    world = toy_world(name, reciprocal=name in FORWARD_ONLY)
-    for table in ("person", "town"):
-        world.tables[table].zero_()
-    if name.startswith("transe"):
-        world.tables[RELATION].zero_()
-    result = world.evaluate(Protocol(filtered=False), num_shards=3)
-    for side in Side:
-        assert result.ranks[side].tolist() == (1 + result.num_negatives[side] / 2).tolist()
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -130,10 +134,10 @@ def test_near_ties_are_decided_in_float64(name, options, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_tiny_and_huge_rows(name):
+def test_zero_tiny_and_huge_rows(name):
     # Products of three rows, summed, and squares of products of two: float32 ends earlier.
     huge = {"rescal": 1e11, "tucker": 1e11, "tntcomplex": 1e11, "transr": 1e8}.get(name, 1e12)
-    for scale in (1e-12, huge):
+    for scale in (0, 1e-12, huge):
         world = toy_world(name, reciprocal=name in FORWARD_ONLY, num_people=15, seed=2)
         for table in world.tables.values():
             table *= scale
@@ -141,16 +145,17 @@ def test_tiny_and_huge_rows(name):
 
 
 def test_products_are_float32_whatever_training_allowed():
+    """And training has its precision back, also after an error."""
     world = toy_world("complex", reciprocal=True)
-    compare, compared = world.model.compare, set()
+    compared = set()
 
-    def compare_and_look(query, candidates):
+    def look_and_fail(query, candidates):
         compared.add((query.dtype, torch.get_float32_matmul_precision()))
-        return compare(query, candidates)
+        raise ZeroDivisionError
 
     torch.set_float32_matmul_precision("medium")
     try:
-        with mock.patch.object(world.model, "compare", compare_and_look):
+        with mock.patch.object(world.model, "compare", look_and_fail), pytest.raises(ZeroDivisionError):
             world.evaluate(Protocol(), known=known_of(world))
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -179,8 +184,7 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
     sizes = {"person": (30, 16), "town": (7, 16), RELATION: (2, 30)}
     world.tables = {name: torch.randn(size, generator=torch.manual_seed(4)) for name, size in sizes.items()}
     protocol = Protocol(num_candidates=num_candidates, batch_size=8)
-    used = []
-    query = KgeModel.query
+    used, query = [], KgeModel.query
 
     def noted(self, *arguments):
         used.append(self.module)
@@ -191,15 +195,13 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
         with torch.no_grad():
             for parameter in world.model.module.parameters():
                 parameter *= scale
-        world.options = {}
-        expected = world.evaluate(protocol, 2, known_of(world))
-        assert used and all(module is world.model.module for module in used)
-        used.clear()
-        world.options = ON_DEVICE
-        result = world.evaluate(protocol, 2, known_of(world))
-        assert used and all(module is world.model.module for module in used)  # the stand-in is a CPU too
-        used.clear()
-        assert_same(result, expected)
+        results = []
+        for options in ({}, ON_DEVICE):  # the stand-in of a device is a CPU too
+            world.options = options
+            used.clear()
+            results.append(world.evaluate(protocol, 2, known_of(world)))
+            assert used and all(module is world.model.module for module in used)
+        assert_same(*results)
     moved = world.model.on_device(torch.device("meta"))
     assert {parameter.device.type for parameter in moved.module.parameters()} == {"meta"}
     assert {parameter.device.type for parameter in world.model.module.parameters()} == {"cpu"}
@@ -223,44 +225,6 @@ def test_norms_of_candidates_are_computed_once_a_ranking(options, monkeypatch):
     assert lengths.count(190) == 1 and len(lengths) > 10
 
 
-def test_sampled_ranks_do_not_depend_on_shards_and_batches():
-    world = toy_world("distmult", reciprocal=False, num_people=200, seed=3)
-    protocol = Protocol(num_candidates=50, seed=11)
-    alone = world.evaluate(protocol, 1, known_of(world))
-    many = world.evaluate(replace(protocol, batch_size=3), 4, known_of(world))
-    other = world.evaluate(replace(protocol, seed=12), 1, known_of(world))
-    full = world.evaluate(Protocol(), 1, known_of(world))
-    visits = world.triples[:, 1] == 1
-    assert_same(many, alone)
-    assert alone.ranks[Side.HEAD].tolist() != other.ranks[Side.HEAD].tolist()
-    # Towns are fewer than the draws, so that all of them compete.
-    assert alone.ranks[Side.TAIL][visits].tolist() == full.ranks[Side.TAIL][visits].tolist()
-    assert alone.num_negatives[Side.HEAD].max() <= 50
-    assert 0.4 < alone.both.auc / full.both.auc < 2.5
-
-
-def test_progress_counts_every_query():
-    world = toy_world("distmult", reciprocal=False)
-    steps = []
-    world.evaluate(Protocol(batch_size=4), known=known_of(world), progress=steps.append)
-    assert sum(steps) == 2 * len(world.triples)
-
-
-def test_reduce_is_called_twice_with_the_same_shapes():
-    """On processes that own other rows, or none, the calls must match."""
-    world = toy_world("distmult", reciprocal=False)
-    shapes = []
-
-    def reduce(array):
-        assert array.dtype == np.int64
-        shapes.append(array.shape)
-        return array
-
-    for num_shards in (1, 4):
-        world.evaluate(Protocol(), num_shards, known_of(world), reduce=reduce)
-    assert len(shapes) == 4 and shapes[:2] == shapes[2:]
-
-
 @pytest.mark.parametrize(
     "spoil, message",
     [
@@ -279,36 +243,12 @@ def test_bad_rows_and_triples_are_errors(spoil, message):
 
 def test_missing_rows_are_an_error():
     world = toy_world("distmult", reciprocal=False)
-    world.tables["person"] = world.tables["person"][:-1]
-    whole = world.evaluate
-    with pytest.raises(InputError, match="the rows of type 'person' are not complete: 22 rows were given"):
-        with mock.patch("tests.evaluation.toy_world.split_rows", lambda table, *_, **__: []):
-            whole(
-                Protocol(),
-                known=known_of(world),
-                reduce=lambda sums: sums + [[22, 22 * 11], [7, 21], [0, 0]][: len(sums)],
-            )
-
-
-def test_filtered_without_known_triples_is_an_error():
+    sums = [[22, 22 * 11], [7, 21], [0, 0]]
+    with mock.patch("tests.evaluation.toy_world.split_rows", lambda table, *_, **__: []):
+        with pytest.raises(InputError, match="the rows of type 'person' are not complete: 22 rows were give"):
+            world.evaluate(Protocol(), known=known_of(world), reduce=lambda array: array + sums[: len(array)])
     with pytest.raises(InputError, match="filtered ranking needs the known triples"):
-        toy_world("distmult", reciprocal=False).evaluate(Protocol(), known=None)
-
-
-def test_larger_case_against_float64_products():
-    """More entities than a tile, and the whole matrix in float64 as the oracle."""
-    world = toy_world("distmult", False, dim=32, num_people=2500, seed=20)
-    world.tables["person"] = torch.randn(2500, 32, generator=torch.Generator().manual_seed(0))
-    result = world.evaluate(Protocol(filtered=False), num_shards=3)
-    people = world.tables["person"].double()
-    for place, (head, relation, tail) in enumerate(world.triples.tolist()):
-        row = world.tables[RELATION][relation].double()
-        other = (people if relation == 0 else world.tables["town"].double())[tail]
-        scores = people @ (row * other)
-        greater = int((scores > scores[head] + 1e-9).sum())
-        equal = int(((scores - scores[head]).abs() <= 1e-9).sum()) - 1
-        assert result.ranks[Side.HEAD][place] == 1 + greater + equal / 2
-    assert np.all(result.num_negatives[Side.HEAD] == 2499)
+        world.evaluate(Protocol())
 
 
 @settings(max_examples=40, deadline=None)
@@ -321,7 +261,8 @@ def test_larger_case_against_float64_products():
 )
 def test_counts_are_those_by_hand(num_rows, num_columns, num_answers, seed, spread):
     random = torch.Generator().manual_seed(seed)
-    scores = torch.randn(num_rows, num_columns, generator=random).mul(4).round().div(4)
+    scores = torch.randn(num_columns, num_rows, generator=random).mul(4).round().div(4).T
+    scores = scores.contiguous() if seed % 2 else scores
     scores[torch.rand(scores.shape, generator=random) < 0.1] = -torch.inf
     row_of = torch.randint(num_rows, (num_answers,), generator=random).sort().values
     middle = torch.randn(num_answers, generator=random).mul(4).round().div(4)
@@ -339,17 +280,128 @@ def test_counts_are_those_by_hand(num_rows, num_columns, num_answers, seed, spre
         assert list(zip(close.tolist(), column.tolist())) == expected_close
 
 
-@pytest.mark.parametrize("count", [count_greater, count_greater_plainly])
-def test_limits_belong_to_the_close(count):
-    scores = torch.tensor([[0.0, 1.0, 2.0, 3.0, -torch.inf]])
-    greater, close, column = count(scores, torch.tensor([0]), torch.tensor([1.0]), torch.tensor([2.0]))
-    assert (greater.tolist(), close.tolist(), column.tolist()) == ([1], [0, 0], [1, 2])
+def drawn_by_place(triples: np.ndarray, batch_size: int, num_entities: int, seed: int = 0) -> dict:
+    """All draws by side and row of the triples, whatever the batches were."""
+    draws = {}
+    for batch in plan_queries(triples, RELATIONS, batch_size):
+        candidates = draw_candidates(batch, NUM_DRAWS, num_entities, seed).tolist()
+        draws.update({(batch.side, place): row for place, row in zip(batch.places.tolist(), candidates)})
+    return draws
 
 
-def test_scores_need_not_be_contiguous():
-    scores = torch.randn(6, 4).T
-    row_of, low, high = torch.tensor([0, 3]), torch.tensor([-0.5, 0.0]), torch.tensor([0.5, 0.2])
-    for counts, expected in zip(
-        count_greater(scores, row_of, low, high), count_greater(scores.clone(), row_of, low, high)
-    ):
-        assert counts.tolist() == expected.tolist()
+@pytest.mark.parametrize(
+    ("name", "filtered"),
+    [("complex", True), ("distmult", False), ("transe_l1", True), ("rotate", False), ("pairre", True),
+     ("rescal", False), ("tucker", True)],
+)  # fmt: skip
+def test_equals_brute_force_over_the_drawn(name, filtered):
+    world = toy_world(name, reciprocal=True, num_people=40, num_towns=25, seed=8)
+    if name in ("complex", "rotate"):
+        world.draw_bonus(seed=1)
+    draws = {size: drawn_by_place(world.triples, 100, size, seed=5) for size in (40, 25)}
+    candidates_of = {}
+    for side, place in draws[40]:
+        candidate_type = RELATIONS[world.triples[place, 1]].candidate_type(side)
+        candidates_of[side, place] = draws[len(world.tables[candidate_type])][side, place]
+    protocol = Protocol(filtered=filtered, num_candidates=NUM_DRAWS, seed=5, batch_size=3)
+    check_against_brute_force(world, protocol, 3, candidates_of)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_equals_brute_force_over_the_given(num_shards):
+    """With ties in the middle, as in OGB's evaluator."""
+    world = toy_world("distmult", reciprocal=True, num_people=40, num_towns=25, seed=8, grid=True)
+    candidates = np.random.default_rng(1).integers(0, 25, (2, len(world.triples), 9)).astype(np.int32)
+    candidates_of = {
+        (side, place): candidates[number, place].tolist()
+        for number, side in enumerate((Side.HEAD, Side.TAIL))
+        for place in range(len(world.triples))
+    }
+    check_against_brute_force(world, GIVEN, num_shards, candidates_of, candidates=candidates)
+
+
+def test_draws_depend_on_seed_side_and_triple_alone():
+    """Not on batches, nor on the order of questions."""
+    triples = toy_world("distmult", False, seed=4).triples
+    whole = drawn_by_place(triples, 100, 1000)
+    assert drawn_by_place(triples, 1, 1000) == whole
+    assert drawn_by_place(triples[:5], 2, 1000) == {key: row for key, row in whole.items() if key[1] < 5}
+    triples = np.zeros((30, 3), np.int64)
+    draws = [row for seed in (0, 1) for row in drawn_by_place(triples, 100, 10**6, seed).values()]
+    assert len({tuple(row) for row in draws}) == 2 * 30 * 2
+
+
+@pytest.mark.parametrize("num_entities", [13, 3 * 2**29, 5 * 2**31])
+def test_draws_are_uniform(num_entities):
+    """Spread over the range and, within a few neighbours, over them: 32 random bits do not reach all."""
+    (batch, *_) = plan_queries(np.zeros((1000, 3), np.int64), RELATIONS, 1000)
+    drawn = draw_candidates(batch, 400, num_entities, 7).numpy().ravel()
+    assert drawn.min() >= 0 and drawn.max() < num_entities
+    least = 2**32 // num_entities
+    share = 2**32 / num_entities - least  # of the numbers that 32 bits hit once more than the others
+    some = drawn[:200_000].tolist()
+    ends = [[-(-value * 2**32 // num_entities) for value in (number, number + 1)] for number in some]
+    hit = np.array([end - start > least for start, end in ends])
+    assert abs(hit.mean() - share) < 5 * np.sqrt(share * (1 - share) / len(hit))
+    counts = np.bincount(drawn * 13 // num_entities, minlength=13)
+    assert ((counts - len(drawn) / 13) ** 2 / (len(drawn) / 13)).sum() < 12 + 5 * np.sqrt(2 * 12)
+
+
+def test_fewer_entities_than_draws_are_ranked_in_full():
+    world = toy_world("complex", reciprocal=False, seed=6)
+    known = known_of(world)
+    full = world.evaluate(Protocol(), 2, known)
+    assert_same(world.evaluate(Protocol(num_candidates=23), 2, known), full)
+
+
+def test_given_candidates_that_do_not_go_with_the_rest():
+    world = toy_world("distmult", reciprocal=False)
+    candidates = np.zeros((2, len(world.triples), 2), np.int32)
+    with pytest.raises(InputError, match="needs those of each triple, and no other does"):
+        world.evaluate(GIVEN)
+    with pytest.raises(InputError, match="needs those of each triple, and no other does"):
+        world.evaluate(Protocol(), known=known_of(world), candidates=candidates)
+    with pytest.raises(InputError, match="a given candidate is 99; allowed is 0 to"):
+        world.evaluate(GIVEN, candidates=candidates + 99)
+
+
+def sum_over_processes(array):
+    summed = torch.from_numpy(array.copy())
+    dist.all_reduce(summed)
+    return summed.numpy()
+
+
+def evaluate_on(rank, folder):
+    """Rank with this process's rows or queries only; rank 1 has no towns at all."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    world = toy_world("complex", reciprocal=True, num_people=50, num_towns=11, seed=9)
+    known, rows = known_of(world), MemoryRows(world.tables)
+    whole = {name: split_rows(world.tables[name], 1) for name in ("person", "town")}
+    mine = {"person": [split_rows(world.tables["person"], 2)[rank]]}
+    if rank == 0:
+        mine["town"] = whole["town"]
+    for protocol in (Protocol(batch_size=7), Protocol(num_candidates=9, batch_size=5)):
+        expected, steps = world.evaluate(protocol, 1, known), []
+        evaluator = RankingEvaluator(world.model, RELATIONS, protocol)
+        for shards, turns in ((mine, ()), (whole, (steps.append, (rank, 2)))):
+            result = evaluator.evaluate(world.triples, known, rows, shards, sum_over_processes, *turns)
+            assert_same(result, expected)
+        assert sum(steps) == 2 * len(world.triples)
+    end_process_group()
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
+def test_two_processes_find_what_one_finds(tmp_path):
+    """Each with some of the rows, or with some of the queries."""
+    processes = [forked(evaluate_on, rank, str(tmp_path)) for rank in range(2)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_SECONDS)
+        assert [process.exitcode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,6 @@ class MemoryRows:
         self.tables = tables
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows by original id."""
         return self.tables[table][ids]
 
 
@@ -39,7 +37,6 @@ class MemoryShard:
         self._place[ids] = torch.arange(len(ids))
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return where the ids lie, -1 where they do not."""
         return self._place[ids]
 
 
@@ -97,9 +94,7 @@ class World:
                     key = side, triple[side.anchor_column], triple[1], candidate
                     self.bonus[key] = float(draw.choice([0.5, 1.0, 4.0]))
 
-    def brute_force(
-        self, side: Side, triple: np.ndarray, filtered: bool, candidates: Iterable[int] | None = None
-    ) -> tuple[int, int, int]:
+    def brute_force(self, side, triple, filtered, candidates=None):
         """Count greater, equal and all competing candidates of one query, one Python float at a time."""
         candidate_type = RELATIONS[triple[1]].candidate_type(side)
         known = {tuple(row) for row in self.known.tolist()} if filtered else set()
@@ -136,15 +131,7 @@ def assert_same(result: RankingResult, expected: RankingResult) -> None:
         assert result.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
 
 
-def toy_world(
-    name: str,
-    reciprocal: bool,
-    dim: int = 4,
-    num_people: int = 23,
-    num_towns: int = 7,
-    seed: int = 0,
-    grid: bool = False,
-) -> World:
+def toy_world(name, reciprocal, dim=4, num_people=23, num_towns=7, seed=0, grid=False):
     """Draw a world.
 
     With ``grid`` all rows are small integers, so that many scores are equal and none is rounded. Without,

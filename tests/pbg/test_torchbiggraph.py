@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,42 @@ def write_config(path: Path, described: dict[str, Any], **changes: Any) -> Path:
     return path
 
 
-def write_edges(folder: Path, triples: np.ndarray) -> Path:
+def write_edges(folder: Path, triples: np.ndarray) -> str:
     """Write edges as PyTorch-BigGraph's importer does, for one partition."""
     folder.mkdir(parents=True)
     with h5py.File(folder / "edges_0_0.h5", "w") as file:
         file.attrs["format_version"] = 1
         for name, column in (("lhs", 0), ("rhs", 2), ("rel", 1)):
             file.create_dataset(name, data=np.ascontiguousarray(triples[:, column]))
-    return folder
+    return str(folder)
 
 
-def everything_negative(described: dict[str, Any]) -> dict[str, Any]:
-    """Rank against all entities: raw, and pessimistic among equal scores."""
-    relations = [{**relation, "all_negs": True} for relation in described["relations"]]
-    return {"relations": relations, "eval_num_batch_negs": 0, "eval_num_uniform_negs": 0, "num_batch_negs": 0}
+def write_names(folder: Path, **names: Sequence[str]) -> str:
+    """Write lists of names as its importer does, each type in one partition; relations as dynamic ones."""
+    folder.mkdir()
+    for kind, listed in names.items():
+        files = ("dynamic_rel_names", "dynamic_rel_count")
+        if kind != "relations":
+            files = (f"entity_names_{kind}_0", f"entity_count_{kind}_0")
+        (folder / f"{files[0]}.json").write_text(json.dumps(listed))
+        (folder / f"{files[1]}.txt").write_text(f"{len(listed)}\n")
+    return str(folder)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8")))
+
+
+def train_more(config: Path, folder: Path, edges: str, num_epochs: int, **changes: Any) -> str:
+    """Let PyTorch-BigGraph resume from a checkpoint."""
+    return biggraph(
+        "train", write_config(config, described(folder), edge_paths=[edges], num_epochs=num_epochs, **changes)
+    )
+
+
+def convert(source: Path, dataset: Dataset, run: Path) -> None:
+    words = ["checkpoint", "convert", str(source), "--to", "run", "--dataset", str(dataset.path)]
+    commands.dglkge(*words, "--output", str(run))
 
 
 def figures(text: str) -> dict[str, float]:
@@ -71,10 +94,14 @@ def figures(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"(\w+): +([\d.e+-]+)", line)}
 
 
-def same_figures(text: str, run: Path) -> None:
-    """Hold PyTorch-BigGraph's figures against those of ``dglkge evaluate``."""
+def ranks_alike(model: dict[str, Any], edges: str, run: Path) -> None:
+    """Hold PyTorch-BigGraph's figures against ours: raw, against all entities, pessimistic among equals."""
+    relations = [{**relation, "all_negs": True} for relation in model["relations"]]
+    numbers = {"eval_num_batch_negs": 0, "eval_num_uniform_negs": 0, "num_batch_negs": 0}
+    config = write_config(Path(f"{edges}-eval.py"), model, edge_paths=[edges], relations=relations, **numbers)
+    expected = figures(biggraph("eval", config))
     done = commands.dglkge("evaluate", str(run), "--raw", "--ties", "pessimistic", "--json")
-    both, expected = json.loads(done.stdout)["both"], figures(text)
+    both = json.loads(done.stdout)["both"]
     for name, their_name in (("mr", "pos_rank"), ("mrr", "mrr"), ("hits@1", "r1"), ("hits@10", "r10")):
         assert expected[their_name] == pytest.approx(both[name], rel=2e-4, abs=2e-4), (name, both, expected)
 
@@ -95,11 +122,6 @@ def dataset() -> Dataset:
     return Dataset.open(toy_dataset())
 
 
-@pytest.fixture
-def run(tmp_path: Path, dataset: Dataset) -> Path:
-    return random_run(tmp_path, dataset, "complex", True)
-
-
 def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal: bool) -> Path:
     meta = toy_meta(
         score_function=score_function,
@@ -114,65 +136,37 @@ def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal
     )
     # PyTorch-BigGraph takes its learning rate from the optimizer's state: rows will move no further.
     meta = dataclasses.replace(meta, optimizer={"name": "row_adagrad", "lr": 1e-6})
-    tables = toy_tables(meta)
-    for table in tables.values():
-        table.rows.nan_to_num_(posinf=1.0)
+    tables = toy_tables(meta, finite=True)
     names = {"entity": dataset.vocabulary("entity")}
     save_toy(tmp_path / "run" / "checkpoint", meta, tables, 1, names)
     return tmp_path / "run"
 
 
-def described(folder: Path) -> dict[str, Any]:
-    text = (folder / layout.CONFIG_FILE).read_text(encoding="utf-8")
-    return dict(json.loads(text))
-
-
-def test_it_evaluates_ours_and_gets_our_figures(run: Path, dataset: Dataset, tmp_path: Path) -> None:
-    model = described(run / "checkpoint" / "latest")
-    edges = write_edges(tmp_path / "test", dataset.split("test"))
-    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
-    same_figures(biggraph("eval", config), run)
-
-
 @pytest.mark.parametrize(
     ("score_function", "reciprocal"),
     [
-        ("none_cos", False),
-        ("translation_dot", True),
-        ("diagonal_l2", False),
-        ("linear_squared_l2", True),
-        ("affine_cos", False),
-        ("complex_diagonal_l2", True),
-        ("none_dot_bias", True),
-        ("diagonal_cos_bias", False),
-        ("affine_dot_bias", True),
+        ("complex", True), ("none_cos", False), ("translation_dot", True), ("diagonal_l2", False),
+        ("linear_squared_l2", True), ("affine_cos", False), ("complex_diagonal_l2", True),
+        ("none_dot_bias", True), ("diagonal_cos_bias", False), ("affine_dot_bias", True),
         ("complex_diagonal_squared_l2_bias", False),
-        (f"{SEVERAL}_dot", False),
-        (f"{SEVERAL}_cos", False),
-        (f"{SEVERAL}_l2_bias", False),
+        (f"{SEVERAL}_dot", False), (f"{SEVERAL}_cos", False), (f"{SEVERAL}_l2_bias", False),
     ],
-)
-def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
-    score_function: str, reciprocal: bool, dataset: Dataset, tmp_path: Path
-) -> None:
+)  # fmt: skip
+def test_it_evaluates_ours_and_gets_our_figures(score_function, reciprocal, dataset, tmp_path):
     run = random_run(tmp_path, dataset, score_function, reciprocal)
-    model = described(run / "checkpoint" / "latest")
     edges = write_edges(tmp_path / "test", dataset.split("test"))
-    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
-    same_figures(biggraph("eval", config), run)
+    ranks_alike(described(run / "checkpoint" / "latest"), edges, run)
 
 
-def test_it_resumes_training_from_ours(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+def test_it_resumes_training_from_ours(dataset: Dataset, tmp_path: Path) -> None:
+    run = random_run(tmp_path, dataset, "complex", True)
     before = open_checkpoint(run)["entity"][:].numpy()
     with h5py.File(run / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         sums = file["optimizer/sum"][:]
     with h5py.File(run / "checkpoint" / "v1" / "model.v1.h5") as file:
         relation_sums = file["optimizer/sum"][:]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
-    more = {"num_epochs": 3, "lr": 0.1, "loss_fn": "softmax"}
-    model = described(run / "checkpoint" / "latest")
-    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **more)
-    biggraph("train", config)
+    train_more(tmp_path / "c.py", run / "checkpoint" / "latest", edges, 3, lr=0.1, loss_fn="softmax")
     after = open_checkpoint(run)
     assert after.version == 3 and after.manifest.meta.dataset_fingerprint == ""
     rows = after["entity"][:].numpy()
@@ -219,8 +213,8 @@ def check_written(folder: Path, version: int) -> None:
                 rows = file["embeddings"]
                 assert rows.dtype == np.float32 and rows.shape == (count, config.dimension)
                 assert np.isfinite(rows[...]).all() and (np.linalg.norm(rows[...], axis=1) != 0).all()
-    for line in (folder / "training_stats.json").read_text().splitlines():
-        assert {"epoch_idx", "stats"} <= set(json.loads(line))
+    for record in json_lines(folder / "training_stats.json"):
+        assert {"epoch_idx", "stats"} <= set(record)
 
 
 @pytest.mark.parametrize("optimizer", ["sparse_adagrad", "row_adagrad", "sparse_adam"])
@@ -233,23 +227,18 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     version = open_checkpoint(run).version
     check_written(folder, version)
     before = open_checkpoint(run)["entity"][:].numpy()
-    lines = (folder / "training_stats.json").read_text().splitlines()
-    assert [json.loads(line)["epoch_idx"] for line in lines] == [0, 1]
+    assert [record["epoch_idx"] for record in json_lines(folder / "training_stats.json")] == [0, 1]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
-    config = write_config(
-        tmp_path / "c.py", described(folder), edge_paths=[str(edges)], num_epochs=version + 1
-    )
-    biggraph("train", config)
+    train_more(tmp_path / "c.py", folder, edges, version + 1)
     assert open_checkpoint(run).version == version + 1
     after = open_checkpoint(run)["entity"][:].numpy()
     assert (after != before).any() and np.abs(after - before).max() < 0.5
     done = commands.dglkge("evaluate", str(run), status=2)
     assert f"dglkge checkpoint convert {folder} --to run --dataset DIR" in done.stderr
-    words = ["checkpoint", "convert", str(folder), "--to", "run", "--dataset", str(dataset.path)]
-    done = commands.dglkge(*words, "--output", str(tmp_path / "converted"))
-    check_written(tmp_path / "converted" / "checkpoint" / "latest", 1)
-    text = (tmp_path / "converted" / "checkpoint" / "latest" / "training_stats.json").read_text()
-    assert text == (folder / "training_stats.json").read_text() != ""
+    convert(folder, dataset, tmp_path / "converted")
+    converted = tmp_path / "converted" / "checkpoint" / "latest"
+    check_written(converted, 1)
+    assert json_lines(converted / "training_stats.json") == json_lines(folder / "training_stats.json") != []
 
 
 @pytest.mark.parametrize("edge_sets", [(), ("train", "news")])
@@ -289,7 +278,7 @@ def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> 
     for lhs, rhs in np.ndindex(2, 2):
         bucket = triples[((triples[:, 0] >= half) == lhs) & ((triples[:, 2] >= half) == rhs)]
         edges = write_edges(tmp_path / f"edges{lhs}{rhs}", bucket - [lhs * half, 0, rhs * half])
-        (edges / "edges_0_0.h5").rename(tmp_path / "edges" / f"edges_{lhs}_{rhs}.h5")
+        (Path(edges) / "edges_0_0.h5").rename(tmp_path / "edges" / f"edges_{lhs}_{rhs}.h5")
     relations = [
         {"name": name, "lhs": "entity", "rhs": "entity", "operator": "diagonal"}
         for name in dataset.relations.labels.names
@@ -317,17 +306,12 @@ def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> 
             assert other[name]["metrics"].keys() <= record[name]["metrics"].keys()
     edges = write_edges(tmp_path / "train", triples)
     version = open_checkpoint(run).version
-    config = write_config(
-        tmp_path / "d.py", described(folders[0]), edge_paths=[str(edges)], num_epochs=version + 1
-    )
-    biggraph("train", config)
+    train_more(tmp_path / "d.py", folders[0], edges, version + 1)
     resumed = json_lines(folders[0] / "training_stats.json")
     assert resumed[: len(records)] == records and len(resumed) == len(records) + 1
 
 
-def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
-    dataset: Dataset, tmp_path: Path
-) -> None:
+def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(dataset, tmp_path):
     run, copy = tmp_path / "run", tmp_path / "copy"
     more = ("optimizer.name=row_adagrad", "optimizer.lr=0.001", "training.num_epochs=2")
     cadence = ("checkpoint.every_batches=2", "evaluation.split=none")
@@ -337,8 +321,7 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
     assert f"version 2 (the number of finished passes) is in {copy}" in done.stdout
     check_written(copy, 2)
     edges = write_edges(tmp_path / "train", dataset.split("train"))
-    config = write_config(tmp_path / "c.py", described(copy), edge_paths=[str(edges)], num_epochs=4)
-    epochs = re.findall(r"Starting epoch (\d+) / (\d+)", biggraph("train", config))
+    epochs = re.findall(r"Starting epoch (\d+) / (\d+)", train_more(tmp_path / "c.py", copy, edges, 4))
     assert epochs == [("3", "4"), ("4", "4")]
     assert open_checkpoint(copy).version == 4
     before, after = (open_checkpoint(folder)["entity"] for folder in (run, copy))
@@ -353,7 +336,7 @@ def test_its_export_reads_ours(score_function: str, dataset: Dataset, tmp_path: 
     run = random_run(tmp_path, dataset, score_function, score_function == "complex")
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     model = described(run / "checkpoint" / "latest")
-    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)])
+    config = write_config(tmp_path / "c.py", model, edge_paths=[edges])
     outputs = [tmp_path / "entities.tsv", tmp_path / "relations.tsv"]
     options = ("--entities-output", "--relation-types-output")
     biggraph("export_to_tsv", config, *(word for pair in zip(options, map(str, outputs)) for word in pair))
@@ -368,113 +351,104 @@ def test_its_export_reads_ours(score_function: str, dataset: Dataset, tmp_path: 
     assert {line.split("\t")[0] for line in lines_of_relations} == with_parameters
 
 
-def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> None:
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tmp_path / "theirs"
+
+
+def trained_by_it(source, entity_path, dataset, relabel, **changes):
+    """Let PyTorch-BigGraph train a model of its own; return its configuration, and folders of edges.
+
+    The triples of a split have its own ids after relabelling.
+    """
+    model = {
+        "entities": {"entity": {"num_partitions": 1}}, "dimension": DIM, "global_emb": False,
+        "entity_path": entity_path, "checkpoint_path": str(source), "loss_fn": "softmax", "lr": 0.1,
+        **changes,
+    }  # fmt: skip
+    edges = {
+        split: write_edges(source.parent / split, relabel(np.array(dataset.split(split))))
+        for split in ("train", "test")
+    }
+    config = write_config(
+        source.parent / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS
+    )
+    biggraph("train", config)
+    return model, edges
+
+
+def resumed_by_us(dataset: Dataset, run: Path, num_epochs: int, *more: str) -> None:
+    """Go on with a run that was converted."""
+    words = settings(dataset.path, run, f"training.num_epochs={num_epochs}", "evaluation.split=none", *more)
+    done = commands.train_alone(*words, "optimizer.name=row_adagrad")
+    assert "starts anew" not in done.stdout + done.stderr
+    assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
+
+
+def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path, source: Path) -> None:
     """Its order of entities and relations is not ours; rows are matched by name."""
     names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
     generator = np.random.default_rng(0)
     entity_order, relation_order = generator.permutation(len(names)), generator.permutation(len(relations))
-    entity_path, source = tmp_path / "entities", tmp_path / "theirs"
-    entity_path.mkdir()
-    (entity_path / "entity_names_entity_0.json").write_text(json.dumps([names[i] for i in entity_order]))
-    (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
-    (entity_path / "dynamic_rel_names.json").write_text(json.dumps([relations[i] for i in relation_order]))
-    (entity_path / "dynamic_rel_count.txt").write_text(f"{len(relations)}\n")
-    model = {
-        "entities": {"entity": {"num_partitions": 1}},
-        "relations": [{"name": "all", "lhs": "entity", "rhs": "entity", "operator": "complex_diagonal"}],
-        "dynamic_relations": True,
-        "dimension": DIM,
-        "global_emb": False,
-        "comparator": "dot",
-        "entity_path": str(entity_path),
-        "checkpoint_path": str(source),
-        "loss_fn": "softmax",
-        "lr": 0.1,
-    }
-    edges = {}
-    for split in ("train", "test"):
-        triples = np.array(dataset.split(split))
-        for column, order in ((0, entity_order), (1, relation_order), (2, entity_order)):
-            triples[:, column] = np.argsort(order)[triples[:, column]]
-        edges[split] = str(write_edges(tmp_path / split, triples))
-    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
-    biggraph("train", config)
+    listed = {"entity": [names[i] for i in entity_order], "relations": [relations[i] for i in relation_order]}
+
+    def relabel(triples: np.ndarray) -> np.ndarray:
+        orders = (entity_order, relation_order, entity_order)
+        return np.stack([np.argsort(order)[ids] for order, ids in zip(orders, triples.T)], axis=1)
+
+    model, edges = trained_by_it(
+        *(source, write_names(tmp_path / "entities", **listed), dataset, relabel),
+        relations=[{"name": "all", "lhs": "entity", "rhs": "entity", "operator": "complex_diagonal"}],
+        dynamic_relations=True,
+        comparator="dot",
+    )
     refused = commands.train_alone(*settings(dataset.path, source), status=2)
     command = f"checkpoint convert {source} --to run --dataset {dataset.path} --output"
     assert f"dglkge {command} {source}_resumed" in refused.stderr
-    done = commands.dglkge(*command.split(), str(tmp_path / "run"))
-    same_relation_state(source, tmp_path / "run", relation_order)
-    config = write_config(
-        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
-    )
-    same_figures(biggraph("eval", config), tmp_path / "run")
-    more = ("optimizer.name=row_adagrad", "evaluation.split=none")
-    resumed = settings(dataset.path, tmp_path / "run", f"training.num_epochs={NUM_EPOCHS + 1}", *more)
-    anew = settings(dataset.path, tmp_path / "anew", "training.num_epochs=1", *more)
-    taken_over = (*anew, f"output={tmp_path / 'taken'}", f"checkpoint.init_path={source}")
-    for words in (resumed, anew, taken_over):
-        done = commands.train_alone(*words)
+    run = tmp_path / "run"
+    convert(source, dataset, run)
+    same_relation_state(source, run, relation_order)
+    ranks_alike(model, edges["test"], run)
+    resumed_by_us(dataset, run, NUM_EPOCHS + 1)
+    assert open_checkpoint(run).progress["finished_epochs"] == NUM_EPOCHS + 1
+    more = ("training.num_epochs=1", "optimizer.name=row_adagrad", "evaluation.split=none")
+    for name, init in (("anew", ()), ("taken", (f"checkpoint.init_path={source}",))):
+        done = commands.train_alone(*settings(dataset.path, tmp_path / name, *more, *init))
         assert "starts anew" not in done.stdout + done.stderr
-        if words is resumed:
-            assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
-    assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] == NUM_EPOCHS + 1
     goes_on, warm, starts = (losses(tmp_path / name)[0] for name in ("run", "taken", "anew"))
     print(f"loss of the first batch: resumed {goes_on:.3f}, warm start {warm:.3f}, anew {starts:.3f}")
     assert goes_on < 0.8 * starts and warm < 0.8 * starts
 
 
-def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, tmp_path: Path) -> None:
+def test_several_operators_from_its_training_to_ours_and_back(dataset, tmp_path, source):
     """It trains four operators; we rank alike, resume, and it ranks what we trained alike."""
     names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
-    entity_path, source = tmp_path / "entities", tmp_path / "theirs"
-    entity_path.mkdir()
-    (entity_path / "entity_names_entity_0.json").write_text(json.dumps(names))
-    (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
     order = [2, 0, 3, 1]  # its ids of relations are not ours
     operators = dict(zip(relations, SEVERAL.split("+")))
-    model = {
-        "entities": {"entity": {"num_partitions": 1}},
-        "relations": [
+
+    def relabel(triples: np.ndarray) -> np.ndarray:
+        triples[:, 1] = np.argsort(order)[triples[:, 1]]
+        return triples
+
+    model, edges = trained_by_it(
+        *(source, write_names(tmp_path / "entities", entity=names), dataset, relabel),
+        relations=[
             {"name": relations[i], "lhs": "entity", "rhs": "entity", "operator": operators[relations[i]]}
             for i in order
         ],
-        "dimension": DIM,
-        "global_emb": False,
-        "comparator": "cos",
-        "entity_path": str(entity_path),
-        "checkpoint_path": str(source),
-        "loss_fn": "softmax",
-        "lr": 0.1,
-    }
-    edges = {}
-    for split in ("train", "test"):
-        triples = np.array(dataset.split(split))
-        triples[:, 1] = np.argsort(order)[triples[:, 1]]
-        edges[split] = str(write_edges(tmp_path / split, triples))
-    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
-    biggraph("train", config)
-    run = tmp_path / "run"
-    words = ["checkpoint", "convert", str(source), "--to", "run", "--dataset", str(dataset.path)]
-    commands.dglkge(*words, "--output", str(run))
-    config = write_config(
-        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
+        comparator="cos",
     )
-    same_figures(biggraph("eval", config), run)
-    score_function = open_checkpoint(run).meta.score_function
+    run = tmp_path / "run"
+    convert(source, dataset, run)
+    ranks_alike(model, edges["test"], run)
     first = operators[relations[order[0]]]
     named = ", ".join(f"{name}: {operator}" for name, operator in operators.items() if operator != first)
-    more = ("optimizer.name=row_adagrad", "optimizer.relations=sparse_adagrad", "regularizer.weight=0")
-    more += (f"model.score_function={score_function}", f"model.relation_operators={{{named}}}")
-    more += ("model.reciprocal_relations=false", "evaluation.split=none", "optimizer.lr=0.01")
-    done = commands.train_alone(*settings(dataset.path, run, *more, f"training.num_epochs={NUM_EPOCHS + 1}"))
-    assert "starts anew" not in done.stdout + done.stderr
-    assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
-    again = described(run / "checkpoint" / "latest")
+    more = ("optimizer.relations=sparse_adagrad", "regularizer.weight=0", "optimizer.lr=0.01")
+    more += (f"model.score_function={open_checkpoint(run).meta.score_function}",)
+    more += (f"model.relation_operators={{{named}}}", "model.reciprocal_relations=false")
+    resumed_by_us(dataset, run, NUM_EPOCHS + 1, *more)
     edges_of_ours = write_edges(tmp_path / "ours", dataset.split("test"))
-    config = write_config(
-        tmp_path / "again.py", again, edge_paths=[str(edges_of_ours)], **everything_negative(again)
-    )
-    same_figures(biggraph("eval", config), run)
+    ranks_alike(described(run / "checkpoint" / "latest"), edges_of_ours, run)
 
 
 @pytest.mark.skipif(
@@ -482,7 +456,7 @@ def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, 
     reason="PyTorch-BigGraph 1.0.0 has one width for all entity types; its main branch has several",
 )
 @pytest.mark.parametrize("operator", ["linear", "affine"])
-def test_entity_types_of_several_widths(operator: str, tmp_path: Path) -> None:
+def test_entity_types_of_several_widths(operator: str, tmp_path: Path, source: Path) -> None:
     """Its matrices are square, so its relations join types of one width; ours go there and back."""
     people, towns = 30, 12
     rows = [(f"p{i}", "knows", f"p{(i + k) % people}") for i in range(people) for k in (1, 2, 5)]
@@ -494,52 +468,28 @@ def test_entity_types_of_several_widths(operator: str, tmp_path: Path) -> None:
     (tmp_path / "types.tsv").write_text(types, encoding="utf-8")
     options = ("--entity-types", str(tmp_path / "types.tsv"))
     dataset = Dataset.open(partition(tmp_path / "source", tmp_path / "dataset", *options))
-    entity_path = tmp_path / "entities"
-    entity_path.mkdir()
-    for kind in kinds.values():
-        entities = list(dataset.vocabulary(kind).names)
-        (entity_path / f"entity_names_{kind}_0.json").write_text(json.dumps(entities))
-        (entity_path / f"entity_count_{kind}_0.txt").write_text(f"{len(entities)}\n")
-    relations = [
-        {"name": relation.name, "lhs": relation.lhs, "rhs": relation.rhs, "operator": operator}
-        for relation in dataset.relations.relations
-    ]
-    model = {
-        "entities": {"person": {"num_partitions": 1, "dimension": 6}, "town": {"num_partitions": 1}},
-        "relations": relations, "dimension": DIM, "comparator": "cos", "loss_fn": "softmax", "lr": 0.1,
-        "entity_path": str(entity_path), "checkpoint_path": str(tmp_path / "theirs"),
-    }  # fmt: skip
-    edges = {split: str(write_edges(tmp_path / split, dataset.split(split))) for split in ("train", "test")}
-    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
-    biggraph("train", config)
-    words = ["checkpoint", "convert", str(tmp_path / "theirs"), "--to", "run", "--dataset", str(dataset.path)]
-    commands.dglkge(*words, "--output", str(tmp_path / "run"))
-    run = open_checkpoint(tmp_path / "run")
-    assert (run["person"].shape[1], run["town"].shape[1]) == (6, DIM)
-    config = write_config(
-        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
+    listed = {kind: list(dataset.vocabulary(kind).names) for kind in kinds.values()}
+    model, edges = trained_by_it(
+        *(source, write_names(tmp_path / "entities", **listed), dataset, np.asarray),
+        entities={"person": {"num_partitions": 1, "dimension": 6}, "town": {"num_partitions": 1}},
+        relations=[
+            {"name": relation.name, "lhs": relation.lhs, "rhs": relation.rhs, "operator": operator}
+            for relation in dataset.relations.relations
+        ],
+        comparator="cos",
+        global_emb=True,
     )
-    same_figures(biggraph("eval", config), tmp_path / "run")
+    folder = tmp_path / "run"
+    convert(source, dataset, folder)
+    run = open_checkpoint(folder)
+    assert (run["person"].shape[1], run["town"].shape[1]) == (6, DIM)
+    ranks_alike(model, edges["test"], folder)
     # Ours goes on with it, and it reads and trains ours.
     more = (f"model.score_function={operator}_cos", "model.entity_dimensions={person: 6}")
-    more += (f"model.dimension={DIM}", "model.reciprocal_relations=false", "optimizer.name=row_adagrad")
-    more += ("optimizer.relations.name=sparse_adagrad", "evaluation.split=none")
-    done = commands.train_alone(
-        *settings(dataset.path, tmp_path / "run", *more, f"training.num_epochs={NUM_EPOCHS + 2}")
-    )
-    assert "starts anew" not in done.stdout + done.stderr
-    folder = (tmp_path / "run" / "checkpoint" / "latest").resolve()
-    config = write_config(
-        tmp_path / "ours.py",
-        described(folder),
-        edge_paths=[edges["test"]],
-        **everything_negative(described(folder)),
-    )
-    same_figures(biggraph("eval", config), tmp_path / "run")
-    before = open_checkpoint(tmp_path / "run")["person"][:]
-    version = open_checkpoint(tmp_path / "run").version
-    config = write_config(
-        tmp_path / "more.py", described(folder), edge_paths=[edges["train"]], num_epochs=version + 1, lr=0.01
-    )
-    biggraph("train", config)
-    assert (open_checkpoint(tmp_path / "run")["person"][:] != before).any()
+    more += (f"model.dimension={DIM}", "model.reciprocal_relations=false")
+    resumed_by_us(dataset, folder, NUM_EPOCHS + 2, *more, "optimizer.relations.name=sparse_adagrad")
+    latest = (folder / "checkpoint" / "latest").resolve()
+    ranks_alike(described(latest), edges["test"], folder)
+    before, version = open_checkpoint(folder)["person"][:], open_checkpoint(folder).version
+    train_more(tmp_path / "more.py", latest, edges["train"], version + 1, lr=0.01)
+    assert (open_checkpoint(folder)["person"][:] != before).any()
