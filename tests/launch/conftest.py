@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from dglkge.distributed.jobs import JobEntry
 from dglkge.launch.background import wait
 from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.remote.connection import NodeConnection, open_node
+from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, open_node
+from dglkge.launch.remote.protocol import MARK, Call, Reply, encode
 from tests import warm
 from tests.surroundings import free_ports
 
@@ -27,6 +33,7 @@ TIMEOUT_SECONDS = 60
 LAUNCHER = ["-m", "dglkge.cli.launch"]
 SERVE = "from dglkge.launch.fork_server import serve; serve(id)\n"
 """Begin of a program from which processes are forked, which need no imports."""
+SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
 
 
 def planned_process(
@@ -41,12 +48,14 @@ def planned_process(
 class LaunchedJob:
     """A running ``dglkge-launch``: its lines as they come, its processes, its end."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], folder: Path, environment: dict[str, str], starter: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.shown: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.launcher = subprocess.Popen(
-            [sys.executable, *LAUNCHER, *arguments],
+            [*starter, sys.executable, *LAUNCHER, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
             stdout=subprocess.PIPE,
@@ -133,6 +142,134 @@ def shared_session() -> Iterator[NodeConnection]:
         yield opened
 
 
+def outcome(process: RunningProcess, events: Events) -> bytes:
+    """Wait for the end of a process; return its output."""
+    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
+    while not process.is_gone:
+        assert time.monotonic() < deadline
+        for _, changes in events.take(0.1):
+            output += changes.pop("data", b"")
+            process.apply(**changes)
+    return output
+
+
+STARTED, ENDED, GONE = "pid", "status", "is_gone"
+"""Changes of a process that name what has happened."""
+
+NODE_PROGRAM = """
+import sys
+from dglkge.launch import node_program
+node_program.protocol.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
+node_program.main(float(sys.argv[1]) or None)
+"""
+
+
+class RunningProgram:
+    """A node program, and a launcher that is this test."""
+
+    def __init__(self, folder: Path, heartbeat_timeout: float = 0.0, grace: float = 3.0) -> None:
+        self.folder = folder
+        self.pids: dict[int, int] = {}
+        self.outputs: dict[int, bytes] = defaultdict(bytes)
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", NODE_PROGRAM, str(heartbeat_timeout), str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._has_mark = False
+
+    def send(self, task: str, **arguments: object) -> None:
+        self.program.stdin.write(encode(Call(task, arguments)))
+
+    def start(
+        self,
+        code: str,
+        *environments: dict[str, str],
+        number: int = 1,
+        before: str = "",
+        prepare: str = "id",
+        shared: Mapping[str, str] = {},
+    ) -> None:
+        """Start a process for each environment, with the numbers from ``number`` on."""
+        text = f"import sys; from dglkge.launch.fork_server import serve\n{before}\nserve({prepare})\n{code}"
+        processes = list(enumerate(environments or ({},), start=number))
+        for key, _ in processes:
+            self.pids.pop(key, None)
+            self.outputs.pop(key, None)
+        command = [sys.executable, "-c", text]
+        self.send(
+            "start", command=command, processes=processes, environment=dict(shared), folder=str(self.folder)
+        )
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            if not (more := os.read(self.program.stdout.fileno(), num_bytes - len(data))):
+                raise EOFError
+            data += more
+        return data
+
+    def next(self) -> Call | Reply:
+        """Read a message; keep what it says about the number and the output of a process."""
+        if not self._has_mark:
+            assert self._read(len(MARK)) == MARK
+            self._has_mark = True
+        head, data = (self._read(size) for size in struct.unpack("!II", self._read(8)))
+        kind, fields = json.loads(head)
+        message = {"Call": Call, "Reply": Reply}[kind](**fields, data=data)
+        if kind == "Call" and "process" in message.arguments:
+            number = message.arguments["process"]
+            self.outputs[number] += data
+            if STARTED in message.arguments:
+                self.pids[number] = message.arguments[STARTED]
+        return message
+
+    def until(self, change: str, count: int = 1) -> list[SimpleNamespace]:
+        """Read until so many processes have changed; return all changes but output."""
+        changes: list[SimpleNamespace] = []
+        while sum(hasattr(item, change) for item in changes) < count:
+            message = self.next()
+            if not message.data:
+                changes.append(SimpleNamespace(**{"task": message.task, "error": None, **message.arguments}))
+        return changes
+
+    def wait_ready(self, *numbers: int) -> list[psutil.Process]:
+        """Wait until processes, the first if no number is given, have printed ``ready``; return them."""
+        numbers = numbers or (1,)
+        while any(number not in self.pids or b"ready\n" not in self.outputs[number] for number in numbers):
+            self.next()
+        return [psutil.Process(self.pids[number]) for number in numbers]
+
+    def processes(self, count: int | None = None) -> list[psutil.Process]:
+        """Return what the node program has started; wait until so many processes are left."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            processes = psutil.Process(self.program.pid).children(recursive=True)
+            if count is None or len(processes) == count:
+                return processes
+            assert time.monotonic() < deadline, processes
+            time.sleep(0.02)
+
+    def register(self, job: str) -> None:
+        self.program.stdin.write(encode(Call("register", {"entry": JobEntry(job).to_dict()}, id=0)))
+        assert self.next() == Reply(id=0)
+
+    def lose(self) -> None:
+        with contextlib.suppress(OSError):
+            self.program.stdin.close()
+        self.program.wait(TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[RunningProgram]:
+    """A node program that does not outlive the test."""
+    running = RunningProgram(tmp_path)
+    yield running
+    running.lose()
+    running.program.stdout.close()
+
+
 @pytest.fixture
 def ip_config(tmp_path: Path, free_port: int) -> Path:
     path = tmp_path / "ip_config.txt"
@@ -167,17 +304,24 @@ def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
     """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``.
 
-    Their processes need not import torch and DGL, unless PYTHONPATH is given.
+    Their processes need not import torch and DGL, unless PYTHONPATH is given. ``starter`` are words before
+    the launcher's command.
     """
     jobs: list[LaunchedJob] = []
 
-    def start(options: list[str], script: str | Path, *arguments: str, **environment: str) -> LaunchedJob:
+    def start(
+        options: list[str],
+        script: str | Path,
+        *arguments: str,
+        starter: Sequence[str] = (),
+        **environment: str,
+    ) -> LaunchedJob:
         if isinstance(script, str):
             path = tmp_path / f"script_{len(jobs)}.py"
             path.write_text(script)
             script = path
         environment = {**warm.runners({"PYTHONPATH": str(ROOT)}), **environment}
-        job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment)
+        job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment, starter)
         jobs.append(job)
         return job
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS
 
 LAUNCHER = Path(__file__).with_name("remote_launch.py")
 FAKE_SSH = """#!/bin/sh
@@ -23,15 +22,6 @@ echo "$2" >>"$FAKE_SSH_CALLS"
 echo "Welcome to $2"
 cd /
 exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
-"""
-SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
-WAITS = """
-import os, signal, sys
-def leave(number, frame):
-    sys.exit(143)
-signal.signal(signal.SIGTERM, leave if "RANK" in os.environ else signal.SIG_IGN)
-print("waits", os.environ.get("RANK", "server"), flush=True)
-while True: signal.pause()
 """
 
 
@@ -47,76 +37,41 @@ def remote(launch, tmp_path: Path, ip_config: Path, monkeypatch: pytest.MonkeyPa
     return launch
 
 
-@pytest.fixture
-def run(remote, tmp_path: Path):
-    """Run the launcher alone, to its end, without a job."""
-
-    def go(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        (tmp_path / "train.py").touch()
-        return subprocess.run(
-            [sys.executable, str(LAUNCHER), *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        )
-
-    return go
-
-
 def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
-    """No shell reads arguments or variables; the folder is the workspace; secrets stay at home."""
+    """No shell reads arguments or variables; the folder is the workspace; secrets stay at home.
+
+    A restart needs no other connection.
+    """
     hostile = ["a b", "it's", '"', "$HOME `id`", "; touch injected", "\\", "a\nb", "", "*", "--port", "é"]
     names = ["ODD", "OMP_PROC_BIND", "SECRET", "DGL_ROLE", "RANK", "MASTER_ADDR"]
     values = f"[sys.argv[1:], [os.environ.get(name) for name in {names}], os.getcwd()]"
-    script = f"{SERVERS_LEAVE}import json\nprint(json.dumps({values}), file=sys.stderr); sys.exit(5)"
-    options = ["--num_trainers", "1", "--extra-envs", "ODD=$x; 'y'"]
+    script = SERVERS_LEAVE + (
+        f"import json\nprint(json.dumps({values}), file=sys.stderr)\n"
+        "if not os.path.exists('mark'): open('mark', 'w').close(); sys.exit(5)\n"
+    )
+    options = ["--num_trainers", "1", "--max_restarts", "1", "--extra-envs", "ODD=$x; 'y'"]
     job = remote(options, script, *hostile, OMP_PROC_BIND="it's", SECRET="s")
     output = job.finish()
-    assert job.launcher.returncode == 5, output
-    (line,) = [line for line in output.splitlines() if line.startswith("[trainer 0] [[")]
-    arguments, variables, folder = json.loads(line.partition("] ")[2])
-    assert (arguments, folder) == (hostile, str(tmp_path))
-    assert variables == ["$x; 'y'", "it's", None, "client", "0", "127.0.0.1"]
+    assert job.launcher.returncode == 0, output
+    lines = [line for line in output.splitlines() if line.startswith("[trainer 0] [[")]
+    variables = ["$x; 'y'", "it's", None, "client", "0", "127.0.0.1"]
+    for line in lines:
+        assert json.loads(line.partition("] ")[2]) == [hostile, variables, str(tmp_path)]
+    assert len(lines) == 2
     assert not (tmp_path / "injected").exists()
-    assert "[launcher] trainer 0 (pid " in output
-    assert ") on 127.0.0.1 ended with status 5\n" in output
+    assert ") on 127.0.0.1 ended with status 5" in output and "[launcher] restart 1 of 1 in 1 s" in output
     assert (tmp_path / "calls").read_text().split() == ["127.0.0.1"]
     job.await_none_left()
 
 
-@pytest.mark.parametrize("victim", ["launcher", "node program"])
-def test_broken_connection(remote, victim: str) -> None:
-    job = remote(["--num_trainers", "1"], WAITS)
-    job.wait_for("waits server", "waits 0")
-    program = job.process("trainer", 0).parent()
-    (job.launcher if victim == "launcher" else program).kill()
-    output = job.finish()
-    job.await_none_left()
-    if victim == "node program":
-        assert job.launcher.returncode == 255
-        assert ") on 127.0.0.1 was lost: " in output
-
-
-def test_restart(remote, tmp_path: Path) -> None:
-    script = f"{SERVERS_LEAVE}if not os.path.exists('mark'): open('mark', 'w').close(); 1 / 0"
-    job = remote(["--num_trainers", "1", "--max_restarts", "1"], script)
-    output = job.finish()
-    assert job.launcher.returncode == 0, output
-    assert "[launcher] restart 1 of 1 in 1 s" in output
-    assert len((tmp_path / "calls").read_text().split()) == 1
-
-
-def test_all_problems_are_told(run, tmp_path: Path, ip_config: Path) -> None:
+def test_all_problems_are_told(remote, tmp_path: Path) -> None:
     """One line for each problem, status 2, no log folder, nothing started."""
     (tmp_path / "two.json").write_text('{"num_parts": 2}')
-    done = run("--workspace", str(tmp_path), "--part_config", "two.json", "--num_servers", "2", "train.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    first, *problems = done.stderr.splitlines()
+    job = remote(["--part_config", "two.json", "--num_servers", "2"], "")
+    first, problem = job.finish().splitlines()
+    assert job.launcher.returncode == 2
     assert first == "dglkge-launch: error: 1 problem on 1 of 1 hosts; nothing was started"
-    assert "two.json has 2 partitions and ip_config has 1 machines" in problems[0]
-    assert len((tmp_path / "calls").read_text().split()) == 1
+    assert "two.json has 2 partitions and ip_config has 1 machines" in problem
     assert not (tmp_path / "logs").exists()
 
 
@@ -135,14 +90,14 @@ NO_DGLKGE = f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S "$@"\n'
         (["--python", "{}/bare"], {}, "dglkge must be installed for "),
     ],
 )
-def test_machine_that_cannot_be_used(run, options, environment, message, tmp_path: Path) -> None:
+def test_machine_that_cannot_be_used(remote, options, environment, message, tmp_path: Path) -> None:
     """Why there is no node program, in the words of ssh, the shell or Python."""
     (tmp_path / "bare").write_text(NO_DGLKGE)
     (tmp_path / "bare").chmod(0o755)
-    done = run(*(word.format(tmp_path) for word in options), "train.py", **environment)
-    assert done.returncode == 2
-    assert f"  127.0.0.1  {message}" in done.stderr
-    assert "Traceback" not in done.stderr
+    job = remote([word.format(tmp_path) for word in options], "", **environment)
+    output = job.finish()
+    assert job.launcher.returncode == 2
+    assert f"  127.0.0.1  {message}" in output and "Traceback" not in output
 
 
 def synced(folder: Path) -> tuple[Path, list[str]]:
@@ -184,10 +139,7 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
     job = remote(options, script)
     output = job.finish()
     assert job.launcher.returncode == (status or 1), output
-    assert (
-        "not all files could be brought back: 1 problem on 1 of 1 hosts; their files are still there"
-        in output
-    )
+    assert "not all files could be brought back: 1 problem on 1 of 1 hosts; their files are still" in output
     assert f"127.0.0.1 cannot write {tmp_path / 'logs' / 'notes.txt'}: Is a directory" in output
     assert "all processes ended well" not in output and "Traceback" not in output
     assert (work / "logs" / "notes.txt").read_text() == "noted"
@@ -195,13 +147,9 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
 
 @pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize(
-    ("number", "status", "expected", "words"),
-    [
-        (signal.SIGTERM, 0, 1, "stopped by SIGTERM"),
-        (signal.SIGHUP, 143, 143, "stopped by SIGHUP"),
-    ],
+    ("number", "status", "expected"), [(signal.SIGTERM, 0, 1), (signal.SIGHUP, 143, 143)]
 )
-def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expected, words):
+def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expected):
     """A transfer of a terabyte is cancelled within seconds; 143 still means that the state is committed."""
     script = SERVERS_LEAVE + (
         "path = os.path.join(os.environ['DGLKGE_LOG_DIR'], 'large')\n"
@@ -212,13 +160,11 @@ def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expect
     while not list((tmp_path / "logs").glob("large.*.tmp")):
         assert time.monotonic() < deadline and job.launcher.poll() is None
         time.sleep(0.02)
-    start = time.monotonic()
     job.launcher.send_signal(number)
     output = job.finish()
-    assert time.monotonic() - start < 20
     assert job.launcher.returncode == expected, output
-    problem = f"{words}: not all files have been brought back"
-    assert f"{problem}" in output and "Traceback" not in output
+    words = f"stopped by {number.name}: not all files have been brought back"
+    assert words in output and "Traceback" not in output
     summary = json.loads(output.splitlines()[-1])
     assert (summary["status"], summary["is_interrupted"]) == (expected, True)
     assert not list((tmp_path / "logs").glob("*.tmp"))

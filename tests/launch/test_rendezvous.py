@@ -27,7 +27,7 @@ from dglkge.launch.remote.node import NodePlace, connect
 from dglkge.launch.remote.protocol import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, planned_process
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, outcome, planned_process
 
 SECRET = b"a secret of more than sixteen bytes"
 
@@ -38,17 +38,16 @@ class _Hub:
     def __init__(self, port: int) -> None:
         self.port = port
         self.reports: list[str] = []
-        self.nodes = Rendezvous(
-            NodePlace(0, 2, "127.0.0.1", port), SECRET, TIMEOUT_SECONDS, self.reports.append
-        )
+        place = NodePlace(0, 2, "127.0.0.1", port)
+        self.nodes = Rendezvous(place, SECRET, TIMEOUT_SECONDS, self.reports.append)
         self.started: list[subprocess.Popen[str]] = []
 
-    def start_node(self, rank: int = 1, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
-        place = ["--node_rank", str(rank), "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
+    def start_node(self, secret: bytes = SECRET) -> subprocess.Popen[str]:
+        place = ["--node_rank", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         node = subprocess.Popen(
-            [sys.executable, "-m", "dglkge.cli.launch", *place, *options, "train.py"],
+            [sys.executable, "-m", "dglkge.cli.launch", *place, "train.py"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -93,22 +92,8 @@ def hub(free_port: int) -> Iterator[_Hub]:
         assert not alive
 
 
-def outcome(process: RunningProcess, events: Events) -> bytes:
-    """Wait for the end of a process; return its output."""
-    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
-    while not process.is_gone:
-        assert time.monotonic() < deadline
-        for _, changes in events.take(0.1):
-            output += changes.get("data", b"")
-            process.apply(**{name: value for name, value in changes.items() if name != "data"})
-    return output
-
-
 def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
-    """Calls are answered, files go there and back, and at the end the node has the status of the job.
-
-    Its processes have its environment, without the secret.
-    """
+    """Calls, files, processes with its environment, not its secret; it ends with the status of the job."""
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
     assert hub.call("describe")["versions"]["dglkge"] == __version__
@@ -123,7 +108,7 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
     hub.nodes.end(7, "trainer 0 ended with status 7")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
-    # Told the end, a node leaves, maybe before the launcher closes: it is not lost.
+    # Told the end, it is not lost, even if it leaves before the launcher closes.
     hub.wait_for(lambda: not hub.nodes._nodes)
     hub.nodes.close()
     assert not any("is lost" in report for report in hub.reports)
@@ -188,11 +173,11 @@ def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_secret(hub: _Hub) -> None:
-    node = hub.start_node(1, b"another secret of many bytes")
+    node = hub.start_node(b"another secret of many bytes")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     words = "wrong secret: --secret_file or DGLKGE_SECRET must be the same on all nodes"
     assert node.returncode == 2
-    assert output == (f"dglkge-launch: error: node 0 at 127.0.0.1:{hub.port} refuses node 1: {words}\n")
+    assert output == f"dglkge-launch: error: node 0 at 127.0.0.1:{hub.port} refuses node 1: {words}\n"
     assert hub.reports == [f"warning: refused a connection from 127.0.0.1: {words}"]
     hub.nodes._seconds = 0.0
     with pytest.raises(NotReadyError) as caught:
@@ -238,28 +223,25 @@ def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     hub.start_and_await_node()
 
 
-@pytest.mark.parametrize(
-    ("rank", "nodes", "message"),
-    [
+def connect_node(place: NodePlace, seconds: float = 5.0) -> None:
+    asyncio.run(connect(place, SECRET, seconds, lambda _: None))
+
+
+def test_nodes_that_do_not_fit(hub: _Hub, free_port: int) -> None:
+    """Of another job, for a launcher that does not come, or beside an earlier node of the same rank."""
+    for rank, nodes, words in (
         (1, 3, "refuses node 1: it is started for 3 nodes, node 0 for 2"),
         (0, 2, "refuses node 0: it has rank 0; allowed are 1 to 1, node 0 is the launcher"),
-    ],
-)
-def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) -> None:
-    place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
-    with pytest.raises(RefusedError, match=message):
-        asyncio.run(connect(place, SECRET, 5.0, hub.reports.append))
-
-
-def test_nodes_that_wait_in_vain(hub: _Hub, free_port: int) -> None:
-    """For a launcher, or for an earlier node of the same rank to be lost: within a limit."""
+    ):
+        with pytest.raises(RefusedError, match=words):
+            connect_node(NodePlace(rank, nodes, "127.0.0.1", hub.port))
     hub.start_and_await_node()
     for port, words in (
         (hub.port, r"no launcher .* within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"),
         (free_port + 1, f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"),
     ):
         with pytest.raises(NotReadyError, match=words):
-            asyncio.run(connect(NodePlace(1, 2, "127.0.0.1", port), SECRET, 0.0, hub.reports.append))
+            connect_node(NodePlace(1, 2, "127.0.0.1", port), seconds=0.0)
 
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +283,9 @@ def test_ipv6(free_port: int) -> None:
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
     nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
-    try:
-        place = NodePlace(1, 2, "::1", free_port)
+    with contextlib.closing(nodes):
         with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):
-            asyncio.run(connect(place, SECRET, 5.0, lambda _: None))
-    finally:
-        nodes.close()
+            connect_node(NodePlace(1, 2, "::1", free_port))
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.connection import Events, NodeConnection
 from dglkge.launch.remote.protocol import Call
 from dglkge.launch.remote.run_store import RunFolder
-from tests.launch.conftest import TIMEOUT_SECONDS, planned_process
+from tests.launch.conftest import outcome, planned_process
 
 VARIABLES = {"DGLKGE_OWN_DISKS": "1", "LOCAL_RANK": "0"}
 HEAD = """
@@ -53,14 +52,9 @@ def run_trainer(
     code = f"import sys; sys.argv.append({str(folder)!r})\n{head}{script}"
     planned = planned_process(TRAINER, 0, "here", code, environment)
     (process,) = wait(session.start([planned], str(folder), events))
-    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
-    while not process.is_gone:
-        assert time.monotonic() < deadline
-        for _, changes in events.take(1.0):
-            output += changes.get("data", b"")
-            process.apply(**{name: value for name, value in changes.items() if name != "data"})
-    assert process.status == 0, output.decode()
-    return output.decode()
+    output = outcome(process, events).decode()
+    assert process.status == 0, output
+    return output
 
 
 def test_files_go_to_the_launcher_and_back_whole(session, lease, tmp_path):
