@@ -39,7 +39,6 @@ SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit
 def planned_process(
     role: str, number: int, address: str, code: str, environment: Mapping[str, str] = {}
 ) -> PlannedProcess:
-    """Return a process that runs some code."""
     command = (sys.executable, "-u", "-c", f"{SERVE}import os; exec(os.environ['CODE'])")
     variables = {"CODE": code, "OMP_NUM_THREADS": "1", **environment}
     return PlannedProcess(role, number, address, command, variables)
@@ -81,7 +80,6 @@ class LaunchedJob:
             missing = [text for text in missing if text not in line]
 
     def finish(self) -> str:
-        """Wait for the end; return all that was written."""
         while (line := self._lines.get(timeout=TIMEOUT_SECONDS)) is not None:
             self.shown.append(line)
         self.launcher.wait(TIMEOUT_SECONDS)
@@ -97,23 +95,23 @@ class LaunchedJob:
         raise AssertionError(f"{role} {number} does not run")
 
     def processes_in_folder(self) -> list[psutil.Process]:
-        """Return the processes of the job: all that live in its folder."""
-        return [process for process in psutil.process_iter() if _lives_in(process, self.folder)]
+        return processes_in(self.folder)
 
     def await_none_left(self) -> None:
-        """Wait, within a limit, until no process of the job is left."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (running := self.processes_in_folder()) and time.monotonic() < deadline:
             psutil.wait_procs(running, timeout=1)
         assert not running
 
 
-def _lives_in(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process that has not ended has its working folder there."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
-    except psutil.Error:
-        return False
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes that have not ended and have their working folder there."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                processes.append(process)
+    return processes
 
 
 @pytest.fixture
@@ -122,8 +120,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def node_program(python: str = sys.executable, **environment: str) -> Iterator[NodeConnection]:
-    opened = open_node("here", None, python, {"PYTHONPATH": str(ROOT), **environment})
+def node_program() -> Iterator[NodeConnection]:
+    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         yield opened
     finally:
@@ -143,7 +141,6 @@ def shared_session() -> Iterator[NodeConnection]:
 
 
 def outcome(process: RunningProcess, events: Events) -> bytes:
-    """Wait for the end of a process; return its output."""
     output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
     while not process.is_gone:
         assert time.monotonic() < deadline
@@ -153,7 +150,7 @@ def outcome(process: RunningProcess, events: Events) -> bytes:
     return output
 
 
-STARTED, ENDED, GONE = "pid", "status", "is_gone"
+STARTED, GONE = "pid", "is_gone"
 """Changes of a process that name what has happened."""
 
 NODE_PROGRAM = """
@@ -263,7 +260,6 @@ class RunningProgram:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[RunningProgram]:
-    """A node program that does not outlive the test."""
     running = RunningProgram(tmp_path)
     yield running
     running.lose()
@@ -289,10 +285,7 @@ for _name in ("kvstore", "dist_graph", "dist_tensor", "graph_partition_book", "r
 
 @pytest.fixture(scope="session")
 def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH for jobs of real processes that need neither torch nor DGL, whose import takes 3 CPU s.
-
-    The modules that a job imports before it forks, and what dglkge replaces in them, are stand-ins.
-    """
+    """PYTHONPATH with stand-ins for torch and DGL: real processes without the 3 CPU s of their imports."""
     folder = tmp_path_factory.mktemp("light")
     for name, text in STAND_INS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -302,11 +295,7 @@ def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
-    """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``.
-
-    Their processes need not import torch and DGL, unless PYTHONPATH is given. ``starter`` are words before
-    the launcher's command.
-    """
+    """Start jobs: ``launch(options, script or its path, *arguments)``; PYTHONPATH decides about imports."""
     jobs: list[LaunchedJob] = []
 
     def start(
@@ -326,14 +315,12 @@ def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJo
         return job
 
     yield start
-    processes: list[psutil.Process] = []
     for job in jobs:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.launcher.pid, signal.SIGKILL)
         job.launcher.wait(TIMEOUT_SECONDS)
-        processes += job.processes_in_folder()
-    psutil.wait_procs(processes, timeout=10)
-    survivors = [process for process in processes if process.is_running() and _lives_in(process, tmp_path)]
+    psutil.wait_procs(processes_in(tmp_path), timeout=10)
+    survivors = processes_in(tmp_path)
     for process in survivors:
         process.kill()
     assert not survivors

@@ -37,7 +37,6 @@ def as_first_process() -> list[str]:
 
 
 def launcher_below(starter: subprocess.Popen[str]) -> psutil.Process:
-    """Return the launcher that a program has started."""
     for process in psutil.Process(starter.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "dglkge.cli.launch" in process.cmdline() and Path(process.exe()).name.startswith("python"):
@@ -56,10 +55,7 @@ def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(launch, li
 
 
 def test_a_low_limit_of_open_files_is_raised_or_named(launch, tmp_path: Path, light_path) -> None:
-    """9 processes need 73: a soft limit of 40 is raised, a hard one is an error before any start.
-
-    As under cron, there are no variables, not even a PATH.
-    """
+    """9 processes need 73 files. As under cron there are no variables, not even a PATH."""
     for option, status in (("-S -n", 0), ("-n", 2)):
         shell = f'ulimit {option} 40; exec /usr/bin/env -i PYTHONPATH="$PYTHONPATH" "$@"'
         starter = ["/bin/sh", "-c", shell, "sh"]

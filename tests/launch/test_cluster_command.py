@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_command
 from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS
 
-LAUNCHER = Path(__file__).with_name("remote_launch.py")
+REMOTE_LAUNCHER = """
+import sys
+from dglkge.cli import launch
+from dglkge.launch.remote import remote_site
+remote_site.is_own_address = lambda address: False
+sys.exit(launch.main())
+"""
 FAKE_SSH = """#!/bin/sh
 # -o ... -- address command
 while [ "$1" != -- ]; do shift; done
@@ -33,15 +41,12 @@ def remote(launch, tmp_path: Path, ip_config: Path, monkeypatch: pytest.MonkeyPa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_CALLS", str(tmp_path / "calls"))
-    monkeypatch.setattr("tests.launch.conftest.LAUNCHER", [str(LAUNCHER)])
+    monkeypatch.setattr("tests.launch.conftest.LAUNCHER", ["-c", REMOTE_LAUNCHER])
     return launch
 
 
 def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
-    """No shell reads arguments or variables; the folder is the workspace; secrets stay at home.
-
-    A restart needs no other connection.
-    """
+    """No shell reads arguments or variables, secrets stay at home; a restart needs no other connection."""
     hostile = ["a b", "it's", '"', "$HOME `id`", "; touch injected", "\\", "a\nb", "", "*", "--port", "é"]
     names = ["ODD", "OMP_PROC_BIND", "SECRET", "DGL_ROLE", "RANK", "MASTER_ADDR"]
     values = f"[sys.argv[1:], [os.environ.get(name) for name in {names}], os.getcwd()]"
@@ -64,44 +69,31 @@ def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
     job.await_none_left()
 
 
-def test_all_problems_are_told(remote, tmp_path: Path) -> None:
-    """One line for each problem, status 2, no log folder, nothing started."""
-    (tmp_path / "two.json").write_text('{"num_parts": 2}')
-    job = remote(["--part_config", "two.json", "--num_servers", "2"], "")
-    first, problem = job.finish().splitlines()
-    assert job.launcher.returncode == 2
-    assert first == "dglkge-launch: error: 1 problem on 1 of 1 hosts; nothing was started"
-    assert "two.json has 2 partitions and ip_config has 1 machines" in problem
-    assert not (tmp_path / "logs").exists()
-
-
 NO_DGLKGE = f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S "$@"\n'
 
 
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
-        (
-            [],
-            {"FAKE_SSH_FAILS": "1"},
-            "cannot be reached by ssh: ssh: connect to host 127.0.0.1 port 22: No ro",
-        ),
+        ([], {"FAKE_SSH_FAILS": "1"}, "cannot be reached by ssh: ssh: connect to host 127.0.0.1 port 22"),
         (["--python", "/no/such/python"], {}, "/no/such/python could not run there: "),
         (["--python", "{}/bare"], {}, "dglkge must be installed for "),
+        (["--part_config", "two.json"], {}, "two.json has 2 partitions and ip_config has 1 machines"),
     ],
 )
 def test_machine_that_cannot_be_used(remote, options, environment, message, tmp_path: Path) -> None:
-    """Why there is no node program, in the words of ssh, the shell or Python."""
+    (tmp_path / "two.json").write_text('{"num_parts": 2}')
     (tmp_path / "bare").write_text(NO_DGLKGE)
     (tmp_path / "bare").chmod(0o755)
     job = remote([word.format(tmp_path) for word in options], "", **environment)
-    output = job.finish()
+    first, problem = job.finish().splitlines()
     assert job.launcher.returncode == 2
-    assert f"  127.0.0.1  {message}" in output and "Traceback" not in output
+    assert first == "dglkge-launch: error: 1 problem on 1 of 1 hosts; nothing was started"
+    assert problem.startswith("  127.0.0.1  ") and message in problem
+    assert not (tmp_path / "logs").exists()
 
 
 def synced(folder: Path) -> tuple[Path, list[str]]:
-    """Return another workspace, and the options for it."""
     work = folder / "its" / "own work"
     return work, ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
 
@@ -169,3 +161,39 @@ def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expect
     assert (summary["status"], summary["is_interrupted"]) == (expected, True)
     assert not list((tmp_path / "logs").glob("*.tmp"))
     job.await_none_left()
+
+
+def options(command: list[str]) -> list[str]:
+    return [value for flag, value in zip(command, command[1:]) if flag == "-o"]
+
+
+def test_users_options_come_first() -> None:
+    """ssh takes the first value of an option, so the user's win; ours make a silent host known in time."""
+    settings = SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no"))
+    command = ssh_command(settings, "host", ["true"])
+    assert options(command)[:2] == ["ConnectTimeout=3", "StrictHostKeyChecking=no"]
+    values = dict(option.split("=", 1) for option in reversed(options(command)))
+    assert (values["ConnectTimeout"], values["BatchMode"]) == ("3", "yes")
+    assert int(values["ServerAliveInterval"]) * int(values["ServerAliveCountMax"]) <= 15
+    command = ssh_command(SshSettings(), "host", ["true"])
+    assert not {"-p", "-l", "-i"} & set(command) and "StrictHostKeyChecking" not in str(command)
+    command = ssh_command(SshSettings(2222, "me", "my key"), "host", ["true"])
+    assert command[-9:-3] == ["-i", "my key", "-l", "me", "-p", "2222"]
+
+
+def test_forwarded_variables() -> None:
+    """What changes how Python, DGL and torch compute; not what belongs to this session, and no secrets."""
+    forwarded = "PATH PYTHONHASHSEED LD_PRELOAD OMP_NUM_THREADS DGLBACKEND GLOO_SOCKET_IFNAME".split()
+    private = "HOME USER SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY RANK DISPLAY DGLKGE_SECRET".split()
+    variables = forwarded_environment(dict.fromkeys([*forwarded, *private], "/x'y $z"))
+    assert variables == dict.fromkeys(forwarded, "/x'y $z")
+    # Processes elsewhere start in other folders; an empty entry stays what it was.
+    variables = forwarded_environment({"PYTHONPATH": f".{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."})
+    assert variables == {"PYTHONPATH": f"{os.getcwd()}{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."}
+
+
+def test_a_program_that_never_comes() -> None:
+    """Where the launcher goes before it has sent the program, the interpreter goes too."""
+    command = [sys.executable, "-I", "-S", "-c", STARTER]
+    assert subprocess.run(command, input=b"[", capture_output=True, timeout=30).returncode == 1
+    assert not set("'\n!$`\\") & set(STARTER)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch import fork_server
+from dglkge.launch import fork_server, script_runner
 from tests.launch.conftest import GONE, ROOT, LaunchedJob, RunningProgram
 
 TELL = """
@@ -111,10 +111,7 @@ print(len(os.listdir("/proc/self/task")), slow)
 
 
 def test_what_is_imported_before_a_fork() -> None:
-    """It neither initializes CUDA nor starts a thread, which a forked process would lack.
-
-    Nor does it, or a trainer's check of default settings, load pandas or torch's compiler, a second each.
-    """
+    """No CUDA, no thread, which a forked process would lack, and no slow pandas or torch compiler."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
@@ -182,3 +179,56 @@ def test_no_more_processes(program: RunningProgram, failing: int) -> None:
     assert errors[1] == ("no more processes" if failing == 1 else "it was killed at its start")
     if failing == 1:
         assert (errors[2], program.outputs[2]) == (None, b"ran\n")
+
+
+TIMEOUT_SECONDS = 30
+
+
+def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, *([script_runner.__file__] if runner else []), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(sys.argv, __name__, __file__, sys.path[0], neighbour.VALUE)",
+        "sys.exit()",
+        "sys.exit(3)",
+        "sys.exit('no luck')",
+        "raise ValueError('broken')",
+        "raise KeyboardInterrupt",
+        "1 +",
+        "atexit.register(print, 'farewell'); raise SystemExit(4)",
+        "print('to a pipe', end=''); raise SystemExit(5)",
+        "threading.Thread(target=print, args=('thread',)).start()",
+        "atexit.register(lambda: print(__main__.thing is pickle.loads(pickle.dumps(thing))))",
+    ],
+)
+def test_like_python(tmp_path: Path, body: str) -> None:
+    (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    modules = "__main__, atexit, neighbour, pickle, sys, threading"
+    script.write_text(f"import {modules}\ndef thing(): ...\n{body}\n")
+    arguments = ["script.py", "a b", "--c", "$d"]
+    expected, got = (run(arguments, tmp_path, runner) for runner in (False, True))
+    status = 130 if "KeyboardInterrupt" in body else expected.returncode  # python dies of the signal
+    assert (got.returncode, got.stdout, got.stderr) == (status, expected.stdout, expected.stderr)
+
+
+def test_module(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("import sys\nfrom package import main\nprint(__name__, sys.argv[1:])\n")
+    expected, got = (run(["-m", "package.main", "x", "-m"], tmp_path, runner) for runner in (False, True))
+    assert got.stdout == expected.stdout == "package.main ['x', '-m']\n__main__ ['x', '-m']\n"
+    assert got.returncode == 0
+
+
+def test_hanging_exit_handler_is_cut_short(tmp_path: Path) -> None:
+    """A handler that waits for ever does not keep a failed process alive, nor its children's pipes."""
+    (tmp_path / "script.py").write_text(
+        "import atexit, threading\natexit.register(threading.Event().wait)\nraise SystemExit(7)\n"
+    )
+    assert run(["script.py"], tmp_path).returncode == 7

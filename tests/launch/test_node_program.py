@@ -60,10 +60,7 @@ def test_messages() -> None:
 
 
 def test_statuses(program: RunningProgram) -> None:
-    """Each process ends with its own, the signal's number negated; then the server from which it was forked.
-
-    The next attempt has a server of its own, and the program itself ends with 0.
-    """
+    """Each process ends with its own; its server ends after the last; the next attempt has its own server."""
     ends = {"sys.exit(255)": 255, "os.kill(os.getpid(), 9)": -9, "pass": 0}
     code = "import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])"
     program.start(code, *({"END": end} for end in ends), shared={"SHARED": "s"})
@@ -102,10 +99,7 @@ def test_signals_reach_the_process_alone(program: RunningProgram) -> None:
 
 
 def test_orphans_are_ended(program: RunningProgram) -> None:
-    """What a process leaves behind, even in a session of its own and deaf to SIGTERM, ends after it.
-
-    What other processes have started is not touched.
-    """
+    """Even in a session of its own and deaf to SIGTERM; what other processes have started is not touched."""
     code = (
         "import subprocess, sys\n"
         f"command = [sys.executable, '-c', {STUBBORN!r}]\n"
@@ -136,7 +130,6 @@ def test_processes_end_with_their_launcher_and_node_program(program: RunningProg
 
 
 def test_stop_signals(program: RunningProgram) -> None:
-    """The launcher is asked to stop the job; a second signal ends the processes."""
     program.start(WAIT_FOR_EVER)
     (process,) = program.wait_ready()
     program.program.send_signal(signal.SIGINT)

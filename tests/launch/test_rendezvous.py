@@ -33,8 +33,6 @@ SECRET = b"a secret of more than sixteen bytes"
 
 
 class _Hub:
-    """A rendezvous of two nodes and what it has reported."""
-
     def __init__(self, port: int) -> None:
         self.port = port
         self.reports: list[str] = []
@@ -42,12 +40,12 @@ class _Hub:
         self.nodes = Rendezvous(place, SECRET, TIMEOUT_SECONDS, self.reports.append)
         self.started: list[subprocess.Popen[str]] = []
 
-    def start_node(self, secret: bytes = SECRET) -> subprocess.Popen[str]:
+    def start_node(self, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
         place = ["--node_rank", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         node = subprocess.Popen(
-            [sys.executable, "-m", "dglkge.cli.launch", *place, "train.py"],
+            [sys.executable, "-m", "dglkge.cli.launch", *place, *options, "train.py"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -63,8 +61,13 @@ class _Hub:
         planned = planned_process("trainer", 0, "127.0.0.1", code)
         return wait(self.nodes.connection(1).start([planned], "/", events))[0], events
 
-    def call(self, task: str, **arguments: Any) -> Any:
-        return wait(self.nodes.connection(1).call(task, **arguments))
+    def describe(self) -> dict[str, Any]:
+        return wait(self.nodes.connection(1).call("describe"))
+
+    def await_pid(self, process: RunningProcess, events: Events) -> psutil.Process:
+        for _, changes in events.take(TIMEOUT_SECONDS):
+            process.apply(**changes)
+        return psutil.Process(process.pid)
 
     def start_and_await_node(self) -> subprocess.Popen[str]:
         node = self.start_node()
@@ -93,17 +96,13 @@ def hub(free_port: int) -> Iterator[_Hub]:
 
 
 def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
-    """Calls, files, processes with its environment, not its secret; it ends with the status of the job."""
+    """Its processes have its environment, without the secret; it ends with the status of the job."""
     node = hub.start_and_await_node()
-    session = hub.nodes.connection(1)
-    assert hub.call("describe")["versions"]["dglkge"] == __version__
-    here, there, back = (tmp_path / name for name in ("here", "there", "back"))
-    here.mkdir()
+    assert hub.describe()["versions"]["dglkge"] == __version__
     content = os.urandom(9 << 20)
-    (here / "a b").write_bytes(content)
-    assert wait(copy_files(session, str(here), str(there), ["a b"])) == 1
-    assert wait(copy_files(session, str(back), str(there))) == 1
-    assert (back / "a b").read_bytes() == content
+    (tmp_path / "here").write_bytes(content)
+    copy = copy_files(hub.nodes.connection(1), str(tmp_path), str(tmp_path / "there"), ["here"])
+    assert wait(copy) == 1 and (tmp_path / "there" / "here").read_bytes() == content
     process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
     hub.nodes.end(7, "trainer 0 ended with status 7")
@@ -116,17 +115,16 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     assert "[launcher] the job has ended: trainer 0 ended with status 7\n" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_falls_silent(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/cluster/test_nodes.py has one that is killed, and started again."""
     monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
-    hub.call("describe")
     process, events = hub.start("exec sleep 600")
-    hub.wait_for(lambda: any(process.apply(**changes) or True for _, changes in events.take(0.1)))
-    os.kill(node.pid, number)
+    hub.await_pid(process, events)
+    node.send_signal(signal.SIGSTOP)
     hub.wait_for(lambda: any("is lost" in line for line in hub.reports))
-    why = "the connection ended" if number == signal.SIGKILL else "no heartbeat for 3 s"
+    why = "no heartbeat for 3 s"
     assert hub.reports[-1] == f"node 1 (127.0.0.1) is lost: {why}"
     outcome(process, events)
     assert (process.status, process.error) == (255, why)
@@ -134,13 +132,7 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
         hub.nodes.connection(1)
     with pytest.raises(NotReadyError, match=why):
         wait(session.call("describe"))
-    if number == signal.SIGKILL:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(process.pid).wait(TIMEOUT_SECONDS)
-        # A scheduler may start it again.
-        hub.start_and_await_node()
-        assert hub.call("describe")
-    os.kill(node.pid, signal.SIGCONT)
+    node.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -149,9 +141,7 @@ def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
     if is_reset:
         connection = hub.nodes.connection(1).writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    hub.start("exec sleep 600")
-    hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))
-    (child,) = psutil.Process(node.pid).children()
+    child = hub.await_pid(*hub.start("exec sleep 600"))
     hub.nodes.close()
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert node.returncode == 255
@@ -180,12 +170,9 @@ def test_a_wrong_secret(hub: _Hub) -> None:
     assert output == f"dglkge-launch: error: node 0 at 127.0.0.1:{hub.port} refuses node 1: {words}\n"
     assert hub.reports == [f"warning: refused a connection from 127.0.0.1: {words}"]
     hub.nodes._seconds = 0.0
-    with pytest.raises(NotReadyError) as caught:
+    missing = rf"^node 1 of 2 did not connect to 127.0.0.1:{hub.port} within 0 s \(--rendezvous_seconds\); "
+    with pytest.raises(NotReadyError, match=f"{missing}connected: 0; refused 127.0.0.1: {words}$"):
         wait(hub.nodes.await_nodes())
-    assert str(caught.value) == (
-        f"node 1 of 2 did not connect to 127.0.0.1:{hub.port} within 0 s (--rendezvous_seconds); connected: "
-        f"0; refused 127.0.0.1: {words}"
-    )
 
 
 def test_a_launcher_that_does_not_know_the_secret() -> None:
@@ -236,16 +223,15 @@ def test_nodes_that_do_not_fit(hub: _Hub, free_port: int) -> None:
         with pytest.raises(RefusedError, match=words):
             connect_node(NodePlace(rank, nodes, "127.0.0.1", hub.port))
     hub.start_and_await_node()
-    for port, words in (
-        (hub.port, r"no launcher .* within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"),
-        (free_port + 1, f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"),
-    ):
-        with pytest.raises(NotReadyError, match=words):
-            connect_node(NodePlace(1, 2, "127.0.0.1", port), seconds=0.0)
+    node = hub.start_node(SECRET, "--rendezvous_seconds", "1")
+    output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
+    assert "within 1 s (--rendezvous_seconds): node 1 is connected already, from 127.0.0.1" in output
+    words = f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"
+    with pytest.raises(NotReadyError, match=words):
+        connect_node(NodePlace(1, 2, "127.0.0.1", free_port + 1), seconds=0.0)
 
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal to a node stops the job by the launcher; the second ends the node."""
     monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.launch.stop_signals._received", [])  # other tests' signals
     received: list[Any] = []
@@ -277,7 +263,6 @@ def test_where_a_rendezvous_listens(hub: _Hub, free_port: int) -> None:
 
 
 def test_ipv6(free_port: int) -> None:
-    """The rendezvous may have an IPv6 address; the node's own must be IPv4."""
     try:
         listen("::1", free_port).close()
     except (OSError, InputError):
@@ -289,7 +274,6 @@ def test_ipv6(free_port: int) -> None:
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a file or the environment; never forwarded to another process."""
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef\n")
     path.chmod(0o640)
