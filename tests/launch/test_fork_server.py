@@ -181,12 +181,9 @@ def test_no_more_processes(program: RunningProgram, failing: int) -> None:
         assert (errors[2], program.outputs[2]) == (None, b"ran\n")
 
 
-TIMEOUT_SECONDS = 30
-
-
 def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.CompletedProcess:
     command = [sys.executable, *([script_runner.__file__] if runner else []), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30)
 
 
 @pytest.mark.parametrize(

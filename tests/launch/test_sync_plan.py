@@ -1,20 +1,31 @@
-"""What machine k gets: never another machine's partition."""
+"""What machine k gets, never another machine's partition, and what it needs in /dev/shm."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from dglkge.config import load_config
-from dglkge.data.dataset_files import check_partition
+from dglkge.config import Config, load_config
+from dglkge.data.dataset_files import PartSize, check_partition, read_dataset_size
 from dglkge.errors import InputError
 from dglkge.launch.arguments import machine_needs, partition_file, script_config
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.synced_site import plan_sync
 from dglkge.launch.table_storage import MachineNeeds
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.planning import shared_memory as shared_memory_need
+from dglkge.typing import RELATION
+from tests import warm
+from tests.model.dense_oracle import FORWARD_ONLY
+from tests.model.score_oracle import fitting_dim
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 DATASET = (
     "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",
@@ -118,3 +129,93 @@ def test_partition_files_that_do_not_fit(tmp_path: Path, content: bytes | None, 
     with pytest.raises(InputError) as caught:
         check_partition(path, 0, 2)
     assert message.format(path) in str(caught.value)
+
+
+PAGE = 4096
+SERVER = """
+import json, os, sys
+os.environ["DGL_ROLE"] = "server"
+import dglkge  # before dgl
+import dgl
+
+def sizes():
+    return {entry.name: entry.stat().st_blocks * 512 for entry in os.scandir("/dev/shm") if entry.is_file()}
+
+before, (part, ip_config, part_config) = sizes(), sys.argv[1:]
+server = dgl.distributed.DistGraphServer(int(part), ip_config, 1, 1, part_config, graph_format="csc")
+print()
+print(json.dumps([size for name, size in sizes().items() if name not in before]))
+del server  # removes what it has made
+"""
+
+
+def config_with(*settings: str) -> Config:
+    return load_config(None, ["dataset=x", *settings])
+
+
+def segments(dataset: Path, part: int, folder: Path) -> list[int]:
+    """Return the sizes of what DGL's server of one part, which is not started, puts in /dev/shm."""
+    graph_name = json.loads((dataset / "dataset.json").read_text())["graph_name"]
+    (folder / "ip_config.txt").write_text("127.0.0.1 30050\n127.0.0.2 30050\n")
+    command = [*warm.python(), "-c", SERVER, str(part), str(folder / "ip_config.txt")]
+    command += [str(dataset / "partitions" / f"{graph_name}.json")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("num_parts, typed", [(1, True), (2, False)])
+def test_graph_is_what_a_server_of_dgl_makes(tmp_path: Path, num_parts: int, typed: bool) -> None:
+    dataset = toy_dataset(num_parts, typed)
+    size = read_dataset_size(dataset).parts[num_parts - 1]
+    sizes = segments(dataset, num_parts - 1, tmp_path)
+    # So small a graph takes part of a page for each segment: the figure may be off by that much, no more.
+    assert abs(sum(sizes) - shared_memory_need.graph_bytes(size)) <= len(sizes) * PAGE
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
+def test_row_widths_are_the_models(name: str, reciprocal: bool) -> None:
+    dim, reciprocal = fitting_dim(name, 6), reciprocal or name in FORWARD_ONLY
+    words = {"score_function": name, "dimension": dim, "reciprocal_relations": reciprocal}
+    settings = config_with(*(f"model.{key}={value}" for key, value in words.items()))
+    model = build_model(name, dim, reciprocal)
+    for table in ("entity", RELATION):
+        assert shared_memory_need.row_width(table, settings) == model.table_width(table)
+
+
+def test_bytes_by_hand() -> None:
+    part = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
+    settings = config_with("model.dimension=8", "optimizer.name=row_adagrad")
+    assert shared_memory_need.table_bytes(part, settings) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes
+    assert shared_memory_need.state_bytes(part, settings) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
+    graph = 11 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
+    assert shared_memory_need.graph_bytes(part) == graph
+    # Source and number of an edge and the start of a node's edges stay where tables are files.
+    assert shared_memory_need.structure_bytes(part) == 11 * 16 + 1010 * 8 + 4 * PAGE
+
+
+def test_each_machine_has_its_own_figure() -> None:
+    dataset = toy_dataset(2)
+    settings = load_config(None, ["model.dimension=4096", f"dataset={dataset}"])
+    needs = machine_needs(settings, Places(Path("/"), Path("/")), 2, 1, 1)
+    rows = [sum(part.num_rows.values()) for part in read_dataset_size(dataset).parts]
+    for need, num_rows in zip(needs, rows, strict=True):
+        # A relation's row is two.
+        assert need.shared_memory_bytes == pytest.approx(2 * 4 * 4096 * (num_rows + 2), rel=0.1)
+
+
+def test_damaged_descriptions_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read .*dataset.json"):
+        read_dataset_size(tmp_path)
+    folder = tmp_path / "copy"
+    shutil.copytree(toy_dataset(), folder)
+    for name, text, words in (
+        ("partitions/report.json", "[]", "report.json holds list"),
+        ("partitions/report.json", "{}", "no dataset folder.*'parts'"),
+        ("dataset.json", '{"graph_', "dataset.json is cut off"),
+    ):
+        (folder / name).write_text(text)
+        with pytest.raises(InputError, match=words):
+            read_dataset_size(folder)
