@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
 import pytest
 
+from cluster_faults import ALLOWED_SECONDS, seconds_until
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
 from tests import warm
 
+END_SECONDS = 240
+
 
 def end_all(hosts: Sequence[ClusterHost], *jobs: subprocess.Popen[bytes]) -> None:
-    """Kill whatever runs on the hosts, and the commands that have started it."""
     while processes := [process for host in hosts for process in host.processes()]:
         for process in processes:
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
@@ -23,6 +25,21 @@ def end_all(hosts: Sequence[ClusterHost], *jobs: subprocess.Popen[bytes]) -> Non
     for job in jobs:
         job.kill()
         job.wait()
+
+
+def finish(hosts: Sequence[ClusterHost], *jobs: subprocess.Popen[bytes]) -> list[int]:
+    """Wait for the end of commands, and until nothing runs on the hosts; return the commands' statuses."""
+    try:
+        statuses = [job.wait(END_SECONDS) for job in jobs]
+        assert seconds_until(lambda: not any(host.processes() for host in hosts)) <= ALLOWED_SECONDS
+    finally:
+        end_all(hosts, *jobs)
+    return statuses
+
+
+def sets(settings: Mapping[str, object]) -> list[str]:
+    """Return the words that give a command some settings."""
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture(scope="session")

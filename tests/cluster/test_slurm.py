@@ -1,7 +1,4 @@
-"""examples/slurm/job.sbatch under SLURM itself, with two hosts as its nodes; skips without SLURM and munge.
-
-Debian: apt-get install --no-install-recommends slurmctld slurmd slurm-client munge
-"""
+"""examples/slurm/job.sbatch under SLURM itself, with two hosts as its nodes; skips without SLURM."""
 
 from __future__ import annotations
 
@@ -59,14 +56,7 @@ evaluation: {{split: none}}
 
 
 class Slurm:
-    """SLURM on two hosts.
-
-    Parameters
-    ----------
-    hosts : list of ClusterHost
-    folder : Path
-        For its files; all hosts see it.
-    """
+    """SLURM on two hosts, which see the folder of its files."""
 
     def __init__(self, hosts: list[ClusterHost], folder: Path) -> None:
         self.folder = folder
@@ -85,8 +75,7 @@ class Slurm:
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**environment(), "SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
         for host in hosts:
-            # Names of the hosts; what munge and SLURM write outside of the folder is on tmpfs of the host.
-            # The paths of SLURM's sockets must be short.
+            # What munge and SLURM write outside of the folder is on tmpfs; paths of sockets must be short.
             folders = f"mkdir -m 755 /run/munge /run/spool-{host.name}"
             host.run(["sh", "-ec", f"mount --bind {folder}/hosts /etc/hosts; {folders}"], check=True)
             files = {"pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -103,7 +92,6 @@ class Slurm:
             self.started.append(host.popen(command, **options))
 
     def call(self, *command: str | Path) -> str:
-        """Run one of SLURM's commands; return its output, empty if it fails."""
         done = self._first.run(command, env=self._environment, capture_output=True, text=True, timeout=60)
         return done.stdout if done.returncode == 0 else ""
 
@@ -132,13 +120,11 @@ def test_the_job_of_the_example(slurm: Slurm, tmp_path: Path):
     work, output = tmp_path / "work", tmp_path / "output.txt"
     work.mkdir()
     (work / "examples").symlink_to(REPOSITORY / "examples")
-    configuration = CONFIGURATION.format(dataset=toy_dataset(2), output=tmp_path / "run")
-    (work / "my.yaml").write_text(configuration)
+    (work / "my.yaml").write_text(CONFIGURATION.format(dataset=toy_dataset(2), output=tmp_path / "run"))
     script = (REPOSITORY / "examples" / "slurm" / "job.sbatch").read_text(encoding="utf-8")
     assert "--num-trainers 4" in script
-    (tmp_path / "job.sbatch").write_text(
-        script.replace("--num-trainers 4", "--num-trainers 1 --num-omp-threads 1")
-    )
+    script = script.replace("--num-trainers 4", "--num-trainers 1 --num-omp-threads 1")
+    (tmp_path / "job.sbatch").write_text(script)
     options = ["--parsable", "--mem=0", "--cpus-per-task=1", f"--chdir={work}", f"--output={output}"]
     job = slurm.call("sbatch", *options, tmp_path / "job.sbatch").strip()
     assert job

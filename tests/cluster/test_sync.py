@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import signal
@@ -18,7 +19,9 @@ from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, launch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
-from tests.cluster.conftest import end_all
+from fault_sites import BATCH_SIZE, TwoDisks
+from faults import LIMIT_SECONDS, run_trials
+from tests.cluster.conftest import end_all, finish, sets
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 NUM_EPOCHS = 24
@@ -39,20 +42,24 @@ def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str
         "evaluation.split": "test",
         **fields,
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     options = ["--num_trainers", "1", "--sync", "--log_dir", "logs", *more]
-    return launch(hosts, folder, options, ["train.py", *words], launcher_host=first)
+    return launch(hosts, folder, options, ["train.py", *sets(settings)], launcher_host=first)
 
 
 def partitions(host: ClusterHost) -> set[str]:
     return {path.name for path in (host.folder / "data").rglob("part[0-9]*") if path.is_dir()}
 
 
-def prepare(hosts: list[ClusterHost]) -> None:
-    """Clear the hosts, and give the first one what belongs to the user."""
-    for host in hosts:
+@pytest.fixture(autouse=True)
+def clear(two_hosts: list[ClusterHost]) -> None:
+    """Remove what another test has left on the hosts."""
+    for host in two_hosts:
         for path in host.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def prepare(hosts: list[ClusterHost]) -> None:
+    """Give the first host what belongs to the user."""
     shutil.copytree(toy_dataset(2), hosts[0].folder / "data")
     shutil.copy(REPOSITORY / "examples" / "train.py", hosts[0].folder)
 
@@ -64,40 +71,6 @@ def wait_for_version(host: ClusterHost, version: int, job, log: Path) -> None:
         time.sleep(0.05)
 
 
-def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_path):
-    """They lie in the launcher's folder, whichever machine is the first; then the run is removed there."""
-    first, second = two_hosts
-    prepare(two_hosts)
-    log = tmp_path / LAUNCHER_LOG
-    job = start([second, first], first, tmp_path)
-    try:
-        wait_for_version(first, 12, job, log)
-        end_all(two_hosts, job)  # the launcher too
-        run = open_checkpoint(first.folder / "run")
-        run.verify()
-        done = run.meta.progress["finished_epochs"]
-        assert done > 0
-        # The other machine has its own part only.
-        parts = {path.name.split(".")[0] for path in (second.folder / "run").rglob("embeddings_*.h5")}
-        assert parts == {"embeddings_entity_0"}
-        job = start([first, second], first, tmp_path)
-        assert job.wait(120) == 0, log.read_text()
-        assert f"resumed: {done} epochs and " in log.read_text()
-        run = open_checkpoint(first.folder / "run")
-        run.verify()
-        assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
-        assert [(job.first == 1) for job in run.manifest.lineage] == [True, False]
-
-        shutil.rmtree(first.folder / "run")
-        job = start([first, second], first, tmp_path)
-        assert job.wait(120) == 2, log.read_text()
-        assert "the run was removed there, or belongs to another launcher or URL" in log.read_text()
-        assert f"{second.work}/run on " in log.read_text()
-        assert not (first.folder / "run" / "checkpoint").exists()
-    finally:
-        end_all(two_hosts, job)
-
-
 def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_hosts, tmp_path):
     """Each reads it from the launcher's folder; the newest version is then the best one."""
     first, second = two_hosts
@@ -105,10 +78,7 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
     log = tmp_path / LAUNCHER_LOG
     fields = {"evaluation.valid_every_epochs": 1, "training.early_stopping.patience": 2, "optimizer.lr": 0.5}
     job = start([second, first], first, tmp_path, **fields)
-    try:
-        assert job.wait(120) == 0, log.read_text()
-    finally:
-        end_all(two_hosts, job)
+    assert finish(two_hosts, job) == [0], log.read_text()
     ended, best = map(int, re.search(r"ended after (\d+) epochs; .* after (\d+)", log.read_text()).groups())
     assert best < ended < NUM_EPOCHS
     run, kept = (open_checkpoint(first.folder / "run" / name) for name in ("", "checkpoint/best"))
@@ -121,37 +91,76 @@ def launcher_of(host: ClusterHost) -> psutil.Process:
     return next(process for process in host.processes() if "dglkge.cli.launch" in process.cmdline())
 
 
-def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_path):
+def test_a_job_goes_on_with_its_hosts_in_another_order(two_hosts, tmp_path):
+    """It is stopped, loses a connection, then its launcher, in whose folder the versions lie, then these."""
     first, second = two_hosts
+    run, log = first.folder / "run", tmp_path / LAUNCHER_LOG
     prepare(two_hosts)
-    log = tmp_path / LAUNCHER_LOG
     job = start([first, second], first, tmp_path)
     try:
-        wait_until_trained(first.folder / "run" / "stats.jsonl", 3, job, log)
+        wait_until_trained(run / "stats.jsonl", 3, job, log)
         assert partitions(second) == {"part1"}
         launcher_of(first).send_signal(signal.SIGTERM)
         assert job.wait(60) == 143, log.read_text()
-        progress = open_checkpoint(first.folder / "run").meta.progress
-        stopped = f"{progress['finished_epochs']} epochs and {progress['batches_done']} batches done"
+        version = open_checkpoint(run)
+        done, batches = version.meta.progress["finished_epochs"], version.meta.progress["batches_done"]
+        stopped = f"{done} epochs and {batches} batches done"
         assert f"stopped as asked: {stopped}, committed" in log.read_text()
-        version = open_checkpoint(first.folder / "run").version
+        parts = {path.name.split(".")[0] for path in (second.folder / "run").rglob("embeddings_*.h5")}
+        assert parts == {"embeddings_entity_1"}  # its own only
+
         job = start([second, first], first, tmp_path, "--max_restarts", "1")
-        wait_for_version(first, version + 2, job, log)
+        wait_for_version(first, version.version + 2, job, log)
         clients = [process for process in launcher_of(first).children() if process.name() == "ssh"]
         min(clients, key=lambda process: process.create_time()).kill()  # that of the node program
+        deadline = time.monotonic() + 60
+        while log.read_text().count("resumed: ") < 2:
+            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        assert f"resumed: {stopped}" in log.read_text()
+        assert partitions(second) == {"part0", "part1"}  # now it is machine 0
+        wait_for_version(first, open_checkpoint(run).version + 2, job, log)
+        end_all(two_hosts, job)  # the launcher too
+        version = open_checkpoint(run)
+        version.verify()
+        done = version.meta.progress["finished_epochs"]
+
+        job = start([first, second], first, tmp_path)
         assert job.wait(120) == 0, log.read_text()
+        assert f"resumed: {done} epochs and " in log.read_text()
+        check_result(two_hosts)
+
+        shutil.rmtree(run)
+        job = start([first, second], first, tmp_path)
+        assert job.wait(120) == 2, log.read_text()
+        assert "the run was removed there, or belongs to another launcher or URL" in log.read_text()
+        assert f"{second.work}/run on " in log.read_text()
+        assert not (run / "checkpoint").exists()
     finally:
         end_all(two_hosts, job)
-    assert log.read_text().count("resumed: ") == 2
-    assert f"resumed: {stopped}" in log.read_text()
-    assert partitions(second) == {"part0", "part1"}  # now it is machine 0
-    stats = [json.loads(line) for line in (first.folder / "run" / "stats.jsonl").read_text().splitlines()]
-    assert {record["epoch"] for record in stats} == set(range(NUM_EPOCHS))
-    run = open_checkpoint(first.folder / "run")
+
+
+def check_result(hosts: list[ClusterHost]) -> None:
+    run = open_checkpoint(hosts[0].folder / "run")
     run.verify()
     assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
     assert len(run["entity"][:]) == Dataset.open(toy_dataset(2)).num_entities("entity")
-    assert json.loads((first.folder / "run" / "metrics.json").read_text())["test"]["both"]["mrr"] > 0.5
-    assert not list((second.folder / "run").rglob("*.tmp"))
-    assert not (first.folder / "run" / "lease.json").exists()
-    assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
+    stats = [json.loads(line) for line in (hosts[0].folder / "run/stats.jsonl").read_text().splitlines()]
+    assert {record["epoch"] for record in stats} == set(range(NUM_EPOCHS))
+    assert json.loads((hosts[0].folder / "run/metrics.json").read_text())["test"]["both"]["mrr"] > 0.5
+    assert not list((hosts[1].folder / "run").rglob("*.tmp"))
+    assert not (hosts[0].folder / "run/lease.json").exists()
+    assert seconds_until(lambda: not any(host.processes() for host in hosts)) <= ALLOWED_SECONDS
+
+
+@pytest.mark.timeout(600)
+def test_reordered_hosts_lose_nothing_that_was_published(two_hosts, tmp_path):
+    random.seed(3)
+    dataset = toy_dataset(2)
+    num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
+    site = TwoDisks(tmp_path, dataset, num_batches, LIMIT_SECONDS, two_hosts)
+    trials = run_trials(site, ["launcher", "host"])
+    assert [(trial.fault, trial.wrong, trial.lost_commits) for trial in trials] == [
+        ("kill -9 of the launcher", "", 0),
+        ("kill -9 of all on a host", "", 0),
+    ]

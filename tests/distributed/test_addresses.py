@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,6 @@ from dglkge.distributed.addresses import (
     DEFAULT_PORT,
     Machine,
     hold_usable_address,
-    is_own_address,
     listening_ports,
     read_ip_config,
     wait_until_listening,
@@ -42,24 +42,19 @@ ACCEPTED = [
 REFUSED = [
     ("10.0.0.1 1 2 3", 1, "got 4 fields ('10.0.0.1 1 2 3'); expected 'ip [port [num_servers]]'"),
     ("10.0.0.1\n\n# x\n10.0.0.300\n", 4, "'10.0.0.300' is no IPv4 address"),
-    ("10.0.0", 1, "'10.0.0' is no IPv4 address"),
     ("010.0.0.1.2", 1, "is no IPv4 address"),
     ("0.0.0.0", 1, "0.0.0.0 is the address of no single machine"),
-    ("224.0.0.1", 1, "224.0.0.1 is the address of no single machine"),
     ("255.255.255.255", 1, "is the address of no single machine"),
     ("::1 30050", 1, "IPv4 only, so give the machine"),
     ("10.0.0.1:30050", 1, "a port stands apart"),
     ("-node", 1, "'-node' is neither an IPv4 address nor a host name"),
-    ("no/de", 1, "is neither an IPv4 address nor a host name"),
     ("n\u00f6de", 1, "is neither an IPv4 address nor a host name"),
     ("$(reboot)", 1, "is neither an IPv4 address nor a host name"),
     ("10.0.0.1 http", 1, "'http' is no port; expected a whole number of 1 to 65535"),
     ("10.0.0.1 0", 1, "'0' is no port"),
     ("10.0.0.1 65536", 1, "'65536' is no port"),
-    ("10.0.0.1 30050.5", 1, "'30050.5' is no port"),
     ("10.0.0.1 \u0663", 1, "is no port"),
     ("10.0.0.1 30050 0", 1, "'0' is no number of servers"),
-    ("10.0.0.1 30050 two", 1, "'two' is no number of servers"),
     ("10.0.0.1\n10.0.0.2\n10.0.0.1 20000\n", 3, "address 10.0.0.1 was given in line 1 already"),
     ("node\nNODE.\n", 2, "address NODE. was given in line 1 already"),
     ("10.0.0.1 1 2\n10.0.0.2 1 3\n", 2, "asks for 3 servers where 10.0.0.1 asks for 2"),
@@ -100,22 +95,24 @@ def test_a_malformed_line_is_named(path: Path, text: str, line: int, message: st
     assert message in str(caught.value)
 
 
-def test_files_that_name_no_machine(path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.txt: No such file .*; expected one line 'ip \[port\]'"):
-        read_ip_config(path)
-    with pytest.raises(InputError, match="Is a directory"):
-        read_ip_config(path.parent)
-    for text in ("", "\n\n", "# nothing but words\n"):
-        path.write_text(text)
-        with pytest.raises(InputError, match="names no machine"):
-            read_ip_config(path)
-    path.write_bytes(b"10.0.0.1\n\xff\xfe")
-    with pytest.raises(InputError, match=r"not UTF-8 text \(byte 9\)"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"config\.txt: No such file .*; expected one line 'ip \[port\]'"),
+        (b"", "names no machine"),
+        (b"\n\n", "names no machine"),
+        (b"# nothing but words\n", "names no machine"),
+        (b"10.0.0.1\n\xff\xfe", r"not UTF-8 text \(byte 9\)"),
+    ],
+)
+def test_files_that_name_no_machine(path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
         read_ip_config(path)
 
 
 def test_all_ports_are_waited_for(tmp_path: Path) -> None:
-    """A listening port is seen, and a bound or closed one is not; without the kernel's tables none is."""
     with socket.socket() as first, socket.socket() as second:
         for server in (first, second):
             server.bind(("127.0.0.1", 0))
@@ -135,42 +132,32 @@ def test_all_ports_are_waited_for(tmp_path: Path) -> None:
 def test_a_port_that_is_held_goes_to_nobody_but_who_shares_it() -> None:
     """As DGL does: it sets SO_REUSEADDR. The kernel gives a held port to no connection."""
     address, holder = hold_usable_address("127.0.0.1")
-    host, _, port = address.partition(":")
-    assert host == "127.0.0.1"
-    with holder, socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((host, int(port)))
-    address, holder = hold_usable_address("127.0.0.1")
-    port = address.partition(":")[2]
-    with holder, socket.socket() as dgl_socket:
-        dgl_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        dgl_socket.bind(("127.0.0.1", int(port)))
-        dgl_socket.listen()
-        with socket.create_connection(("127.0.0.1", int(port))) as client:
+    place = ("127.0.0.1", int(address.removeprefix("127.0.0.1:")))
+    with holder:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(place)
+        with socket.create_server(place) as dgl_socket, socket.create_connection(place) as client:
             assert dgl_socket.accept()[1] == client.getsockname()
 
 
 def test_where_no_way_leads_to_the_machine_loopback_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoRoute(socket.socket):
-        def connect(self, address: object) -> None:
-            raise OSError(errno.ENETUNREACH, "Network is unreachable")
-
-    monkeypatch.setattr(addresses.socket, "socket", NoRoute)
+    unreachable = OSError(errno.ENETUNREACH, "Network is unreachable")
+    no_route = type("NoRoute", (socket.socket,), {"connect": Mock(side_effect=unreachable)})
+    monkeypatch.setattr(addresses.socket, "socket", no_route)
     address, holder = hold_usable_address("192.0.2.1")
     holder.close()
     assert address.startswith("127.0.0.1:")
 
 
-def toy_server(log: list[Any]) -> SimpleNamespace:
-    def connect_receiver(address: str, port: str, client: int, group: int) -> bool:
-        log.append(("connect", address, client, group))
+def test_dgl_calls_own_clients_once_they_listen_and_others_after_a_moment() -> None:
+    """Short sleeps stay; then all is put back."""
+    log: list[Any] = []
+
+    def connect(address: str, port: str, client: int, group: int) -> bool:
+        log.append((address, client, group))
         return True
 
-    return SimpleNamespace(time=time, rpc=SimpleNamespace(connect_receiver=connect_receiver))
-
-
-def test_own_clients_are_called_once_they_listen() -> None:
-    log: list[Any] = []
-    server = toy_server(log)
+    server = SimpleNamespace(time=time, rpc=SimpleNamespace(connect_receiver=connect))
     with socket.socket() as client:
         client.bind(("127.0.0.1", 0))
 
@@ -181,35 +168,20 @@ def test_own_clients_are_called_once_they_listen() -> None:
         later = threading.Timer(0.1, listen_late)
         with dgl_compat.without_sleep(server, log.append):
             server.time.sleep(3)
+            server.time.sleep(1)
             later.start()
             assert server.rpc.connect_receiver("127.0.0.1", str(client.getsockname()[1]), 5, 0)
+            for number in (0, 1):
+                server.rpc.connect_receiver("192.0.2.1", "30050", number, 0)  # RFC 5737: nobody's
         later.join()
-    assert log == ["listens", ("connect", "127.0.0.1", 5, 0)]  # and nothing slept
-
-
-def test_other_machines_get_one_moment_and_all_is_put_back() -> None:
-    """Short sleeps stay."""
-    log: list[Any] = []
-    server = toy_server(log)
-    connect = server.rpc.connect_receiver
-    with dgl_compat.without_sleep(server, log.append):
-        server.time.sleep(1)
-        for client in (0, 1):
-            server.rpc.connect_receiver("192.0.2.1", "30050", client, 0)  # RFC 5737: nobody's
-    connects = [("connect", "192.0.2.1", client, 0) for client in (0, 1)]
-    assert log == [1, dgl_compat.REMOTE_PAUSE_SECONDS, *connects]
+    others = [("192.0.2.1", number, 0) for number in (0, 1)]
+    assert log == [1, "listens", ("127.0.0.1", 5, 0), dgl_compat.REMOTE_PAUSE_SECONDS, *others]
     assert server.time is time and server.rpc.connect_receiver is connect
 
 
 def test_dgl_still_sleeps_where_it_is_replaced() -> None:
     rpc_server = dgl.distributed.rpc_server
     source = inspect.getsource(rpc_server)
-    assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source
-    assert "rpc.connect_receiver(" in source
+    assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source and "rpc.connect_receiver(" in source
     assert {"sleep"} == {word.partition("(")[0] for word in source.split("time.")[1:]}
     assert rpc_server.rpc is dgl.distributed.rpc
-
-
-def test_own_addresses() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,6 @@ from dglkge.distributed.jobs import (
     matching_jobs,
     parse_bytes,
     process_start,
-    register_lock,
     remove_stale_entries,
 )
 from dglkge.errors import InputError
@@ -31,38 +32,37 @@ from dglkge.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 ONE, TWO = "00000000000000a1", "00000000000000b2"
 
-HOLDER = """
-import sys
+
+@contextlib.contextmanager
+def holder(code: str, *arguments: str) -> Iterator[int]:
+    """Run some code in another process, which is killed at the end of the block; yields its pid."""
+    text = f"import sys\n{code}\nprint('held', flush=True); sys.stdin.read()"
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", text, *arguments], env=environment, **streams) as process:
+        try:
+            assert process.stdout.readline() == b"held\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+HOLDS_ENTRY = """
 from dglkge.distributed.jobs import JobEntry, Registration
 job = JobEntry(sys.argv[2], run="/runs/one", user="eve", host="here", launcher_pid=5)
 entry = Registration(job, sys.argv[1])
-print("held", flush=True)
-sys.stdin.read()
 """
 
 
 def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
     """Another process's entry is read; after kill -9 it is stale, refuses nobody, and is removed."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), ONE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert holder.stdout.readline() == b"held\n"
+    with holder(HOLDS_ENTRY, str(tmp_path), ONE) as pid:
         (entry,) = live_jobs(str(tmp_path))
-        assert (entry.job, entry.user, entry.pid) == (ONE, "eve", holder.pid)
-        assert 0 < process_start(os.getpid()) <= process_start(holder.pid)
-        with pytest.raises(InputError) as caught:
+        assert (entry.job, entry.user, entry.pid) == (ONE, "eve", pid)
+        assert 0 < process_start(os.getpid()) <= process_start(pid)
+        words = rf"{ONE} of user eve, launcher pid 5 on here; wait for it, end it \(dglkge job stop {ONE}\)"
+        with pytest.raises(InputError, match=f"^/runs/one is in use: another job writes there, job {words}"):
             Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
-        assert str(caught.value) == (
-            f"/runs/one is in use: another job writes there, job {ONE} of user eve, launcher pid 5 on here; "
-            f"wait for it, end it (dglkge job stop {ONE}), or give another output"
-        )
-    finally:
-        holder.kill()
-        holder.communicate()
     assert live_jobs(str(tmp_path)) == []
     assert job_of_segment(f"{job_prefix(ONE)}0~x-kvdata-") == ONE
     for other in (f"dglkge-job-{ONE}.json", "node~_N~emb_0-kvdata-", f"dglkge-{ONE}"):
@@ -87,20 +87,10 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_kept_holds_no_job_up(tmp_path: Path, monkeypatch, caplog) -> None:
-    """Any process may keep it for ever."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
-    lock = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); "
-    holder = subprocess.Popen(
-        [sys.executable, "-c", lock + "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert holder.stdout.readline() == b"held\n"
+    lock = "import fcntl, os; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
+    with holder(lock, str(tmp_path)):
         Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path)).release()
-    finally:
-        holder.kill()
-        holder.communicate()
     assert f"another process keeps {tmp_path} locked" in caplog.text
 
 
@@ -116,12 +106,6 @@ def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match=f"process {os.getpid()} is not of the entry's owner"):
         _send(entry)
     held.release()
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="absent, where DGL's tables lie: No such file or directory"):
-        with register_lock(str(tmp_path / "absent")):
-            pass
 
 
 def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
@@ -156,7 +140,6 @@ def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sizes() -> None:
-    """One reader for all options: GNU's units."""
     sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kib": 1536, "77": 77, "2T": 2 << 40}
     sizes |= {"64MB": 64_000_000, "1.5 GiB": 3 << 29, "2gb": 2 * 10**9, ".5 kB ": 500, "9b": 9}
     assert {text: parse_bytes(text) for text in sizes} == sizes

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dglkge.distributed import preemption
 from dglkge.distributed.preemption import STOP_SIGNALS, Preempted, StopRequest
 
 
@@ -24,27 +23,19 @@ def ordinary_handlers() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in STOP_SIGNALS]
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_noted_and_the_handlers_come_back(number: int) -> None:
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    stop = StopRequest()
+    before, stop = handlers(), StopRequest()
     with stop.listening():
         assert not stop.is_noted
         signal.raise_signal(number)
         assert stop.is_noted
         signal.raise_signal(number)  # the launcher's, on top of the scheduler's
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-    assert stop.is_noted
-
-
-def test_a_second_request_goes_to_whoever_listened_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "SAME_REQUEST_SECONDS", -1.0)
-    stop = StopRequest()
-    with stop.listening():
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert handlers() == before and stop.is_noted
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -71,9 +62,6 @@ def test_leaving_at_once() -> None:
     assert caught.value.code == 143 and signal.getsignal(signal.SIGINT) is before
     with pytest.raises(Preempted), stop.leaving_at_once():
         raise ValueError("not reached: the request was noted before")
-
-
-def test_a_collective_that_the_first_to_leave_has_cut() -> None:
     stop = StopRequest()
     with stop.listening(), pytest.raises(Preempted) as caught, stop.leaving_at_once():
         stop._noted_at = 0.0  # the signal came while gloo waited, where Python runs no handlers
@@ -106,9 +94,6 @@ def test_a_process_whose_parent_died_first() -> None:
 
 
 def test_another_thread_than_the_main_one_changes_nothing() -> None:
-    def handlers() -> list[object]:
-        return [signal.getsignal(number) for number in STOP_SIGNALS]
-
     def listen() -> list[object]:
         with StopRequest().listening():
             return handlers()

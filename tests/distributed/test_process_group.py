@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,13 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dglkge.data.dataset import Dataset
 from dglkge.distributed.addresses import SOCKET_TABLES
+from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.process_group import end_process_group, start_process_group
-from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.runtime import Cluster, join_cluster
 from dglkge.distributed.world import World
+from dglkge.errors import InputError
 from tests import warm
 from tests.surroundings import free_ports
-from tests.toy_kg import REPOSITORY
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 
 def listeners(port: int) -> set[str]:
@@ -84,10 +87,8 @@ def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str)
 
 
 def test_a_process_that_cannot_leave_ends_and_says_where() -> None:
-    """What torch 2.2 did, here made sure of: the end of the group never returns."""
     script = f"""
-import time
-import torch.distributed as dist
+import time, torch.distributed as dist
 from dglkge.distributed import process_group
 process_group.END_TIMEOUT_SECONDS = 1
 dist.destroy_process_group = lambda: time.sleep(60)
@@ -97,15 +98,6 @@ process_group.end_process_group()
     done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "Timeout (0:00:01)!" in done.stderr and "in end_process_group" in done.stderr
-
-
-def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        with pytest.raises(OSError, match="in use"):
-            start_process_group(holder.getsockname(), 0, 1, 5.0)
-    assert not dist.is_initialized()
 
 
 SCRIPT = """
@@ -144,11 +136,10 @@ def test_a_wait_without_an_answer_ends_the_process_and_says_where(wait: str, out
 
 
 CONNECT = """
-import os, socket, sys
+import os, socket
 listener = socket.create_server(("127.0.0.1", 0))
-port = listener.getsockname()[1]
 with open("ip_config.txt", "w") as file:
-    file.write(f"127.0.0.1 {port}\\n")
+    print("127.0.0.1", listener.getsockname()[1], file=file)
 os.environ.update(
     DGL_DIST_MODE="distributed", DGL_ROLE="client", DGL_NUM_SAMPLER="0", DGL_NUM_SERVER="1", DGL_GROUP_ID="0",
     DGL_IP_CONFIG="ip_config.txt", DGL_CONF_PATH="toy.json", DGL_NUM_CLIENT="1", DGL_GRAPH_FORMAT="csc",
@@ -162,10 +153,56 @@ with join_cluster("toy", "toy.json", 1):
 
 
 def test_a_server_that_accepts_and_never_answers_ends_the_trainer(tmp_path: Path) -> None:
-    """DGL's connection to the servers has the limit too."""
     command = [*warm.python(), "-c", CONNECT]
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     assert done.returncode == 1
     assert "Timeout (0:00:02)!" in done.stderr and "in connect" in done.stderr
+
+
+def join():
+    dataset = Dataset.open(toy_dataset())
+    return join_cluster(dataset.graph_name, str(dataset.graph_config_path), dataset.num_parts)
+
+
+def test_nothing_of_dgl_is_left() -> None:
+    for _ in range(2):
+        with join() as cluster:
+            assert cluster.graph.num_nodes("entity") == 60
+            assert dgl.distributed.kvstore.get_kvstore() is not None
+        assert dgl.distributed.kvstore.get_kvstore() is None
+        assert dgl.distributed.role.get_role() is None
+
+
+def test_a_graph_that_cannot_be_opened_is_no_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a second one beside the first, which goes on."""
+    with monkeypatch.context() as patched:
+        patched.setattr(dgl.distributed, "DistGraph", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError), join():
+            pass
+    with join() as first:
+        assert first.graph.num_nodes("entity") == 60
+        with pytest.raises(InputError, match="^this process cannot join a second training"):
+            with join():
+                pass
+        assert dgl.distributed.kvstore.get_kvstore() is first.graph._client
+
+
+def test_what_runs_in_the_background_is_finished_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """One that cannot be finished does not hide the failure."""
+    finished = []
+    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="asked to fail"), join() as cluster:
+        cluster.on_leave(lambda: finished.append("left"))
+        cluster.on_exit(lambda: finished.append("ended"))
+        cluster.on_exit(lambda: 1 / 0)
+        raise ValueError("asked to fail")
+    assert finished == ["ended"] and caplog.messages == ["division by zero"]
+
+
+def test_a_process_group_of_the_user_stays() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with join():
+        pass
+    dist.destroy_process_group()  # fails if there is none

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from dglkge.distributed.jobs import JobEntry
 from dglkge.launch.background import wait
 from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.remote.connection import NodeConnection, open_node
+from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, open_node
+from dglkge.launch.remote.protocol import MARK, Call, Reply, encode
 from tests import warm
 from tests.surroundings import free_ports
 
@@ -27,12 +33,12 @@ TIMEOUT_SECONDS = 60
 LAUNCHER = ["-m", "dglkge.cli.launch"]
 SERVE = "from dglkge.launch.fork_server import serve; serve(id)\n"
 """Begin of a program from which processes are forked, which need no imports."""
+SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
 
 
 def planned_process(
     role: str, number: int, address: str, code: str, environment: Mapping[str, str] = {}
 ) -> PlannedProcess:
-    """Return a process that runs some code."""
     command = (sys.executable, "-u", "-c", f"{SERVE}import os; exec(os.environ['CODE'])")
     variables = {"CODE": code, "OMP_NUM_THREADS": "1", **environment}
     return PlannedProcess(role, number, address, command, variables)
@@ -41,12 +47,14 @@ def planned_process(
 class LaunchedJob:
     """A running ``dglkge-launch``: its lines as they come, its processes, its end."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], folder: Path, environment: dict[str, str], starter: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.shown: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.launcher = subprocess.Popen(
-            [sys.executable, *LAUNCHER, *arguments],
+            [*starter, sys.executable, *LAUNCHER, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
             stdout=subprocess.PIPE,
@@ -72,7 +80,6 @@ class LaunchedJob:
             missing = [text for text in missing if text not in line]
 
     def finish(self) -> str:
-        """Wait for the end; return all that was written."""
         while (line := self._lines.get(timeout=TIMEOUT_SECONDS)) is not None:
             self.shown.append(line)
         self.launcher.wait(TIMEOUT_SECONDS)
@@ -88,23 +95,23 @@ class LaunchedJob:
         raise AssertionError(f"{role} {number} does not run")
 
     def processes_in_folder(self) -> list[psutil.Process]:
-        """Return the processes of the job: all that live in its folder."""
-        return [process for process in psutil.process_iter() if _lives_in(process, self.folder)]
+        return processes_in(self.folder)
 
     def await_none_left(self) -> None:
-        """Wait, within a limit, until no process of the job is left."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while (running := self.processes_in_folder()) and time.monotonic() < deadline:
             psutil.wait_procs(running, timeout=1)
         assert not running
 
 
-def _lives_in(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process that has not ended has its working folder there."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
-    except psutil.Error:
-        return False
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes that have not ended and have their working folder there."""
+    processes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                processes.append(process)
+    return processes
 
 
 @pytest.fixture
@@ -113,8 +120,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def node_program(python: str = sys.executable, **environment: str) -> Iterator[NodeConnection]:
-    opened = open_node("here", None, python, {"PYTHONPATH": str(ROOT), **environment})
+def node_program() -> Iterator[NodeConnection]:
+    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         yield opened
     finally:
@@ -131,6 +138,132 @@ def session() -> Iterator[NodeConnection]:
 def shared_session() -> Iterator[NodeConnection]:
     with node_program() as opened:
         yield opened
+
+
+def outcome(process: RunningProcess, events: Events) -> bytes:
+    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
+    while not process.is_gone:
+        assert time.monotonic() < deadline
+        for _, changes in events.take(0.1):
+            output += changes.pop("data", b"")
+            process.apply(**changes)
+    return output
+
+
+STARTED, GONE = "pid", "is_gone"
+"""Changes of a process that name what has happened."""
+
+NODE_PROGRAM = """
+import sys
+from dglkge.launch import node_program
+node_program.protocol.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
+node_program.main(float(sys.argv[1]) or None)
+"""
+
+
+class RunningProgram:
+    """A node program, and a launcher that is this test."""
+
+    def __init__(self, folder: Path, heartbeat_timeout: float = 0.0, grace: float = 3.0) -> None:
+        self.folder = folder
+        self.pids: dict[int, int] = {}
+        self.outputs: dict[int, bytes] = defaultdict(bytes)
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", NODE_PROGRAM, str(heartbeat_timeout), str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._has_mark = False
+
+    def send(self, task: str, **arguments: object) -> None:
+        self.program.stdin.write(encode(Call(task, arguments)))
+
+    def start(
+        self,
+        code: str,
+        *environments: dict[str, str],
+        number: int = 1,
+        before: str = "",
+        prepare: str = "id",
+        shared: Mapping[str, str] = {},
+    ) -> None:
+        """Start a process for each environment, with the numbers from ``number`` on."""
+        text = f"import sys; from dglkge.launch.fork_server import serve\n{before}\nserve({prepare})\n{code}"
+        processes = list(enumerate(environments or ({},), start=number))
+        for key, _ in processes:
+            self.pids.pop(key, None)
+            self.outputs.pop(key, None)
+        command = [sys.executable, "-c", text]
+        self.send(
+            "start", command=command, processes=processes, environment=dict(shared), folder=str(self.folder)
+        )
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = b""
+        while len(data) < num_bytes:
+            if not (more := os.read(self.program.stdout.fileno(), num_bytes - len(data))):
+                raise EOFError
+            data += more
+        return data
+
+    def next(self) -> Call | Reply:
+        """Read a message; keep what it says about the number and the output of a process."""
+        if not self._has_mark:
+            assert self._read(len(MARK)) == MARK
+            self._has_mark = True
+        head, data = (self._read(size) for size in struct.unpack("!II", self._read(8)))
+        kind, fields = json.loads(head)
+        message = {"Call": Call, "Reply": Reply}[kind](**fields, data=data)
+        if kind == "Call" and "process" in message.arguments:
+            number = message.arguments["process"]
+            self.outputs[number] += data
+            if STARTED in message.arguments:
+                self.pids[number] = message.arguments[STARTED]
+        return message
+
+    def until(self, change: str, count: int = 1) -> list[SimpleNamespace]:
+        """Read until so many processes have changed; return all changes but output."""
+        changes: list[SimpleNamespace] = []
+        while sum(hasattr(item, change) for item in changes) < count:
+            message = self.next()
+            if not message.data:
+                changes.append(SimpleNamespace(**{"task": message.task, "error": None, **message.arguments}))
+        return changes
+
+    def wait_ready(self, *numbers: int) -> list[psutil.Process]:
+        """Wait until processes, the first if no number is given, have printed ``ready``; return them."""
+        numbers = numbers or (1,)
+        while any(number not in self.pids or b"ready\n" not in self.outputs[number] for number in numbers):
+            self.next()
+        return [psutil.Process(self.pids[number]) for number in numbers]
+
+    def processes(self, count: int | None = None) -> list[psutil.Process]:
+        """Return what the node program has started; wait until so many processes are left."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            processes = psutil.Process(self.program.pid).children(recursive=True)
+            if count is None or len(processes) == count:
+                return processes
+            assert time.monotonic() < deadline, processes
+            time.sleep(0.02)
+
+    def register(self, job: str) -> None:
+        self.program.stdin.write(encode(Call("register", {"entry": JobEntry(job).to_dict()}, id=0)))
+        assert self.next() == Reply(id=0)
+
+    def lose(self) -> None:
+        with contextlib.suppress(OSError):
+            self.program.stdin.close()
+        self.program.wait(TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[RunningProgram]:
+    running = RunningProgram(tmp_path)
+    yield running
+    running.lose()
+    running.program.stdout.close()
 
 
 @pytest.fixture
@@ -152,10 +285,7 @@ for _name in ("kvstore", "dist_graph", "dist_tensor", "graph_partition_book", "r
 
 @pytest.fixture(scope="session")
 def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PYTHONPATH for jobs of real processes that need neither torch nor DGL, whose import takes 3 CPU s.
-
-    The modules that a job imports before it forks, and what dglkge replaces in them, are stand-ins.
-    """
+    """PYTHONPATH with stand-ins for torch and DGL: real processes without the 3 CPU s of their imports."""
     folder = tmp_path_factory.mktemp("light")
     for name, text in STAND_INS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -165,31 +295,32 @@ def light_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
-    """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``.
-
-    Their processes need not import torch and DGL, unless PYTHONPATH is given.
-    """
+    """Start jobs: ``launch(options, script or its path, *arguments)``; PYTHONPATH decides about imports."""
     jobs: list[LaunchedJob] = []
 
-    def start(options: list[str], script: str | Path, *arguments: str, **environment: str) -> LaunchedJob:
+    def start(
+        options: list[str],
+        script: str | Path,
+        *arguments: str,
+        starter: Sequence[str] = (),
+        **environment: str,
+    ) -> LaunchedJob:
         if isinstance(script, str):
             path = tmp_path / f"script_{len(jobs)}.py"
             path.write_text(script)
             script = path
         environment = {**warm.runners({"PYTHONPATH": str(ROOT)}), **environment}
-        job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment)
+        job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment, starter)
         jobs.append(job)
         return job
 
     yield start
-    processes: list[psutil.Process] = []
     for job in jobs:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.launcher.pid, signal.SIGKILL)
         job.launcher.wait(TIMEOUT_SECONDS)
-        processes += job.processes_in_folder()
-    psutil.wait_procs(processes, timeout=10)
-    survivors = [process for process in processes if process.is_running() and _lives_in(process, tmp_path)]
+    psutil.wait_procs(processes_in(tmp_path), timeout=10)
+    survivors = processes_in(tmp_path)
     for process in survivors:
         process.kill()
     assert not survivors

@@ -1,9 +1,8 @@
-"""The launcher as schedulers, containers and cron start it: signals, limits, paths, environment."""
+"""The launcher as schedulers, containers and cron start it: signals, limits, environment."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -13,13 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.conftest import TIMEOUT_SECONDS
-
 TRAINS = """
 import os, signal, sys
 if os.environ["DGL_ROLE"] == "server": sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-print("trains in", os.getcwd(), sys.argv[1:], flush=True)
+print("trains", flush=True)
 if sys.argv[1] == "end": sys.exit()
 while True: signal.pause()
 """
@@ -39,70 +36,37 @@ def as_first_process() -> list[str]:
     pytest.skip(f"no namespace of process numbers can be made: {reason}")
 
 
-def launcher_of(starter: subprocess.Popen[str]) -> psutil.Process:
-    """Return the launcher's process, which may be a child of the program that has started it."""
-    for process in [*psutil.Process(starter.pid).children(recursive=True), psutil.Process(starter.pid)]:
+def launcher_below(starter: subprocess.Popen[str]) -> psutil.Process:
+    for process in psutil.Process(starter.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "dglkge.cli.launch" in process.cmdline() and "unshare" not in process.cmdline()[0]:
-                if Path(process.exe()).name.startswith("python"):
-                    return process
+            if "dglkge.cli.launch" in process.cmdline() and Path(process.exe()).name.startswith("python"):
+                return process
     raise AssertionError("the launcher does not run")
 
 
-def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, ip_config, light_path):
+def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(launch, light_path):
     """Trainers commit, which is status 143. The kernel gives process 1 only signals that have a handler."""
-    words = as_first_process()
-    (tmp_path / "job.py").write_text(TRAINS)
-    command = [*words, sys.executable, "-m", "dglkge.cli.launch", "--num_trainers", "2", "job.py", "wait"]
-    job = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": light_path, "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    lines: list[str] = []
-    try:
-        while sum("trains in" in line for line in lines) < 2:
-            line = job.stdout.readline()
-            assert line, "".join(lines)
-            lines.append(line)
-        launcher = launcher_of(job)
-        launcher.send_signal(signal.SIGTERM)
-        rest, _ = job.communicate(timeout=TIMEOUT_SECONDS)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait(TIMEOUT_SECONDS)
-    assert job.returncode == 143, rest
-    assert "stopped by SIGTERM; all trainers have committed and left" in rest
+    job = launch(["--num_trainers", "2"], TRAINS, "wait", starter=as_first_process(), PYTHONPATH=light_path)
+    job.wait_for("[trainer 0] trains", "[trainer 1] trains")
+    launcher_below(job.launcher).send_signal(signal.SIGTERM)
+    output = job.finish()
+    assert job.launcher.returncode == 143, output
+    assert "stopped by SIGTERM; all trainers have committed and left" in output
 
 
-def run(folder: Path, python_path: str, shell: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "job.py").write_text(TRAINS)
-    command = ["/bin/sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dglkge.cli.launch"]
-    return subprocess.run(
-        [*command, *options, "job.py", "end"],
-        cwd=folder,
-        env={"PYTHONPATH": python_path},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT_SECONDS,
-    )
-
-
-def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path, ip_config: Path, light_path) -> None:
-    """9 processes need 73: a soft limit of 40 is raised, a hard one is an error before any start."""
-    done = run(tmp_path, light_path, "ulimit -S -n 40", "--num_trainers", "8")
-    assert done.returncode == 0 and done.stdout.count("trains in") == 8, done.stdout + done.stderr
-    shutil.rmtree(tmp_path / "logs")
-    done = run(tmp_path, light_path, "ulimit -n 40", "--num_trainers", "8")
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_a_low_limit_of_open_files_is_raised_or_named(launch, tmp_path: Path, light_path) -> None:
+    """9 processes need 73 files. As under cron there are no variables, not even a PATH."""
+    for option, status in (("-S -n", 0), ("-n", 2)):
+        shell = f'ulimit {option} 40; exec /usr/bin/env -i PYTHONPATH="$PYTHONPATH" "$@"'
+        starter = ["/bin/sh", "-c", shell, "sh"]
+        job = launch(["--num_trainers", "8"], TRAINS, "end", starter=starter, PYTHONPATH=light_path)
+        output = job.finish()
+        assert job.launcher.returncode == status, output
+        if status == 0:
+            assert output.count("trains") == 8
+            shutil.rmtree(tmp_path / "logs")
+    assert output == (
         "dglkge-launch: error: each process of a job of 9 needs 73 open files, and the limit is 40: raise "
-        "it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers\n"
+        "it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
     )
     assert not (tmp_path / "logs").exists()

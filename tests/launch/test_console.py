@@ -48,7 +48,7 @@ def screen(text: str) -> list[str]:
 
 
 def test_pipe_gets_lines_only() -> None:
-    """Without a terminal there is no colour, no bar, no control character."""
+    """Without a terminal there is no colour, no bar, no control character; a closed stream is no failure."""
     out, err = io.StringIO(), io.StringIO()
     console = Console(out, err)
     console.line("trainer 0", 1, "hello")
@@ -56,11 +56,14 @@ def test_pipe_gets_lines_only() -> None:
     console.line("server 0", 0, "")
     console.message("two\nlines")
     assert out.getvalue() == "[trainer 0] hello\n[server 0] \n"
-    assert err.getvalue() == "[launcher] two\n[launcher] lines\n"
+    out.close()
+    console.line("a", 0, "x")
+    console.message("still here")
+    assert err.getvalue() == "[launcher] two\n[launcher] lines\n[launcher] still here\n"
 
 
-def test_bar_stays_below_the_lines() -> None:
-    """All lines and the launcher's words come above the bar, which is never torn or doubled."""
+def test_bar_stays_below_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never torn or doubled, written when it changes, and cut where the terminal ends."""
     both = io.StringIO()
     console = Console(both, both, is_terminal=True)
     console.progress("trainer 0", "10% of the first epoch")
@@ -69,48 +72,33 @@ def test_bar_stays_below_the_lines() -> None:
     console.progress("trainer 0", "50%")
     console.message("careful")
     assert screen(both.getvalue()) == ["[server 0] serving", "[launcher] careful", "[trainer 0] 50%"]
+    before = both.getvalue()
+    console.progress("trainer 0", "50%")
+    assert both.getvalue() == before
+    monkeypatch.setenv("COLUMNS", "20")
+    console.progress("trainer 0", "x" * 100)
+    assert both.getvalue() == f"{before}{CLEAR_LINE}[trainer 0] {'x' * 7}"
     console.progress("trainer 0", "")
     console.line("trainer 0", 1, "100%")
     expected = ["[server 0] serving", "[launcher] careful", "[trainer 0] 100%", ""]
     assert screen(both.getvalue()) == expected
 
 
-def test_a_bar_is_written_when_it_changes_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is wider than the terminal would leave its first row behind."""
-    out = io.StringIO()
-    console = Console(out, out, is_terminal=True)
-    console.progress("t", "1%")
-    console.progress("t", "1%")
-    assert out.getvalue() == "[t] 1%"
-    console.progress("t", "2%")
-    assert out.getvalue() == f"[t] 1%{CLEAR_LINE}[t] 2%"
-    monkeypatch.setenv("COLUMNS", "20")
-    console.progress("t", "x" * 100)
-    assert out.getvalue().endswith(f"{CLEAR_LINE}[t] {'x' * 15}")
-
-
-def test_prefixes_are_coloured_in_turn_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for no_color, expected in (
+@pytest.mark.parametrize(
+    ("no_color", "expected"),
+    [
         ("", "\x1b[36m[a]\x1b[0m x\n\x1b[36m[g]\x1b[0m x\n\x1b[33m[b]\x1b[0m x\n"),
         ("1", "[a] x\n[g] x\n[b] x\n"),
-    ):
-        monkeypatch.setenv("NO_COLOR", no_color)
-        out = io.StringIO()
-        monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
-        console = Console.in_background(out, io.StringIO())
-        for name, colour in (("a", 0), ("g", 6), ("b", 1)):
-            console.line(name, colour, "x")
-        assert out.getvalue() == expected
-
-
-def test_reader_gone() -> None:
-    """A closed stream (``| head``) is no failure."""
-    out, err = io.StringIO(), io.StringIO()
-    console = Console(out, err)
-    out.close()
-    console.line("a", 0, "x")
-    console.message("still here")
-    assert err.getvalue() == "[launcher] still here\n"
+    ],
+)
+def test_prefixes_are_coloured_in_turn_unless_no_color_is_set(monkeypatch, no_color, expected) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    console = Console.in_background(out, io.StringIO())
+    for name, colour in (("a", 0), ("g", 6), ("b", 1)):
+        console.line(name, colour, "x")
+    assert out.getvalue() == expected
 
 
 NOISE = """
@@ -152,20 +140,11 @@ def test_what_dgl_always_writes_is_noise_and_nothing_else() -> None:
     assert [line for line in SHOWN.split("\n") if is_noise(line)] == []
 
 
-def lines_of(path: Path, chunks: list[bytes]) -> list[str]:
-    """Feed chunks; return all lines."""
-    output = ProcessOutput(path / "log")
-    lines = [line for chunk in chunks for line in output.feed(chunk)]
-    return lines + output.finish()
-
-
-CASES = [
+LINES = [
     (b"", []),
-    (b"a\nb\n", ["a", "b"]),
     (b"a\nb", ["a", "b"]),
     (b"a\r\nb\r\n", ["a", "b"]),
     (b"\n\na\n", ["", "", "a"]),
-    (b"\r 10%\r 50%\r100%\n", ["100%"]),
     (b"start\n\r 10%\r 50%\r100%\nend\n", ["start", "100%", "end"]),
     (b"epoch 1\r 10%\r      \repoch 1 done\n", ["epoch 1 done"]),
     ("h\u00e9llo \u2588\n".encode(), ["h\u00e9llo \u2588"]),
@@ -174,58 +153,38 @@ CASES = [
 ]
 
 
-def test_lines_at_any_boundary(tmp_path: Path) -> None:
-    for data, expected in CASES:
-        cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
-        cuts += [[data[:i], data[i:]] for i in range(len(data))]
-        for chunks in cuts:
-            assert lines_of(tmp_path, chunks) == expected
-            assert (tmp_path / "log").read_text().splitlines() == expected
+@pytest.mark.parametrize(("data", "expected"), LINES)
+def test_lines_at_any_boundary(tmp_path: Path, data: bytes, expected: list[str]) -> None:
+    cuts = [[data[:i], data[i:]] for i in range(len(data) + 1)]
+    cuts += [[data[i : i + 1] for i in range(len(data))]]
+    for chunks in cuts:
+        output = ProcessOutput(tmp_path / "log")
+        lines = [line for chunk in chunks for line in output.feed(chunk)]
+        assert lines + output.finish() == expected
+        assert (tmp_path / "log").read_text().splitlines() == expected
 
 
-def test_progress(tmp_path: Path) -> None:
+def test_progress_and_the_last_lines(tmp_path: Path) -> None:
     """An unfinished line that has returned to its start is progress; a plain unfinished line is not."""
     output = ProcessOutput(tmp_path / "log")
     chunks = (b"plain", b" text\n", b"\r 10%", b"\r 20", b"%", b"\r", b" 30%", b"\r      \r", b"40%", b"\n")
     states = [output.feed(chunk) is not None and output.progress for chunk in chunks]
     assert states == ["", "", " 10%", " 20", " 20%", " 20%", " 30%", "      ", "40%", ""]
     assert list(output.tail) == ["plain text", "40%"]
+    numbers = [str(i) for i in range(100)]
+    output.feed("".join(f"{number}\n" for number in numbers).encode())
+    assert (tmp_path / "log").read_text().splitlines() == ["plain text", "40%", *numbers]
+    assert list(output.tail) == numbers[-TAIL_LINES:]
 
 
-def test_progress_needs_little_memory(tmp_path: Path) -> None:
-    """However long a bar moves, only its present state is kept."""
+def test_neither_a_long_bar_nor_an_endless_line_fills_the_memory(tmp_path: Path) -> None:
     output = ProcessOutput(tmp_path / "log")
     for step in range(20000):
         assert output.feed(b"\r%6d of 20000 steps" % step) == []
         assert len(output._partial) < 100
-    assert output.finish() == [" 19999 of 20000 steps"]
-
-
-def test_endless_line_is_cut(tmp_path: Path) -> None:
-    """A line without end does not fill the launcher's memory."""
-    lines = lines_of(tmp_path, [b"x" * LONGEST_LINE_BYTES] * 4)
-    assert "".join(lines) == "x" * (4 * LONGEST_LINE_BYTES) and len(lines) > 1
-
-
-def test_tail_and_log_are_there_while_it_runs(tmp_path: Path) -> None:
-    output = ProcessOutput(tmp_path / "log")
-    output.feed(b"".join(b"%d\n" % i for i in range(100)))
-    assert (tmp_path / "log").read_text().splitlines() == [str(i) for i in range(100)]
-    assert list(output.tail) == [str(i) for i in range(100 - TAIL_LINES, 100)]
-
-
-def test_a_log_that_cannot_be_written_does_not_disturb(tmp_path: Path) -> None:
-    """Lines come through and are counted; once the log can be written it says how many are missing."""
-    path = tmp_path / "gone" / "log"
-    output = ProcessOutput(path)
-    assert output.feed(b"one\ntwo\nthree") == ["one", "two"]
-    assert output.problem == "No such file or directory"
-    path.parent.mkdir()
-    assert output.feed(b"\nfour\n") == ["three", "four"]
-    assert list(output.tail) == ["one", "two", "three", "four"]
-    assert output.finish() == []
-    text = "(2 lines are missing here: No such file or directory)\nthree\nfour\n"
-    assert path.read_text() == text
+    assert output.feed(b"\n") == [" 19999 of 20000 steps"]
+    lines = [line for _ in range(4) for line in output.feed(b"x" * LONGEST_LINE_BYTES)]
+    assert len(lines) > 1 and "".join(lines + output.finish()) == "x" * (4 * LONGEST_LINE_BYTES)
 
 
 FULL = """
@@ -243,7 +202,6 @@ print(shown, output.problem)
 
 
 def test_a_full_disk_is_borne_by_any_user(tmp_path: Path) -> None:
-    """A file may not grow beyond 14 bytes, as on a full disk; then it may."""
     log = tmp_path / "log"
     command = [sys.executable, "-c", FULL, str(log)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
@@ -313,56 +271,21 @@ def test_a_blocked_reader_blocks_nobody(pipe, monkeypatch: pytest.MonkeyPatch) -
     assert out.finish()
 
 
-def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
-    reader, stream = pipe
-    out = BackgroundStream(stream)
-    out.write("x" * 300_000 + "\nend\n")
-    with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(read_until, reader, "end\n")
-        assert out.finish()
-    assert len(text.result()) == 300_005
-
-
-def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads slowly may miss lines of processes, is told so, and gets the line for programs."""
-    monkeypatch.setattr(console_module, "MOST_WAITING_TEXTS", 2000)
-    reader, stream = pipe
-    console = Console.in_background(stream, io.StringIO())
-    for i in range(10_000):
-        console.line("trainer 0", 0, f"{i:08d} {'x' * 90}")
-    words = "{" + "x" * 5000 + "}"
-    with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(read_late, reader)
-        console.summary(words)
-        console.finish()
-        print("end", file=stream, flush=True)
-    *lines, summary, _ = text.result().splitlines()
-    notices = [line for line in lines if line.startswith("[launcher] ")]
-    num_missing = sum(int(line.split()[1]) for line in notices)
-    assert num_missing == 10_000 - (len(lines) - len(notices)) > 0
-    assert summary == words
-
-
-def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("summary", ["", "{}\n"])
+def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch, summary: str) -> None:
+    """Who reads slowly gets that, and the line for programs is not dropped."""
     monkeypatch.setattr(console_module, "MOST_WAITING_TEXTS", 1)
     reader, stream = pipe
-    out = BackgroundStream(stream)
+    console = Console.in_background(stream, io.StringIO())
     for _ in range(4):  # the pipe takes the first one, the thread and the queue one each
-        out.write("x" * 65535 + "\n")
-        out.finish(0.1)
-    out.write("y\nz\n")
+        console._out.write("x" * 65535 + "\n")
+        console._out.finish(0.1)
+    console._out.write("y\nz\n")
     with ThreadPoolExecutor(1) as pool:
         text = pool.submit(read_late, reader)
-        assert out.finish()
+        if summary:
+            console.summary(summary.strip())
+        console.finish()
         print("end", file=stream, flush=True)
-    assert text.result().endswith("x\n[launcher] 3 lines are missing here: this console was blocked\nend\n")
-
-
-def test_a_reader_that_has_gone() -> None:
-    """Text for nobody is no failure, and nothing waits for it."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as gone:
-        out = BackgroundStream(gone)
-        out.write("x\n" * 100_000)
-        assert out.finish()
+    words = f"x\n[launcher] 3 lines are missing here: this console was blocked\n{summary}end\n"
+    assert text.result().endswith(words)

@@ -8,15 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from dglkge.launch import fork_server
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, LaunchedJob
-from tests.launch.test_node_program import GONE, STUBBORN, WAIT_FOR_EVER, RunningProgram
+from dglkge.launch import fork_server, script_runner
+from tests.launch.conftest import GONE, ROOT, LaunchedJob, RunningProgram
 
 TELL = """
 import json, os, random, resource, signal, sys
@@ -95,19 +93,6 @@ def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path
     assert "on 127.0.0.1 ended with status 1" in output
 
 
-def test_a_script_that_fails_at_its_own_import(launch, ip_config, light_path) -> None:
-    job = launch(
-        [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
-        "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",
-        PYTHONPATH=light_path,
-    )
-    output = job.finish()
-    assert job.launcher.returncode == 1
-    assert "trainer 0" in output and "No module named 'no_such_module'" in output
-    assert 'script_0.py", line 2' in output and "script_runner" not in output
-    job.await_none_left()
-
-
 IMPORTS = """
 import importlib, os, sys
 from dglkge.launch.script_runner import DGL_MODULES, SERVER_MODULES, TRAINER_MODULES, prepare_dgl
@@ -126,10 +111,7 @@ print(len(os.listdir("/proc/self/task")), slow)
 
 
 def test_what_is_imported_before_a_fork() -> None:
-    """It neither initializes CUDA nor starts a thread, which a forked process would lack.
-
-    Nor does it, or a trainer's check of default settings, load pandas or torch's compiler, a second each.
-    """
+    """No CUDA, no thread, which a forked process would lack, and no slow pandas or torch compiler."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
@@ -142,154 +124,48 @@ def test_the_launcher_starts_without_numpy(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-class Forking:
-    """A node program with the fork server of a small command, which imports nothing."""
-
-    def __init__(self, program: RunningProgram) -> None:
-        self.program = program
-
-    def prepare(self, code: str, prepare: str = "id", before: str = "pass") -> None:
-        text = f"import sys; from dglkge.launch.fork_server import serve\n{before}\nserve({prepare})\n{code}"
-        self.command = [sys.executable, "-c", text]
-
-    def start(self, *environments: dict[str, str]) -> None:
-        """Start processes with the numbers from 1 on."""
-        processes = dict(enumerate(environments, start=1))
-        self.program.start_all(processes, command=self.command, environment={"SHARED": "s"})
-
-    def processes(self) -> list[psutil.Process]:
-        return psutil.Process(self.program.program.pid).children(recursive=True)
-
-    def await_processes(self, count: int) -> None:
-        """Wait until so many processes of the node program are left."""
-        for _ in range(TIMEOUT_SECONDS * 50):
-            if len(self.processes()) == count:
-                return
-            psutil.wait_procs(self.processes(), timeout=0.02)
-        raise AssertionError(self.processes())
-
-
-@pytest.fixture
-def forking(tmp_path: Path) -> Iterator[Forking]:
-    running = RunningProgram(tmp_path)
-    yield Forking(running)
-    running.lose()
-    running.program.stdout.close()
-
-
-def test_statuses(forking: Forking) -> None:
-    """Each process ends with its own; the server itself ends once all have been forked."""
-    forking.prepare("import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])")
-    ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 9)": -9, "pass": 0}
-    forking.start(*({"END": end} for end in ends))
-    changes, output = [], b""
-    for _ in ends:
-        more, printed = forking.program.until(GONE)
-        changes += more
-        output += printed
-    assert output == b"s\n" * 3
-    for number, status in enumerate(ends.values(), start=1):
-        (started, ended, gone) = (change for change in changes if change.process == number)
-        assert not psutil.pid_exists(started.pid)
-        assert (ended.status, gone.error) == (status, None)
-    forking.await_processes(0)
-
-
-def test_a_signal_to_one_process_alone(forking: Forking) -> None:
-    forking.prepare(WAIT_FOR_EVER)
-    forking.start({}, {})
-    pids, output = {}, b""
-    while len(pids) < 2 or output.count(b"ready") < 2:
-        message = forking.program.next()
-        output += message.data
-        if not message.data:
-            pids[message.arguments["process"]] = psutil.Process(message.arguments["pid"])
-    forking.program.send("signal", process=1, number=signal.SIGTERM)
-    messages, _ = forking.program.until(GONE)
-    assert (messages[0].process, messages[0].status) == (1, -signal.SIGTERM)
-    assert not pids[1].is_running() and pids[2].is_running()
-
-
-def test_processes_die_with_the_node_program(forking: Forking) -> None:
-    """Even kill -9 ends the forked ones and the fork server, deaf to SIGTERM or not."""
-    slow = "lambda environment: 'SLOW' in environment and __import__('time').sleep(600)"
-    forking.prepare(STUBBORN, prepare=slow)
-    forking.start({}, {"SLOW": "1"})
-    forking.program.wait_ready()
-    processes = forking.processes()
-    assert len(processes) == 2
-    forking.program.program.kill()
-    assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
-
-
 SLOW = "lambda environment: __import__('time').sleep(600)"
 
 
-def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
-    forking.prepare("pass", prepare=SLOW)
-    forking.start({})
-    forking.await_processes(1)
-    processes = forking.processes()
-    forking.program.lose()
-    assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_during_imports(forking: Forking, number: int) -> None:
-    forking.prepare("pass", prepare=SLOW)
-    forking.start({}, {})
-    forking.await_processes(1)
-    forking.program.send("signal", process=1, number=number)
-    changes = forking.program.until(GONE)[0] + forking.program.until(GONE)[0]
-    ended, gone = (change for change in changes if change.process == 1)
+def test_a_signal_during_imports(program: RunningProgram, number: int) -> None:
+    program.start("pass", {}, {}, prepare=SLOW)
+    program.processes(count=1)
+    program.send("signal", process=1, number=number)
+    changes = program.until(GONE, count=2)
+    ended, _ = (change for change in changes if change.process == 1)
     assert ended.status == -number
     (gone,) = (change for change in changes if change.process == 2)
     assert "has ended" in gone.error  # it was not to be signalled, and cannot be started
-    forking.await_processes(0)
+    program.processes(count=0)
 
 
-def test_the_fork_server_is_killed_during_imports(forking: Forking) -> None:
+def test_the_fork_server_is_killed_during_imports(program: RunningProgram) -> None:
     """For example because memory is short: no process has been started, and the log has its last line."""
     code = "import os; print('Illegal instruction', flush=True); os._exit(9)"
-    forking.prepare("pass", prepare=f"lambda environment: exec({code!r})")
-    forking.start({})
-    ((gone,), output) = forking.program.until(GONE)
+    program.start("pass", prepare=f"lambda environment: exec({code!r})")
+    (gone,) = program.until(GONE)
     assert gone.error == "the process that imports torch and DGL has ended"
-    assert output == b"Illegal instruction\n"
+    assert program.outputs[1] == b"Illegal instruction\n"
 
 
-def test_what_imports_print_is_in_the_log_of_the_process_they_are_for(forking: Forking) -> None:
+def test_what_imports_print_is_in_the_log_of_the_process_they_are_for(program: RunningProgram) -> None:
     prepare = "lambda environment: print('import', environment['NAME'], flush=True)"
-    forking.prepare("import os; print('own', os.environ['NAME'], flush=True)", prepare, "print('start')")
-    forking.start({"NAME": "a"}, {"NAME": "b"})
-    outputs = {1: b"", 2: b""}
-    num_gone = 0
-    while num_gone < 2:
-        message = forking.program.next()
-        outputs[message.arguments["process"]] += message.data
-        num_gone += "is_gone" in message.arguments
-    assert outputs == {1: b"start\nimport a\nown a\n", 2: b"import b\nown b\n"}
+    code = "import os; print('own', os.environ['NAME'], flush=True)"
+    program.start(code, {"NAME": "a"}, {"NAME": "b"}, prepare=prepare, before="print('start')")
+    program.until(GONE, count=2)
+    assert program.outputs == {1: b"start\nimport a\nown a\n", 2: b"import b\nown b\n"}
 
 
-def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
-    forking.prepare(
-        "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
-    )
-    forking.start({"LONG": "x" * 9000})
-    _, output = forking.program.until(GONE)
-    assert output == b"True 0\n"
-
-
-def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
-    for text in ("first", "second"):
-        forking.prepare(f"print({text!r})")
-        forking.start({})
-        assert forking.program.until(GONE)[1] == f"{text}\n".encode()
-    forking.await_processes(0)
+def test_variables_that_have_no_room_are_left_out(program: RunningProgram) -> None:
+    code = "import os; print(len(os.environ['LONG']), open('/proc/self/environ').read().count('LONG'))"
+    program.start(code, {"LONG": "x" * 9000})
+    program.until(GONE)
+    assert program.outputs[1] == b"9000 0\n"
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_no_more_processes(forking: Forking, failing: int) -> None:
+def test_no_more_processes(program: RunningProgram, failing: int) -> None:
     before = (
         "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
         "def fork():\n"
@@ -298,12 +174,58 @@ def test_no_more_processes(forking: Forking, failing: int) -> None:
         "    return real()\n"
         "f.os.fork = fork\n"
     )
-    forking.prepare("print('ran')", before=before)
-    forking.start({}, {})
-    changes, output = forking.program.until(GONE)
-    errors = {change.process: change.error for change in changes if hasattr(change, GONE)}
-    changes, more = forking.program.until(GONE)
-    errors |= {change.process: change.error for change in changes if hasattr(change, GONE)}
+    program.start("print('ran')", {}, {}, before=before)
+    errors = {change.process: change.error for change in program.until(GONE, 2) if hasattr(change, GONE)}
     assert errors[1] == ("no more processes" if failing == 1 else "it was killed at its start")
     if failing == 1:
-        assert (errors[2], output + more) == (None, b"ran\n")
+        assert (errors[2], program.outputs[2]) == (None, b"ran\n")
+
+
+def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, *([script_runner.__file__] if runner else []), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(sys.argv, __name__, __file__, sys.path[0], neighbour.VALUE)",
+        "sys.exit()",
+        "sys.exit(3)",
+        "sys.exit('no luck')",
+        "raise ValueError('broken')",
+        "raise KeyboardInterrupt",
+        "1 +",
+        "atexit.register(print, 'farewell'); raise SystemExit(4)",
+        "print('to a pipe', end=''); raise SystemExit(5)",
+        "threading.Thread(target=print, args=('thread',)).start()",
+        "atexit.register(lambda: print(__main__.thing is pickle.loads(pickle.dumps(thing))))",
+    ],
+)
+def test_like_python(tmp_path: Path, body: str) -> None:
+    (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    modules = "__main__, atexit, neighbour, pickle, sys, threading"
+    script.write_text(f"import {modules}\ndef thing(): ...\n{body}\n")
+    arguments = ["script.py", "a b", "--c", "$d"]
+    expected, got = (run(arguments, tmp_path, runner) for runner in (False, True))
+    status = 130 if "KeyboardInterrupt" in body else expected.returncode  # python dies of the signal
+    assert (got.returncode, got.stdout, got.stderr) == (status, expected.stdout, expected.stderr)
+
+
+def test_module(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("import sys\nfrom package import main\nprint(__name__, sys.argv[1:])\n")
+    expected, got = (run(["-m", "package.main", "x", "-m"], tmp_path, runner) for runner in (False, True))
+    assert got.stdout == expected.stdout == "package.main ['x', '-m']\n__main__ ['x', '-m']\n"
+    assert got.returncode == 0
+
+
+def test_hanging_exit_handler_is_cut_short(tmp_path: Path) -> None:
+    """A handler that waits for ever does not keep a failed process alive, nor its children's pipes."""
+    (tmp_path / "script.py").write_text(
+        "import atexit, threading\natexit.register(threading.Event().wait)\nraise SystemExit(7)\n"
+    )
+    assert run(["script.py"], tmp_path).returncode == 7

@@ -1,11 +1,22 @@
-"""The command line: where the launcher's options end and the script's begin."""
+"""The command line: where the launcher's options end and the script's begin, and a node's place by them."""
 
 from __future__ import annotations
 
+import argparse
+from typing import Any
+
 import pytest
 
+from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 from dglkge.launch.arguments import build_parser, parse_arguments
+from dglkge.launch.remote.node import (
+    DEFAULT_PORT,
+    NodePlace,
+    first_host,
+    host_and_port,
+    node_place,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,33 +38,24 @@ def test_script_and_all_after_it_is_the_scripts(arguments: list[str], command: t
     assert parse_arguments(arguments)[1] == command
 
 
-def test_hyphens_and_underscores() -> None:
-    """Both spellings of a name mean the same; values keep theirs."""
-    for name in ("--num_trainers", "--num-trainers"):
-        for spelling in ([name, "3"], [f"{name}=3"]):
-            assert parse_arguments([*spelling, "train.py"])[0].num_trainers == (3, 3)
-    assert parse_arguments(["--num_trainers", "2:5", "train.py"])[0].num_trainers == (2, 5)
-    assert parse_arguments(["--ip-config=my-file.txt", "train.py"])[0].ip_config == "my-file.txt"
-    options, _ = parse_arguments(["--extra-envs", "A=b=c", "D=", "E=f g", "train.py"])
-    assert options.extra_envs == {"A": "b=c", "D": "", "E": "f g"}
-
-
-def test_defaults() -> None:
-    """What is not asked for is left to the machine."""
-    options, _ = parse_arguments(["train.py"])
-    assert (options.ip_config, options.num_samplers, options.num_server_threads) == ("ip_config.txt", 0, 1)
-    unset = ("num_trainers", "num_servers", "num_omp_threads", "part_config")
-    assert [getattr(options, name) for name in unset] == [None] * 4
-    assert (options.graph_format, options.extra_envs, options.workspace) == ("csc", {}, ".")
-    assert (options.stop_seconds, options.exit_seconds, options.max_restarts) == (120, 30, 0)
-    assert not options.json and not options.dry_run
-
-
-def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value is not among the arguments, which every user of the machine can read."""
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (["--num_trainers", "3"], "num_trainers", (3, 3)),
+        (["--num-trainers=2:5"], "num_trainers", (2, 5)),
+        (["--ip-config=my-file.txt"], "ip_config", "my-file.txt"),
+        (["--extra-envs", "A=b=c", "D=", "E=f g"], "extra_envs", {"A": "b=c", "D": "", "E": "f g"}),
+        # The value is not among the arguments, which every user of the machine can read.
+        (["--extra_envs", "A=b", "API_KEY"], "extra_envs", {"A": "b", "API_KEY": "geheim=1"}),
+        ([], "stop_seconds", 120),
+        ([], "exit_seconds", 30),
+        ([], "graph_format", "csc"),
+    ],
+)
+def test_values_of_options(monkeypatch, arguments: list[str], name: str, value: object) -> None:
     monkeypatch.setenv("API_KEY", "geheim=1")
-    options, command = parse_arguments(["--extra_envs", "A=b", "API_KEY", "train.py", "API_KEY"])
-    assert options.extra_envs == {"A": "b", "API_KEY": "geheim=1"} and command == ("train.py", "API_KEY")
+    options, command = parse_arguments([*arguments, "train.py", "API_KEY"])
+    assert getattr(options, name) == value and command == ("train.py", "API_KEY")
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,7 @@ def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatc
 def test_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_arguments(arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture) -> None:
@@ -90,3 +91,100 @@ def test_help_teaches(capsys: pytest.CaptureFixture) -> None:
     assert "examples:" in page and "exit status:" in page
     assert all(action.help for action in build_parser()._actions)
     assert max(len(line) for line in page.splitlines()) <= 120
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
+
+
+SRUN = variables("SLURM_NODEID=1 SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_NNODES=4 SLURM_JOB_NODELIST=cn[07-10]")
+STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "cn09,cn10"}  # srun --nodes=2 in a job of four
+TORCHRUN = variables("GROUP_RANK=2 RANK=2 LOCAL_RANK=0 GROUP_WORLD_SIZE=3 MASTER_ADDR=10.0.0.1")
+MPIRUN = variables("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0")
+INTERFACES = {"127.0.0.1": "lo", "10.0.0.9": "ib0", "10.1.0.9": "eth0", "10.1.0.10": "eth0"}
+AUTO = {"node_rank": "auto"}
+GIVEN = {"node_rank": "0", "nodes": 2, "rendezvous": "a"}
+LISTED = {"node_rank": "0", "has_ip_config": True}
+IPV6 = ("fd00::1", 7)
+MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
+
+
+def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlace | None:
+    absent = dict.fromkeys(("node_rank", "nodes", "rendezvous", "address"))
+    namespace = argparse.Namespace(**{**absent, "has_ip_config": False, **options})
+    return node_place(namespace, lambda: MACHINES, INTERFACES, environment or {})
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        ({}, SRUN, None),  # an ordinary start inside a job of SLURM
+        ({"node_rank": "2"}, {}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
+        ({"node_rank": "2", "rendezvous": "other:5"}, {}, NodePlace(2, 3, "other", 5, None, True)),
+        ({**GIVEN, "rendezvous": "[fd00::1]:7", "address": "ib0"}, {}, NodePlace(0, 2, *IPV6, "10.0.0.9")),
+        (AUTO, SRUN, NodePlace(1, 4, "cn07", DEFAULT_PORT)),
+        (AUTO, {**SRUN, **STEP}, NodePlace(1, 2, "cn09", DEFAULT_PORT)),
+        (AUTO, TORCHRUN, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
+        (AUTO, {**SRUN, **TORCHRUN}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
+        ({**AUTO, "rendezvous": "svc"}, MPIRUN, NodePlace(0, 2, "svc", DEFAULT_PORT)),
+        ({**AUTO, "rendezvous": "svc"}, {**SRUN, **MPIRUN}, NodePlace(0, 2, "svc", DEFAULT_PORT)),
+        ({**AUTO, "nodes": 3, "rendezvous": "svc"}, SRUN, NodePlace(1, 3, "svc", DEFAULT_PORT)),
+        ({**LISTED, **AUTO}, SRUN, NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
+        ({**GIVEN, **AUTO}, {"JOB_COMPLETION_INDEX": "1"}, NodePlace(1, 2, "a", DEFAULT_PORT)),
+        ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", DEFAULT_PORT, "10.0.0.9")),
+        ({"node_rank": "0", "nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
+    ],
+)
+def test_place(options: dict[str, Any], environment: dict[str, str], expected: NodePlace | None) -> None:
+    assert place(environment, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 2}, "--nodes needs --node_rank"),
+        ({"address": "10.0.0.1"}, "--address needs --node_rank"),
+        ({"node_rank": "3"}, "--node_rank 3 of 3 nodes; allowed are 0 to 2"),
+        ({"node_rank": "0", "nodes": 2}, "--nodes needs --rendezvous host:port"),
+        ({**LISTED, "nodes": 2}, "--nodes and --ip_config exclude"),
+        ({"node_rank": "0", "address": "10.0.0.1"}, "--address and ip_config.txt exclude"),
+        ({**GIVEN, "rendezvous": "a:b"}, "'a:b' is no host"),
+        ({**GIVEN, "address": "::1"}, "DGL's sockets are IPv4 only"),
+        ({**GIVEN, "address": "127.0.0.1"}, "no address at which"),
+        ({**GIVEN, "address": "ib1"}, "it has lo 127.0.0.1, ib0 10.0.0.9, eth0 10.1.0.9"),
+        ({**GIVEN, "address": "eth0"}, "eth0 has 2 IPv4 addresses; give one of 10.1.0.9, 10.1.0.10"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        place(**options)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, r"no scheduler has set this node's rank; expected one of SLURM_NODEID \(SLURM\), JOB_COMPL"),
+        ({**SRUN, "SLURM_LOCALID": "1"}, "SLURM_LOCALID is 1: SLURM has started several .*tasks-per"),
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, "torchrun --nproc-per-node=1"),
+        ({**SRUN, "SLURM_NODEID": "x"}, "the variable SLURM_NODEID is 'x'; expected a whole number"),
+        ({**SRUN, "SLURM_NNODES": "0"}, "variable SLURM_NNODES is '0'; expected a whole number of at least"),
+        ({**SRUN, "SLURM_STEP_ID": ""}, "on one of 4 nodes only; .* with srun --ntasks-per-node=1"),
+        ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4 and SLURM_NNODES is 4; ranks count from 0"),
+    ],
+)
+def test_variables_that_make_no_sense(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        place(environment, node_rank="auto")
+
+
+def test_hosts_and_ports() -> None:
+    assert host_and_port("node1:29460", 7) == ("node1", 29460) and host_and_port("fd00::1", 7) == IPV6
+    for text in ("", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"):
+        with pytest.raises(InputError, match="is no host"):
+            host_and_port(text, 1)
+
+
+def test_first_host_of_a_list_of_slurm() -> None:
+    hosts = {"cn1": "cn1", "cn1,cn2": "cn1", "cn[1-3]": "cn1", "cn[007,009-012]": "cn007"}
+    hosts |= {"gpu-a[01-02],cn[1-3]": "gpu-a01", "rack[1-2]n[3,5].site": "rack1n3.site"}
+    assert {node_list: first_host(node_list) for node_list in hosts} == hosts

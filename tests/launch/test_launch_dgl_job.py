@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -33,7 +32,6 @@ def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def foreign_segments() -> set[str]:
-    """Return the names that DGL gives to the toy graph and its tables without a job's prefix."""
     marks = ("ring", "-kvdata-")
     return {name for name in segment_names() if not job_of_segment(name) and any(m in name for m in marks)}
 
@@ -59,28 +57,25 @@ def test_runs_to_its_end(start) -> None:
     assert job.launcher.returncode == 0, output
     for rank in (0, 1):
         assert f"[trainer {rank}] rank {rank} nodes 64 moved True threads 1\n" in output
-    assert "[launcher] all processes ended well after " in output
+    # A server that the trainers' exit handlers had not told to leave would be ended with a warning.
+    assert "[launcher] all processes ended well after " in output and "warning" not in output
     assert job.processes_in_folder() == []
 
 
 def test_sampler_processes(start, ip_config: Path) -> None:
     """Samplers are new interpreters: they find the graph under the job's names too, and the ports found."""
     ip_config.write_text("127.0.0.1\n")
-    job = start(["--num_samplers", "1", "--num_omp_threads", "1"], "--sample", PYTHONPATH=str(ROOT))
-    job.wait_for(*BEGUN)
+    options = ["--num_trainers", "1", "--num_samplers", "1", "--num_omp_threads", "1"]
+    job = start(options, "--sample", PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 0, output
-    for rank in (0, 1):
-        assert f"[trainer {rank}] rank {rank} sampled 32 of 32\n" in output
+    assert "[trainer 0] rank 0 sampled 64 of 64\n" in output
     assert job.processes_in_folder() == []
 
 
 @pytest.mark.parametrize("victim", ["server 0", "trainer 1", "launcher"])
 def test_kill_9_in_mid_run(start, victim: str) -> None:
-    """The job ends, names who was killed, and leaves no process and no shared memory.
-
-    All names in shared memory are the job's: of graph, partition book, feature and embedding.
-    """
+    """The job ends, names who was killed, and leaves no process and no shared memory, all under its name."""
     job = start([], "--steps", ENDLESS)
     job.wait_for(*BEGUN)
     (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == job.launcher.pid]
@@ -89,7 +84,7 @@ def test_kill_9_in_mid_run(start, victim: str) -> None:
         assert [name for name in names if part in name], (part, names)
     assert not foreign_segments()
     if victim == "launcher":
-        job.launcher.send_signal(signal.SIGKILL)
+        job.launcher.kill()
     else:
         role, number = victim.split()
         process = job.process(role, int(number))

@@ -35,8 +35,7 @@ if len(sys.argv) > 1: raise ValueError("broken")
 def records(text: str) -> list[dict[str, str]]:
     lines = [json.loads(line) for line in text.splitlines()]
     for record in lines:
-        assert {"time", "level", "process", "message"} <= set(record), record
-        assert TIME.fullmatch(record["time"])
+        assert {"level", "process", "message"} <= set(record) and TIME.fullmatch(record["time"]), record
     return lines
 
 
@@ -47,9 +46,7 @@ def test_every_line_of_output_and_logs_is_an_object(launch, tmp_path: Path) -> N
     levels = [(record["level"], record["message"]) for record in shown if record["process"] == "trainer 0"]
     assert levels == [("warning", "two\nlines"), ("info", "said by print")]
     messages = [record["message"] for record in shown if record["process"] == "launcher"]
-    assert messages[0].startswith("1 server(s) and 1 trainer(s)") and messages[-1].startswith(
-        "all processes ended well"
-    )
+    assert messages[0].startswith("1 server(s) and 1 tr") and messages[-1].startswith("all processes ended w")
     log = records((tmp_path / "logs" / "trainer-0.log").read_text())
     assert [record["message"] for record in log] == ["two\nlines", "said by print"]
     assert log[0]["logger"] == "mine" and log[0]["process"] == "trainer 0"
@@ -65,7 +62,8 @@ def test_a_failure_is_one_object_of_level_error(launch, tmp_path: Path) -> None:
     errors = [record for record in records(job.finish()) if record["level"] == "error"]
     assert job.launcher.returncode == 1 and len(errors) == 2
     assert "\n    two\n    lines\n    said by print\n" in errors[0]["message"]
-    assert "ValueError: broken" in errors[0]["message"] and errors[1]["message"].startswith("failed after ")
+    assert "ValueError: broken" in errors[0]["message"] and "script_runner" not in errors[0]["message"]
+    assert errors[1]["message"].startswith("failed after ")
 
 
 def test_refusals(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,15 +79,12 @@ def test_refusals(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_formatter_keeps_tracebacks_in_one_line() -> None:
-    logger = logging.getLogger("test_log_format")
-    try:
-        raise ValueError('é\n"quoted"')
-    except ValueError:
-        record = logger.makeRecord("a.b", logging.ERROR, "f", 1, "failed: %s", ("x",), sys.exc_info())
+    error = ValueError('é\n"quoted"')
+    record = logging.LogRecord("a.b", logging.ERROR, "f", 1, "failed: %s", ("x",), (type(error), error, None))
     line = JsonFormatter("trainer 3").format(record)
     fields = parse_line(line)
     assert "\n" not in line and fields["level"] == "error" and fields["time"] == timestamp(record.created)
-    assert fields["message"].startswith("failed: x\nTraceback") and fields["message"].endswith('é\n"quoted"')
+    assert fields["message"] == 'failed: x\nValueError: é\n"quoted"'
 
 
 def test_what_is_no_such_object_becomes_a_message() -> None:
@@ -112,7 +107,6 @@ def test_training_from_python_finds_the_error_in_it() -> None:
 
 
 def test_a_script_alone_obeys_the_variable() -> None:
-    """Without the launcher; other values are refused."""
     code = SPEAKS.replace('os.environ["DGL_ROLE"]', "None")
     done = subprocess.run(
         [*warm.python(), "-c", code],

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,41 +23,22 @@ from dglkge.launch.supervisor import (
 )
 
 
-def test_busy_port_names_its_holder(free_port: int) -> None:
-    """Each of the servers' ports is tried; the error names the port and this process, which has it."""
-    check_server_ports("127.0.0.1", free_port, 3)
+def test_busy_port_names_its_holder(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the servers' ports is tried; another user's process is not named, but the port is."""
     for port in range(free_port, free_port + 3):
-        with socket.socket() as holder:
-            holder.bind(("127.0.0.1", port))
-            holder.listen()
-            with pytest.raises(InputError) as caught:
-                check_server_ports("127.0.0.1", free_port, 3)
-        message = str(caught.value)
-        assert message.startswith(f"port {port} on 127.0.0.1 is in use by pid {os.getpid()}: ")
-        assert message.endswith("give another port in ip_config.txt")
+        words = rf"^port {port} on 127.0.0.1 is in use by pid {os.getpid()}: .*in ip_config.txt$"
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError, match=words):
+            check_server_ports("127.0.0.1", free_port, 3)
     check_server_ports("127.0.0.1", free_port, 3)
-
-
-def test_holder_that_may_not_be_seen(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user's process is not named, but the port is."""
-
-    def deny(_kind: str) -> list:
-        raise ports.psutil.AccessDenied
-
-    monkeypatch.setattr(ports.psutil, "net_connections", deny)
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", free_port))
-        holder.listen()
+    monkeypatch.setattr(ports.psutil, "net_connections", Mock(side_effect=ports.psutil.AccessDenied))
+    with socket.create_server(("127.0.0.1", free_port)):
         with pytest.raises(InputError, match="in use by another process"):
             check_server_ports("127.0.0.1", free_port, 1)
 
 
 def test_port_of_an_ended_connection_is_free(free_port: int) -> None:
     """A job may follow the last one at once: the kernel's memory of its connections is no obstacle."""
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", free_port))
-        server.listen()
+    with socket.create_server(("127.0.0.1", free_port)) as server:  # sets SO_REUSEADDR
         with socket.create_connection(("127.0.0.1", free_port)) as client:
             accepted, _ = server.accept()
             accepted.close()  # the server closes first: its end waits in TIME_WAIT
@@ -78,16 +60,12 @@ def test_ports_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_master_port_is_free_and_avoids_the_servers() -> None:
     first = find_master_port("127.0.0.1", ())
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", first))
-        holder.listen()
+    with socket.create_server(("", first)):
         with pytest.raises(NotReadyError, match="no free port from 29500 to 29999"):
             find_master_port("127.0.0.1", set(range(29500, 30000)) - {first})
         second = find_master_port("127.0.0.1", ())
     assert find_master_port("127.0.0.1", set(range(29500, 30000)) - {second}) == second
-
-    # No port is bound between the choice and torch's start: jobs that start together must choose differently.
+    # Jobs that start together must choose differently: no port is bound between the choice and torch's start.
     assert len({find_master_port("127.0.0.1", ()) for _ in range(20)}) > 10
 
 

@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import queue
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from dglkge import __version__
-from dglkge.distributed.addresses import Machine, is_own_address
-from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.addresses import Machine
+from dglkge.distributed.jobs import JobEntry, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.machine import local_interfaces, machine_addresses, usable_cores
+from dglkge.launch.background import wait
 from dglkge.launch.process_plan import Host, JobSettings, Places
+from dglkge.launch.remote.connection import NodeConnection, open_node
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
@@ -31,11 +32,10 @@ from dglkge.launch.remote.remote_site import (
 )
 from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
-from tests.launch.conftest import ROOT
+from tests.launch.conftest import ROOT, node_program
 
 ADDRESS = "127.0.0.1"
 ENTRY = JobEntry(new_nonce())
-SEGMENTS = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -46,33 +46,17 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteS
     opened.close()
 
 
-def test_each_attempt_clears_what_the_one_before_has_left(cluster: RemoteSite) -> None:
-    """The job is registered from the first attempt on; other programs' segments stay."""
-    segment, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
-    foreign.touch()
-    try:
-        for _ in range(2):
-            segment.touch()
-            cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-            assert not segment.exists()
-        segment.touch()
-        cluster.clean_up([ADDRESS])
-        assert foreign.exists() and not segment.exists()
-    finally:
-        foreign.unlink(missing_ok=True)
-        segment.unlink(missing_ok=True)
-
-
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
-    """The error names the machine, and is one after which another attempt may be made."""
-    hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-    children = psutil.Process().children()
-    (agent,) = [child for child in children if "launch.node_program" in " ".join(child.cmdline())]
-    agent.kill()
+    """The error is one after which another attempt may be made, which clears what this one has left."""
+    segment = Path(f"/dev/shm/dglkge-{ENTRY.job}-0~x")
+    for _ in range(2):
+        segment.touch()
+        hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
+        assert not segment.exists()
+    process_of_program().kill()
     settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
-    with pytest.raises(NotReadyError) as caught:
+    with pytest.raises(NotReadyError, match=rf"^{sys.executable} could not run there: status -9$"):
         cluster.plan(hosts, settings)
-    assert str(caught.value) == f"{sys.executable} could not run there: status -9"
 
 
 def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
@@ -124,7 +108,6 @@ def test_other_versions() -> None:
 
 
 def test_a_dry_run_with_sync_compares_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a start does before it sends a file."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("dglkge.launch.remote.remote_site.__version__", "0.1")
     settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
@@ -139,49 +122,118 @@ def test_a_dry_run_with_sync_compares_versions(tmp_path: Path, monkeypatch: pyte
 
 
 def test_partition_files() -> None:
-    """A machine with a file of another partitioning is named; one without a file is told of elsewhere."""
     assert compare_fingerprints({"a": "1", "b": "1", "c": None}) == []
     ((address, text),) = compare_fingerprints({"a": None, "b": "1", "c": "2"})
     assert (address, "differs from that of b" in text) == ("c", True)
 
 
-INTERFACES = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
-
-
 def test_interface_of_an_address() -> None:
-    described = {"interfaces": INTERFACES, "gpus": [], "runner": ["python"], "num_cores": 4}
-    for address, interface in (
-        ("127.0.0.1", "lo"), ("127.0.0.9", "lo"), ("10.1.2.3", "eth0"), ("10.1.2.4", None)
-    ):  # fmt: skip
+    interfaces = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
+    described = {"interfaces": interfaces, "gpus": [], "runner": ["python"], "num_cores": 4}
+    for address, interface in {**interfaces, "127.0.0.9": "lo", "10.1.2.4": None}.items():
         host = planned_host(address, Machine(address, 20000), described)
         assert host == Host(address, 20000, 4, interface, ("python",))
 
 
-def test_names_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DGL's sockets take only numbers; a name without an address is an error with its name."""
-    assert machine_addresses([Machine("localhost", 20000)]) == ["127.0.0.1"]
-    assert machine_addresses([Machine("10.9.8.7")]) == ["10.9.8.7"]
-
-    def fail(*_args: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with pytest.raises(
-        NotReadyError, match="no IPv4 address for host 'nowhere' of ip_config: Name or service not known"
-    ):
-        machine_addresses([Machine("nowhere")])
+def call(session: NodeConnection, task: str, *seconds: float, **arguments: Any) -> Any:
+    return wait(session.call(task, *seconds, **arguments))
 
 
-def test_two_addresses_of_one_machine() -> None:
-    """They would collide in shared memory, so they are refused with that reason."""
-    with pytest.raises(
-        InputError, match=r"names this machine 2 times \(127.0.0.1, 127.0.0.9\): the shared memory"
-    ):
-        machine_addresses([Machine("127.0.0.1"), Machine("127.0.0.9")])
+def test_every_obstacle_is_found(shared_session: NodeConnection, tmp_path: Path, free_port: int) -> None:
+    partition = tmp_path / "ring.json"
+    partition.write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
+    question = {
+        "servers": ("192.0.2.7", 65535, 2),
+        "num_processes": 2,
+        "folder": "/no/such/folder",
+        "script": "train.py",
+        "partition": (str(partition), 0, 1),
+        "needs": {"shared_memory_bytes": 10**18},
+    }
+    problems = [text for text, _ in call(shared_session, "check", **question)["problems"]]
+    expected = [
+        "none of its interfaces has the address 192.0.2.7 that ip_config gives it (it has ",
+        "has no folder /no/such/folder",
+        "2 servers from port 65535 on pass the highest port",
+        "the tables need 1000000000.00 GB of shared memory, /dev/shm has ",
+        f"partition 0 is not whole: {tmp_path}/part0/graph.dgl is missing",
+    ]
+    assert len(problems) == len(expected)
+    assert all(problem.startswith(words) for problem, words in zip(problems, expected))
+    for name in ("train.py", "part0/graph.dgl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    question |= {"servers": ("127.0.0.1", free_port, 1), "folder": str(tmp_path), "needs": {}}
+    answer = call(shared_session, "check", **{**question, "partition": ("ring.json", 0, 1)})
+    assert answer["problems"] == [] and len(answer["fingerprint"]) == 64
 
 
-def test_this_machine() -> None:
-    assert all(map(is_own_address, ["127.0.0.1", *local_interfaces()]))
-    assert not is_own_address("192.0.2.1")
-    assert all(name for name in local_interfaces().values())
-    assert usable_cores() >= 1
+def test_jobs_side_by_side(session: NodeConnection) -> None:
+    """A second job has other ports; an entry ends with its job; an error is an answer, and not the end."""
+    first, second = JobEntry(new_nonce()), JobEntry(new_nonce())
+    question = {"address": "127.0.0.1", "num_servers": 3}
+    call(session, "register", entry=first.to_dict())
+    call(session, "register", entry=first.to_dict())  # its next attempt
+    port = call(session, "choose_server_ports", **question)
+    with node_program() as other:
+        with pytest.raises(InputError, match="register failed: TypeError"):
+            call(other, "register")
+        call(other, "register", entry=second.to_dict())
+        assert {first.job, second.job} <= {entry.job for entry in live_jobs()}
+        # Chosen, and not yet taken.
+        assert abs(call(other, "choose_server_ports", **question) - port) >= 3
+        master = call(session, "choose_master_port", address="127.0.0.1", avoid=[])
+        all_others = [number for number in range(29500, 30000) if number != master]
+        with pytest.raises(InputError, match="no free port from 29500 to 29999"):
+            call(other, "choose_master_port", address="127.0.0.1", avoid=all_others)
+        call(session, "register", entry=first.to_dict())  # each attempt chooses anew
+        assert call(other, "choose_master_port", address="127.0.0.1", avoid=all_others) == master
+        wait(session.close())
+        assert first.job not in {entry.job for entry in live_jobs()}
+
+
+def process_of_program() -> psutil.Process:
+    children = psutil.Process().children()
+    programs = [child for child in children if "launch.node_program" in " ".join(child.cmdline())]
+    return max(programs, key=psutil.Process.create_time)
+
+
+def test_a_node_program_that_is_gone(session: NodeConnection) -> None:
+    assert call(session, "describe")
+    program = process_of_program()
+    program.suspend()
+    with pytest.raises(InputError, match=r"did not answer within 0\.1 s"):
+        call(session, "describe", 0.1)
+    program.resume()
+    assert call(session, "describe")
+    program.kill()
+    with pytest.raises(InputError, match="could not run there: status -9"):
+        call(session, "describe")
+    assert not session.is_alive
+
+
+def test_a_silent_node_program_is_killed_at_the_end(session: NodeConnection) -> None:
+    assert call(session, "describe")
+    program = process_of_program()
+    program.suspend()
+    wait(session.close())
+    assert not program.is_running()
+
+
+NO_SSH = "the launcher's machine cannot start 'ssh', which reaches here: No such file or directory; install"
+HERE = "here, the launcher's machine: cannot start {}: {}; give the path of another interpreter with --python"
+
+
+@pytest.mark.parametrize(
+    ("ssh", "python", "message"),
+    [
+        (SshSettings(), sys.executable, NO_SSH),
+        (None, "/no/such/python", HERE.format("/no/such/python", "No such file or directory")),
+        (None, "/", HERE.format("/", "Permission denied")),
+    ],
+)
+def test_what_cannot_be_started(tmp_path, monkeypatch, ssh, python, message) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError) as caught:
+        open_node("here", ssh, python, {})
+    assert str(caught.value).startswith(message)

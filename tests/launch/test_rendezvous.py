@@ -27,24 +27,21 @@ from dglkge.launch.remote.node import NodePlace, connect
 from dglkge.launch.remote.protocol import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, planned_process
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, outcome, planned_process
 
 SECRET = b"a secret of more than sixteen bytes"
 
 
 class _Hub:
-    """A rendezvous of two nodes and what it has reported."""
-
     def __init__(self, port: int) -> None:
         self.port = port
         self.reports: list[str] = []
-        self.nodes = Rendezvous(
-            NodePlace(0, 2, "127.0.0.1", port), SECRET, TIMEOUT_SECONDS, self.reports.append
-        )
+        place = NodePlace(0, 2, "127.0.0.1", port)
+        self.nodes = Rendezvous(place, SECRET, TIMEOUT_SECONDS, self.reports.append)
         self.started: list[subprocess.Popen[str]] = []
 
-    def start_node(self, rank: int = 1, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
-        place = ["--node_rank", str(rank), "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
+    def start_node(self, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
+        place = ["--node_rank", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         node = subprocess.Popen(
@@ -64,8 +61,13 @@ class _Hub:
         planned = planned_process("trainer", 0, "127.0.0.1", code)
         return wait(self.nodes.connection(1).start([planned], "/", events))[0], events
 
-    def call(self, task: str, **arguments: Any) -> Any:
-        return wait(self.nodes.connection(1).call(task, **arguments))
+    def describe(self) -> dict[str, Any]:
+        return wait(self.nodes.connection(1).call("describe"))
+
+    def await_pid(self, process: RunningProcess, events: Events) -> psutil.Process:
+        for _, changes in events.take(TIMEOUT_SECONDS):
+            process.apply(**changes)
+        return psutil.Process(process.pid)
 
     def start_and_await_node(self) -> subprocess.Popen[str]:
         node = self.start_node()
@@ -93,37 +95,19 @@ def hub(free_port: int) -> Iterator[_Hub]:
         assert not alive
 
 
-def outcome(process: RunningProcess, events: Events) -> bytes:
-    """Wait for the end of a process; return its output."""
-    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
-    while not process.is_gone:
-        assert time.monotonic() < deadline
-        for _, changes in events.take(0.1):
-            output += changes.get("data", b"")
-            process.apply(**{name: value for name, value in changes.items() if name != "data"})
-    return output
-
-
 def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
-    """Calls are answered, files go there and back, and at the end the node has the status of the job.
-
-    Its processes have its environment, without the secret.
-    """
+    """Its processes have its environment, without the secret; it ends with the status of the job."""
     node = hub.start_and_await_node()
-    session = hub.nodes.connection(1)
-    assert hub.call("describe")["versions"]["dglkge"] == __version__
-    here, there, back = (tmp_path / name for name in ("here", "there", "back"))
-    here.mkdir()
+    assert hub.describe()["versions"]["dglkge"] == __version__
     content = os.urandom(9 << 20)
-    (here / "a b").write_bytes(content)
-    assert wait(copy_files(session, str(here), str(there), ["a b"])) == 1
-    assert wait(copy_files(session, str(back), str(there))) == 1
-    assert (back / "a b").read_bytes() == content
+    (tmp_path / "here").write_bytes(content)
+    copy = copy_files(hub.nodes.connection(1), str(tmp_path), str(tmp_path / "there"), ["here"])
+    assert wait(copy) == 1 and (tmp_path / "there" / "here").read_bytes() == content
     process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
     hub.nodes.end(7, "trainer 0 ended with status 7")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
-    # Told the end, a node leaves, maybe before the launcher closes: it is not lost.
+    # Told the end, it is not lost, even if it leaves before the launcher closes.
     hub.wait_for(lambda: not hub.nodes._nodes)
     hub.nodes.close()
     assert not any("is lost" in report for report in hub.reports)
@@ -131,17 +115,16 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     assert "[launcher] the job has ended: trainer 0 ended with status 7\n" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_falls_silent(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/cluster/test_nodes.py has one that is killed, and started again."""
     monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
-    hub.call("describe")
     process, events = hub.start("exec sleep 600")
-    hub.wait_for(lambda: any(process.apply(**changes) or True for _, changes in events.take(0.1)))
-    os.kill(node.pid, number)
+    hub.await_pid(process, events)
+    node.send_signal(signal.SIGSTOP)
     hub.wait_for(lambda: any("is lost" in line for line in hub.reports))
-    why = "the connection ended" if number == signal.SIGKILL else "no heartbeat for 3 s"
+    why = "no heartbeat for 3 s"
     assert hub.reports[-1] == f"node 1 (127.0.0.1) is lost: {why}"
     outcome(process, events)
     assert (process.status, process.error) == (255, why)
@@ -149,13 +132,7 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
         hub.nodes.connection(1)
     with pytest.raises(NotReadyError, match=why):
         wait(session.call("describe"))
-    if number == signal.SIGKILL:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(process.pid).wait(TIMEOUT_SECONDS)
-        # A scheduler may start it again.
-        hub.start_and_await_node()
-        assert hub.call("describe")
-    os.kill(node.pid, signal.SIGCONT)
+    node.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -164,9 +141,7 @@ def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
     if is_reset:
         connection = hub.nodes.connection(1).writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    hub.start("exec sleep 600")
-    hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))
-    (child,) = psutil.Process(node.pid).children()
+    child = hub.await_pid(*hub.start("exec sleep 600"))
     hub.nodes.close()
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert node.returncode == 255
@@ -188,19 +163,16 @@ def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_secret(hub: _Hub) -> None:
-    node = hub.start_node(1, b"another secret of many bytes")
+    node = hub.start_node(b"another secret of many bytes")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     words = "wrong secret: --secret_file or DGLKGE_SECRET must be the same on all nodes"
     assert node.returncode == 2
-    assert output == (f"dglkge-launch: error: node 0 at 127.0.0.1:{hub.port} refuses node 1: {words}\n")
+    assert output == f"dglkge-launch: error: node 0 at 127.0.0.1:{hub.port} refuses node 1: {words}\n"
     assert hub.reports == [f"warning: refused a connection from 127.0.0.1: {words}"]
     hub.nodes._seconds = 0.0
-    with pytest.raises(NotReadyError) as caught:
+    missing = rf"^node 1 of 2 did not connect to 127.0.0.1:{hub.port} within 0 s \(--rendezvous_seconds\); "
+    with pytest.raises(NotReadyError, match=f"{missing}connected: 0; refused 127.0.0.1: {words}$"):
         wait(hub.nodes.await_nodes())
-    assert str(caught.value) == (
-        f"node 1 of 2 did not connect to 127.0.0.1:{hub.port} within 0 s (--rendezvous_seconds); connected: "
-        f"0; refused 127.0.0.1: {words}"
-    )
 
 
 def test_a_launcher_that_does_not_know_the_secret() -> None:
@@ -238,32 +210,28 @@ def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     hub.start_and_await_node()
 
 
-@pytest.mark.parametrize(
-    ("rank", "nodes", "message"),
-    [
+def connect_node(place: NodePlace, seconds: float = 5.0) -> None:
+    asyncio.run(connect(place, SECRET, seconds, lambda _: None))
+
+
+def test_nodes_that_do_not_fit(hub: _Hub, free_port: int) -> None:
+    """Of another job, for a launcher that does not come, or beside an earlier node of the same rank."""
+    for rank, nodes, words in (
         (1, 3, "refuses node 1: it is started for 3 nodes, node 0 for 2"),
         (0, 2, "refuses node 0: it has rank 0; allowed are 1 to 1, node 0 is the launcher"),
-    ],
-)
-def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) -> None:
-    place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
-    with pytest.raises(RefusedError, match=message):
-        asyncio.run(connect(place, SECRET, 5.0, hub.reports.append))
-
-
-def test_nodes_that_wait_in_vain(hub: _Hub, free_port: int) -> None:
-    """For a launcher, or for an earlier node of the same rank to be lost: within a limit."""
-    hub.start_and_await_node()
-    for port, words in (
-        (hub.port, r"no launcher .* within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"),
-        (free_port + 1, f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"),
     ):
-        with pytest.raises(NotReadyError, match=words):
-            asyncio.run(connect(NodePlace(1, 2, "127.0.0.1", port), SECRET, 0.0, hub.reports.append))
+        with pytest.raises(RefusedError, match=words):
+            connect_node(NodePlace(rank, nodes, "127.0.0.1", hub.port))
+    hub.start_and_await_node()
+    node = hub.start_node(SECRET, "--rendezvous_seconds", "1")
+    output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
+    assert "within 1 s (--rendezvous_seconds): node 1 is connected already, from 127.0.0.1" in output
+    words = f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"
+    with pytest.raises(NotReadyError, match=words):
+        connect_node(NodePlace(1, 2, "127.0.0.1", free_port + 1), seconds=0.0)
 
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal to a node stops the job by the launcher; the second ends the node."""
     monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.launch.stop_signals._received", [])  # other tests' signals
     received: list[Any] = []
@@ -295,22 +263,17 @@ def test_where_a_rendezvous_listens(hub: _Hub, free_port: int) -> None:
 
 
 def test_ipv6(free_port: int) -> None:
-    """The rendezvous may have an IPv6 address; the node's own must be IPv4."""
     try:
         listen("::1", free_port).close()
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
     nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
-    try:
-        place = NodePlace(1, 2, "::1", free_port)
+    with contextlib.closing(nodes):
         with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):
-            asyncio.run(connect(place, SECRET, 5.0, lambda _: None))
-    finally:
-        nodes.close()
+            connect_node(NodePlace(1, 2, "::1", free_port))
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a file or the environment; never forwarded to another process."""
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef\n")
     path.chmod(0o640)

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -49,10 +50,9 @@ def processes_left() -> list[psutil.Process]:
 
 def is_running(pid: int) -> bool:
     """Whether a process has not ended; one that only waits to be reaped has."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def supervise(folder: Path, console: Console, limits: Limits, plan: list[PlannedProcess]) -> JobResult:
@@ -62,10 +62,7 @@ def supervise(folder: Path, console: Console, limits: Limits, plan: list[Planned
 
 
 class Run:
-    """A finished job: its result and what was shown.
-
-    Signals are sent to this process once a text has been shown often enough.
-    """
+    """A finished job: its result and what was shown; once a text is, signals are sent to this process."""
 
     def __init__(
         self,
@@ -92,7 +89,7 @@ class Run:
         assert not any(is_running(process.pid) for process in self.result.processes if process.pid)
 
     def _send(self, numbers: Sequence[int], text: str, count: int) -> None:
-        """Send each signal when its text is there; the second at the launcher's words about the first."""
+        """Send the second signal at the launcher's words about the first."""
         for number in numbers:
             while (self.out.getvalue() + self.err.getvalue()).count(text) < count:
                 threading.Event().wait(0.02)
@@ -102,21 +99,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
-    """Run a job to its end; hold that no process of it is left."""
     return functools.partial(Run, tmp_path)
-
-
-def test_success(run, tmp_path: Path) -> None:
-    """All end with 0: status 0, nothing said, every line in its log and, prefixed, in the stream."""
-    job = run([DONE], ["print('one')\nprint('two')", "import sys; print('three', file=sys.stderr)"])
-    assert (job.result.status, job.result.reason) == (0, None)
-    assert job.statuses == {"server 0": 0, "trainer 0": 0, "trainer 1": 0}
-    lines = ["[server 0] done", "[trainer 0] one", "[trainer 0] two", "[trainer 1] three"]
-    assert sorted(job.out.getvalue().splitlines()) == lines
-    assert job.err.getvalue() == ""
-    assert (tmp_path / "trainer-0.log").read_text() == "one\ntwo\n"
-    assert (tmp_path / "trainer-1.log").read_text() == "three\n"
-    assert job.result.processes[1].log == str(tmp_path / "trainer-0.log")
 
 
 def kill_self(number: int) -> str:
@@ -177,7 +160,6 @@ def test_first_failure_ends_all(run, role: str, code: str, status: int, words: s
 
 
 def test_program_that_does_not_exist(tmp_path: Path) -> None:
-    """What cannot be started is a failure with the reason."""
     plan = [PlannedProcess(TRAINER, 0, ADDRESS, ("/no/such/program",), {"OMP_NUM_THREADS": "1"})]
     result = supervise(tmp_path, Console(io.StringIO(), io.StringIO()), SHORT, plan)
     assert result.status == 127
@@ -185,7 +167,6 @@ def test_program_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_a_killed_node_program(run, tmp_path: Path) -> None:
-    """Its processes have failed, and what they had started is ended too."""
     note = tmp_path / "orphan"  # what it prints is lost with the node program
     code = "import os, pathlib, signal, subprocess, sys\n" + (
         f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
@@ -216,7 +197,6 @@ FAILS_LATER = f"{LATER}; raise SystemExit(4)"
     ],
 )  # fmt: skip
 def test_who_may_end_when(run, servers, trainers, limits, status, reason) -> None:
-    """Trainers first, in any order; servers within a limit after them."""
     job = run(servers, trainers, limits)
     assert job.result.status == status
     assert (job.result.reason or "").endswith(reason or "") and (reason is None) == (status == 0)
@@ -274,7 +254,6 @@ def test_signals_end_the_job(run, number: int, code: str, status: int, end: str)
     ],
 )
 def test_143_needs_the_commit_of_all(run, other: str, words: str) -> None:
-    """One has left with 143; another does not, or dies meanwhile."""
     job = run([], [other, "raise SystemExit(143)"], Limits(stop_seconds=2, failure_seconds=0.2))
     assert job.result.status == 1
     assert job.result.reason.startswith("trainer 1 (pid ") and job.result.reason.endswith(words)
@@ -282,10 +261,7 @@ def test_143_needs_the_commit_of_all(run, other: str, words: str) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run, is_told: bool) -> None:
-    """They have agreed to leave and each does it in its own time; the servers are ended after them.
-
-    Who evicts a job may tell trainers and launcher at the same time: a first signal does not end the wait.
-    """
+    """Also when the launcher is told to stop at the same time: a first signal does not end the wait."""
     later = "import sys, time; time.sleep(1); print('written', flush=True); sys.exit(143)"
     limits, signals = Limits(failure_seconds=0.2, stop_seconds=20), [signal.SIGTERM] * is_told
     job = run([STUBBORN], [later, "raise SystemExit(143)"], limits, signals, "start me again")
@@ -297,8 +273,6 @@ def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run, is_told: boo
 
 
 class Impatient(io.StringIO):
-    """Presses Ctrl-C again while the message is written, before the wait for the trainers begins."""
-
     def write(self, text: str) -> int:
         if "a second signal ends them" in text:
             os.kill(os.getpid(), signal.SIGINT)
@@ -317,57 +291,27 @@ def test_second_signal_cuts_the_wait_short(run, num_signals: int, err: type[io.S
     )
 
 
-def segment_script(name: str, end: str) -> str:
-    return (
-        "import mmap, os, signal\n"
-        f"file = open('/dev/shm/{name}', 'w+b'); file.truncate(4096)\n"
-        "memory = mmap.mmap(file.fileno(), 4096)\n"
-        f"print('waits', flush=True)\n{end}"
-    )
-
-
-def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
-    """What the job made is removed after a failure; names of others stay, used by the job or not."""
-    mark = uuid.uuid4().hex
-    shared = Path("/dev/shm")
-    mapped, unmapped, foreign = f"dglkge-{JOB}-0~{mark}-a", f"dglkge-{JOB}-0~{mark}-b", f"old~{mark}-kvdata-"
-    (shared / foreign).touch()
-    try:
-        killed_at_once = segment_script(unmapped, "os.kill(os.getpid(), 9)")
-        servers = [segment_script(name, "signal.pause()") for name in (mapped, foreign)]
-        job = run(servers, [killed_at_once])
-        assert job.result.status == 137
-        assert {name for name in (mapped, unmapped, foreign) if (shared / name).exists()} == {foreign}
-    finally:
-        for name in (mapped, unmapped, foreign):
-            (shared / name).unlink(missing_ok=True)
-
-
 def test_logs_that_cannot_be_written_do_not_end_the_job(tmp_path: Path) -> None:
     log_dir = tmp_path / "removed"
     job = Run(log_dir, [DONE], ["for i in range(5000): print('line', i)", DONE])
     assert (job.result.status, job.result.reason) == (0, None), job.err.getvalue()
     lines = [line for line in job.out.getvalue().splitlines() if line.startswith("[trainer 0]")]
     assert lines == [f"[trainer 0] line {i}" for i in range(5000)]
-    (warning,) = job.err.getvalue().splitlines()
-    # Whose line comes first is chance: each of the three processes writes one.
+    (warning,) = job.err.getvalue().splitlines()  # of the process that is the first by chance
     words = rf"warning: the log {log_dir}/(server-0|trainer-[01])\.log cannot be written: No such file"
     assert re.search(words, warning)
 
 
-def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
+def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path, monkeypatch) -> None:
     name = f"dglkge-{JOB}-0~{uuid.uuid4().hex}"
-    code = segment_script(name, FOREVER)
-
-    class Broken(Console):
-        def message(self, text: str, level: str = "info") -> None:
-            raise MemoryError
-
-    console = Broken(io.StringIO(), io.StringIO())
-    plan = [
-        planned_process(TRAINER, number, "127.0.0.1", text)
-        for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
-    ]
+    memory = (
+        f"import mmap; file = open('/dev/shm/{name}', 'w+b'); file.truncate(4096)\n"
+        f"memory = mmap.mmap(file.fileno(), 4096)\n{FOREVER}"
+    )
+    fails = "import time; time.sleep(2); raise SystemExit(3)"
+    console = Console(io.StringIO(), io.StringIO())
+    monkeypatch.setattr(console, "message", Mock(side_effect=MemoryError))
+    plan = [planned_process(TRAINER, number, ADDRESS, code) for number, code in enumerate((memory, fails))]
     with pytest.raises(MemoryError):
         supervise(tmp_path, console, SHORT, plan)
     assert processes_left() == []
@@ -375,18 +319,15 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
 
 
 def test_progress_of_rank_0_only(tmp_path: Path) -> None:
-    """On a terminal the bar of rank 0 moves; the other trainers show whole lines."""
     bar = (
         "import sys, threading\n"
         "for i in range(5): sys.stderr.write(f'\\r{i}/5'); sys.stderr.flush(); threading.Event().wait(0.05)\n"
         "sys.stderr.write('\\r5/5\\n')"
     )
     out = io.StringIO()
-    console = Console(out, io.StringIO(), is_terminal=True)
-    plan = [planned_process(TRAINER, i, "127.0.0.1", bar) for i in range(2)]
-    assert supervise(tmp_path, console, SHORT, plan).status == 0
+    plan = [planned_process(TRAINER, i, ADDRESS, bar) for i in range(2)]
+    assert supervise(tmp_path, Console(out, io.StringIO(), is_terminal=True), SHORT, plan).status == 0
     shown = out.getvalue()
-    assert "[trainer 0] 3/5" in shown
-    assert "[trainer 1] 3/5" not in shown
+    assert "[trainer 0] 3/5" in shown and "[trainer 1] 3/5" not in shown
     assert shown.count("[trainer 0] 5/5\n") == shown.count("[trainer 1] 5/5\n") == 1
     assert (tmp_path / "trainer-0.log").read_text() == (tmp_path / "trainer-1.log").read_text() == "5/5\n"

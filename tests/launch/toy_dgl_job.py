@@ -1,8 +1,4 @@
-"""A small training script as DGL's users write it; nothing in it knows dglkge or its launcher.
-
-Run with ``--partition FOLDER`` it partitions a ring of 64 nodes; run under a launcher it trains an embedding
-of that graph, one step at a time, until the steps are done.
-"""
+"""A training script as DGL's users write it: partitions a ring of 64 nodes, or trains an embedding of it."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ NUM_NODES = 64
 DIM = 4
 
 
-def partition(folder: str, num_parts: int) -> None:
+def partition(folder: str) -> None:
     nodes = torch.arange(NUM_NODES)
     graph = dgl.graph((nodes.repeat(2), torch.cat([nodes + 1, nodes + 2]) % NUM_NODES), num_nodes=NUM_NODES)
     graph.ndata["feature"] = nodes.float().reshape(-1, 1)
-    dgl.distributed.partition_graph(graph, "ring", num_parts, folder, part_method="random")
+    dgl.distributed.partition_graph(graph, "ring", 1, folder, part_method="random")
 
 
 def zeros(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
@@ -53,17 +49,14 @@ def train(args: argparse.Namespace) -> None:
     total = torch.tensor(float(len(mine)))
     dist.all_reduce(total)
     dist.barrier()
-    moved = bool((embedding.weight[mine].abs() > 0).all()) if mine[0] != 0 else True
-    print(
-        f"rank {dist.get_rank()} nodes {int(total)} moved {moved} threads {os.environ['OMP_NUM_THREADS']}",
-        flush=True,
-    )
+    moved = bool((embedding.weight[mine[mine > 0]].abs() > 0).all())
+    threads = os.environ["OMP_NUM_THREADS"]
+    print(f"rank {dist.get_rank()} nodes {int(total)} moved {moved} threads {threads}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--partition")
-    parser.add_argument("--num_parts", type=int, default=1)
     parser.add_argument("--ip_config")
     parser.add_argument("--part_config")
     parser.add_argument("--steps", type=int, default=5)
@@ -71,6 +64,6 @@ if __name__ == "__main__":
     parser.add_argument("--sample", action="store_true")
     arguments = parser.parse_args()
     if arguments.partition:
-        partition(arguments.partition, arguments.num_parts)
+        partition(arguments.partition)
     else:
         train(arguments)
