@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,64 +37,54 @@ class Averages:
         self.state = dict(state)
 
 
-def train(run: ToyRun, until: int, item: Averages) -> None:
-    """Train; the object changes with each batch."""
-    for _ in run.epochs.remaining_until(until):
-        for batch in run.trainer.batches():
-            run.trainer.step(batch)
-            item.add()
+def averaged(folder: Path, until: int, *settings: str) -> Averages:
+    """Train a life of a run with an object that changes with each batch."""
+    run, item = ToyRun(folder, *settings), Averages()
+    run.trainer.register("averages", item)
+    run.train(until, {(epoch, n): item.add for epoch in range(until) for n in range(NUM_BATCHES)})
+    run.cluster.leave()
+    return item
 
 
 def test_a_registered_object_goes_on_where_it_was(tmp_path: Path) -> None:
-    first, item = ToyRun(tmp_path), Averages()
-    first.trainer.register("averages", item)
-    train(first, 2, item)
-    first.cluster.leave()
-    second, other = ToyRun(tmp_path), Averages()
-    second.trainer.register("averages", other)
-    assert other.state["count"] == 2 * NUM_BATCHES and other.state["pair"] == (1, None)
-    assert torch.equal(other.state["mean"], item.state["mean"])
-    train(second, 3, other)
-    second.cluster.leave()
+    first = averaged(tmp_path, 2)
+    again = averaged(tmp_path, 2)
+    assert again.state["count"] == 2 * NUM_BATCHES and again.state["pair"] == (1, None)
+    assert torch.equal(again.state["mean"], first.state["mean"])
+    averaged(tmp_path, 3)
     # A life that does not register it hands it on.
     third = ToyRun(tmp_path)
     third.train(4)
     third.cluster.leave()
-    last, again = ToyRun(tmp_path), Averages()
-    last.trainer.register("averages", again)
-    assert again.state["count"] == 3 * NUM_BATCHES
+    assert averaged(tmp_path, 4).state["count"] == 3 * NUM_BATCHES
 
 
 def test_the_file_belongs_to_the_version_and_is_read_without_code(tmp_path: Path) -> None:
-    run, item = ToyRun(tmp_path, "checkpoint.keep_every_epochs=1"), Averages()
-    run.trainer.register("averages", item)
-    train(run, 2, item)
-    run.cluster.leave()
+    averaged(tmp_path, 2, "checkpoint.keep_every_epochs=1")
     folder = tmp_path / "checkpoint"
-    entry = open_checkpoint(tmp_path).manifest.state
-    assert entry is not None and entry.name == "training_state.pt"
-    saved = torch.load(folder / "v2" / entry.name, weights_only=True)
-    assert saved["object:averages"]["count"] == 2 * NUM_BATCHES
-    before = torch.load(folder / "v1" / "training_state.pt", weights_only=True)
-    assert before["object:averages"]["count"] == NUM_BATCHES
+    manifest = open_checkpoint(tmp_path).manifest
+    assert manifest.state is not None and manifest.state.name == "training_state.pt"
+    assert manifest.state in manifest.binary_files
+    for version in (1, 2):
+        saved = torch.load(folder / f"v{version}" / "training_state.pt", weights_only=True)
+        assert saved["object:averages"]["count"] == version * NUM_BATCHES
     open_checkpoint(folder / "epoch_1").verify()
-    assert entry in open_checkpoint(tmp_path).manifest.binary_files
 
 
-def test_a_run_that_changes_nothing_else_has_no_file(tmp_path: Path) -> None:
+def test_a_run_that_changes_nothing_else_has_no_file(tmp_path: Path, caplog) -> None:
     run = ToyRun(tmp_path, lrs=[0.1])
     run.train(1)
     run.cluster.leave()
     assert open_checkpoint(tmp_path).manifest.state is None
     assert not list((tmp_path / "checkpoint").rglob("training_state*"))
+    with caplog.at_level(logging.WARNING):
+        averaged(tmp_path, 1)
+    assert "the checkpoint has no state of 'averages'" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_damaged_file_is_found_and_the_version_before_is_taken(tmp_path: Path, damage: str) -> None:
-    run, item = ToyRun(tmp_path, "checkpoint.keep_every_epochs=1"), Averages()
-    run.trainer.register("averages", item)
-    train(run, 2, item)
-    run.cluster.leave()
+    averaged(tmp_path, 2, "checkpoint.keep_every_epochs=1")
     path = tmp_path / "checkpoint" / "v2" / "training_state.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -103,9 +94,7 @@ def test_a_damaged_file_is_found_and_the_version_before_is_taken(tmp_path: Path,
         path.write_bytes(content if damage == "flip" else content[:-1])
     with pytest.raises(CheckpointError, match="v2/training_state.pt"):
         ToyRun(tmp_path)
-    again, other = ToyRun(tmp_path, "checkpoint.fallback=true"), Averages()
-    again.trainer.register("averages", other)
-    assert again.epochs.finished() == 1 and other.state["count"] == NUM_BATCHES
+    assert averaged(tmp_path, 1, "checkpoint.fallback=true").state["count"] == NUM_BATCHES
 
 
 def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
@@ -136,49 +125,34 @@ def test_refused_objects(tmp_path: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_object_that_the_version_lacks_starts_anew(tmp_path, caplog):
-    run = ToyRun(tmp_path)
-    run.train(1)
-    run.cluster.leave()
-    again = ToyRun(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        again.trainer.register("averages", Averages())
-    assert "the checkpoint has no state of 'averages'" in caplog.text
-
-
 def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path) -> None:
     """A dense module of a script's own: its optimizer's moments and its schedule."""
 
-    def make_parts() -> tuple[torch.nn.Parameter, torch.optim.Adam, Any]:
-        weight = torch.nn.Parameter(torch.ones(4))
+    def registered(run: ToyRun, start: torch.Tensor) -> tuple[torch.nn.Parameter, Callable[[], None]]:
+        """Return a parameter, and its step."""
+        weight = torch.nn.Parameter(start.clone())
         optimizer = torch.optim.Adam([weight], lr=0.1)
-        return weight, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        run.trainer.register("adam", optimizer)
+        run.trainer.register("schedule", scheduler)
 
-    def step(weight: torch.nn.Parameter, optimizer: torch.optim.Adam, scheduler: Any) -> None:
-        optimizer.zero_grad()
-        (weight**2).sum().backward()
-        optimizer.step()
-        scheduler.step()
+        def step() -> None:
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+            scheduler.step()
 
-    parts = make_parts()
+        return weight, step
+
     run = ToyRun(tmp_path)
-    run.trainer.register("adam", parts[1])
-    run.trainer.register("schedule", parts[2])
-    for _ in run.epochs.remaining_until(1):
-        for batch in run.trainer.batches():
-            run.trainer.step(batch)
-            step(*parts)
+    weight, step = registered(run, torch.ones(4))
+    run.train(1, {(0, index): step for index in range(NUM_BATCHES)})
     run.cluster.leave()
-    again = ToyRun(tmp_path)
-    again_parts = make_parts()
-    with torch.no_grad():
-        again_parts[0].copy_(parts[0])
-    again.trainer.register("adam", again_parts[1])
-    again.trainer.register("schedule", again_parts[2])
+    again, step_again = registered(ToyRun(tmp_path), weight.detach())
     for _ in range(3):
-        step(*parts)
-        step(*again_parts)
-        assert torch.equal(parts[0], again_parts[0])
+        step()
+        step_again()
+        assert torch.equal(weight, again)
 
 
 class Clock:
@@ -195,16 +169,21 @@ def policy(*settings, rank=0, clock=None, num_batches=9):
     return Cadence(config, cluster, num_batches, clock or Clock())
 
 
-def test_batches():
-    cadence = policy("checkpoint.every_batches=3")
+def commits_of(cadence, writing=()):
+    """Return after which batches of an epoch it commits, while others' versions are being written."""
     commits = []
-    for n in range(1, 10):
-        if cadence.asks_after_batch(n):
+    for n in range(1, cadence.num_batches):
+        if cadence.asks_after_batch(n, is_writing=n in writing):
             commits.append(n)
             cadence.committed()
-    assert commits == [3, 6]  # the 9th ends the epoch
+    return commits
+
+
+def test_batches():
+    cadence = policy("checkpoint.every_batches=3")
+    assert commits_of(cadence) == [3, 6] and not cadence.asks_after_batch(9)  # the 9th ends the epoch
     assert [n for n in range(1, 10) if cadence.counts(n)] == [3, 6, 9]
-    assert not any(policy().asks_after_batch(n) or policy().counts(n) for n in range(1, 10))
+    assert commits_of(policy()) == [] and not any(policy().counts(n) for n in range(1, 10))
 
 
 def test_minutes_are_those_of_rank_0():
@@ -221,12 +200,7 @@ def test_minutes_are_those_of_rank_0():
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
     cadence, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
-    commits = []
-    for batches in range(1, 12):
-        if cadence.asks_after_batch(batches, is_writing=3 <= batches <= 4):
-            commits.append(batches)
-            cadence.committed()
-    assert commits == [5, 6, 9]
+    assert commits_of(cadence, writing=(3, 4)) == [5, 6, 9]
     cadence = policy("checkpoint.every_minutes=2", clock=clock)
     clock.seconds = 121
     assert [cadence.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.config.schema import EarlyStoppingConfig
-from dglkge.distributed.preemption import Preempted
 from dglkge.training.cadence import EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
@@ -22,20 +20,6 @@ PATIENT = (
     "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
     "optimizer.warmup_batches=2",
 )
-
-
-def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | None:
-    """Return how many rankings end the training, None if they do not."""
-    settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
-    stopping = EarlyStopping(settings)
-    for number, score in enumerate(scores, 1):
-        again = EarlyStopping(settings)
-        again.load_state_dict(stopping.state_dict())
-        stopping = again
-        stopping.add(score)
-        if stopping.is_over:
-            return number
-    return None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +35,16 @@ def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | No
     ],
 )
 def test_patience(patience: int, min_gain: float, scores: list[float], number: int | None) -> None:
-    assert ended_after(patience, min_gain, scores) == number
+    """The ranking that ends the training, with the state saved and loaded after each."""
+    settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
+    stopping, ended_after = EarlyStopping(settings), []
+    for count, score in enumerate(scores, 1):
+        state = stopping.state_dict()
+        stopping = EarlyStopping(settings)
+        stopping.load_state_dict(state)
+        stopping.add(score)
+        ended_after += [count] if stopping.is_over else []
+    assert ended_after[:1] == ([] if number is None else [number])
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
@@ -61,8 +54,12 @@ def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
     return run
 
 
-def metrics(folder: Path) -> dict:
-    return json.loads((folder / "metrics.json").read_text())
+def trained(folder: Path, scores: list[float], *settings: str) -> ToyRun:
+    """Return a life that has come to its end."""
+    run = life(folder, scores, *settings)
+    run.train(9)
+    run.cluster.leave()
+    return run
 
 
 def test_the_best_version_is_restored_and_committed(tmp_path: Path) -> None:
@@ -72,45 +69,38 @@ def test_the_best_version_is_restored_and_committed(tmp_path: Path) -> None:
     assert run.num_trained == 2 * NUM_TRIPLES  # the tables are those of the second epoch
     run.trainer.evaluate("test")
     run.cluster.leave()
-    assert run.committed() == (2, 0) and "test" in metrics(tmp_path)
+    assert run.committed() == (2, 0) and "test" in json.loads((tmp_path / "metrics.json").read_text())
     progress = open_checkpoint(tmp_path).meta.progress
     assert (progress["finished_epochs"], progress["ended_after"]) == (2, 4)
     open_checkpoint(tmp_path).verify()
-    again = life(tmp_path, [])
+    again = trained(tmp_path, [])
     assert (again.epochs.finished(), again.num_trained) == (2, 2 * NUM_TRIPLES)
-    again.train(9)
-    again.cluster.leave()
     assert again.trained == [] and again.evaluator.ranked == []
 
 
 def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> None:
-    run = life(tmp_path, [0.1, 0.3, 0.2], "training.num_epochs=3")
-    run.train(3)
-    assert run.committed() == (2, 0) and run.num_trained == 2 * NUM_TRIPLES
-    last = life(tmp_path / "last", [0.1, 0.2, 0.3], "training.num_epochs=3")
-    last.train(3)
-    assert last.committed() == (3, 0) and last.num_trained == 3 * NUM_TRIPLES
+    for name, scores, best in (("second", [0.1, 0.3, 0.2], 2), ("last", [0.1, 0.2, 0.3], 3)):
+        run = life(tmp_path / name, scores, "training.num_epochs=3")
+        run.train(3)
+        assert run.committed() == (best, 0) and run.num_trained == best * NUM_TRIPLES
 
 
 @pytest.mark.parametrize(
-    "settings", [("training.num_epochs=9", "training.early_stopping.patience=3"), ("training.num_epochs=9",)]
+    ("first", "more", "best"),
+    [
+        (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
+        (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
+    ],
 )
-def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, settings) -> None:
+def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, first, more, best) -> None:
     """With the learning rates and the patience that it had: the same as one run with those settings."""
     scores = [0.1, 0.3, 0.2, 0.25, 0.4, 0.39, 0.38, 0.37, 0.36]
-    first = "training.num_epochs=9" if len(settings) == 2 else "training.num_epochs=3"
-    run = life(tmp_path / "parts", scores, first)
-    run.train(9)
-    run.cluster.leave()
+    run = trained(tmp_path / "parts", scores, *first)
     assert run.committed() == (2, 0)
-    rest = life(tmp_path / "parts", scores[2:], *settings)
-    rest.train(9)
-    rest.cluster.leave()
-    whole = life(tmp_path / "whole", scores, *settings)
-    whole.train(9)
-    whole.cluster.leave()
+    rest = trained(tmp_path / "parts", scores[2:], *more)
+    whole = trained(tmp_path / "whole", scores, *more)
     assert run.lrs_of_batches[: 2 * NUM_BATCHES] + rest.lrs_of_batches == whole.lrs_of_batches
-    assert rest.committed() == whole.committed() == ((5, 0) if len(settings) == 2 else (2, 0))
+    assert rest.committed() == whole.committed() == (best, 0)
     assert rest.num_trained == whole.num_trained
 
 
@@ -130,23 +120,15 @@ def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> 
     assert run.committed() == (1, 0) and run.num_trained == NUM_TRIPLES
 
 
-@pytest.mark.parametrize("stop", [1, 7, 10, 4 * NUM_BATCHES - 1])
-def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: int) -> None:
+@pytest.mark.parametrize("stop", [(0, 0), (1, 1), (1, NUM_BATCHES - 1), (3, NUM_BATCHES - 2)])
+def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: tuple[int, int]) -> None:
     """The patience, the best version and the learning rates of all lives together are those of one."""
     scores = [0.1, 0.3, 0.2, 0.25]
-    whole = life(tmp_path / "whole", scores)
-    whole.train(9)
+    whole = trained(tmp_path / "whole", scores)
     first = life(tmp_path / "parts", scores)
-    with first.cluster.stop.listening(), pytest.raises(Preempted):
-        for _ in first.epochs.remaining_until(9):
-            for batch in first.trainer.batches():
-                first.trainer.step(batch)
-                if len(first.trained) == stop:
-                    signal.raise_signal(signal.SIGTERM)
+    first.stop(*stop, until=9)
     first.cluster.leave()
-    second = life(tmp_path / "parts", scores[len(first.evaluator.ranked) :])
-    second.train(9)
-    second.cluster.leave()
+    second = trained(tmp_path / "parts", scores[len(first.evaluator.ranked) :])
     assert first.lrs_of_batches + second.lrs_of_batches == whole.lrs_of_batches
     assert first.evaluator.ranked + second.evaluator.ranked == whole.evaluator.ranked
     assert second.committed() == (2, 0) and second.num_trained == whole.num_trained

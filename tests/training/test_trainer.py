@@ -20,24 +20,32 @@ from dglkge.errors import CheckpointError, InputError
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.training import build
-from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun
+from tests.training.toy_trainer import (
+    BATCH_SIZE,
+    EVERY_BATCH,
+    NUM_BATCHES,
+    NUM_QUERY_BATCHES,
+    NUM_TRIPLES,
+    ToyRun,
+)
+
+VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
 
 
 def each_triple_once(*lives: ToyRun, epoch: int) -> bool:
     """Tell whether some lives of a run together trained each triple of an epoch once."""
     batches = [ids for life in lives for trained_epoch, ids in life.trained if trained_epoch == epoch]
-    ids = sum(batches, [])
-    return sorted(ids) == list(range(NUM_TRIPLES))
+    return sorted(sum(batches, [])) == list(range(NUM_TRIPLES))
 
 
-def train_until(life: ToyRun, epoch: int, index: int, number: int = signal.SIGTERM) -> None:
-    """Train; in one batch a signal comes."""
-    with life.cluster.stop.listening():
-        for current in life.epochs.remaining_until(3):
-            for batch in life.trainer.batches():
-                if (current, batch.index) == (epoch, index):
-                    signal.raise_signal(number)
-                life.trainer.step(batch)
+def raised(error: type[BaseException]) -> None:
+    raise error
+
+
+def validated(folder: Path) -> list[int]:
+    """Return the epoch of the kept version, and that of the last validation."""
+    paths = (folder / "checkpoint" / "best", folder / "validation.json")
+    return [json.loads(path.read_text())["finished_epochs"] if path.exists() else 0 for path in paths]
 
 
 @pytest.mark.parametrize(
@@ -46,16 +54,12 @@ def train_until(life: ToyRun, epoch: int, index: int, number: int = signal.SIGTE
 @pytest.mark.usefixtures("in_foreground")
 def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(tmp_path, index, number):
     first = ToyRun(tmp_path)
-    with pytest.raises(Preempted) as caught:
-        train_until(first, 1, index, number)
-    assert caught.value.code == 143
+    assert first.stop(1, index, number) == 143
     assert first.committed() == (1, index + 1)
     first.cluster.leave()
     second = ToyRun(tmp_path)
     assert (second.epochs.finished(), second.epochs.current()) == (1, None)
-    assert (
-        second.num_trained == first.num_trained == NUM_TRIPLES + sum(len(ids) for _, ids in first.trained[5:])
-    )
+    assert second.num_trained == first.num_trained == sum(len(ids) for _, ids in first.trained)
     second.train(3)
     assert len(first.trained) + len(second.trained) == 3 * NUM_BATCHES
     assert all(each_triple_once(first, second, epoch=epoch) for epoch in range(3))
@@ -108,16 +112,15 @@ def test_a_signal_in_the_evaluation_stops_between_two_batches_of_queries(tmp_pat
 def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) -> None:
     """Row 6: a restart repeats the epoch from where its batches stood."""
     first = ToyRun(tmp_path)
-    for epoch in first.epochs.remaining_until(2):
+    first.train(1)
+    for _ in first.epochs.remaining_until(2):
         for batch in first.trainer.batches():
             first.trainer.step(batch)
-            if (epoch, batch.index) == (1, 3):
+            if batch.index == 3:
                 first.trainer.commit()  # the batch that is open is not done
-        assert first.epochs.finished() == epoch
-        if epoch == 1:
-            assert first.committed() == (1, 3)
-            first.trainer.commit()
-            assert first.committed() == (1, NUM_BATCHES)
+        assert first.committed() == (1, 3)
+        first.trainer.commit()
+        assert first.committed() == (1, NUM_BATCHES)
     first.cluster.leave()
     second = ToyRun(tmp_path)
     assert second.committed() == (2, 0)  # the loop came to its end, and the last commit follows it
@@ -129,11 +132,7 @@ def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint
     """Rows 5 and 11: after a restart finished is what was stored, and loops that were done are skipped."""
     first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
     with pytest.raises(error):
-        for epoch in first.epochs.remaining_until(2):
-            for batch in first.trainer.batches():
-                first.trainer.step(batch)
-                if (epoch, batch.index) == (1, 3):
-                    raise error
+        first.train(2, {(1, 3): lambda: raised(error)})
     assert (first.epochs.finished(), first.epochs.current()) == (2, None)
     assert first.committed() == (1, 2)
     second = ToyRun(tmp_path)
@@ -150,23 +149,21 @@ def test_code_between_the_batch_loops_runs_again_and_code_after_them_does_not(tm
     """The contract with the script, stopped at the very end of an epoch's batches."""
     ran: list[str] = []
 
-    def script(life: ToyRun) -> None:
+    def script(life: ToyRun, stops: bool) -> None:
         for epoch in life.epochs.remaining_until(2):
             ran.append(f"before {epoch}")
             for batch in life.trainer.batches():
                 life.trainer.step(batch)
-                if (epoch, batch.index) == (0, NUM_BATCHES - 1) and "before 1" not in ran and stop:
+                if stops and batch.index == NUM_BATCHES - 1:
                     signal.raise_signal(signal.SIGTERM)
             ran.append(f"after {epoch}")
 
-    stop = True
     first = ToyRun(tmp_path)
     with first.cluster.stop.listening(), pytest.raises(Preempted):
-        script(first)
-    stop = False
+        script(first, stops=True)
     first.cluster.leave()
     second = ToyRun(tmp_path)
-    script(second)
+    script(second, stops=False)
     assert ran == ["before 0", "before 0", "after 0", "before 1", "after 1"]
     assert [epoch for epoch, _ in first.trained + second.trained] == [0] * NUM_BATCHES + [1] * NUM_BATCHES
 
@@ -174,12 +171,7 @@ def test_code_between_the_batch_loops_runs_again_and_code_after_them_does_not(tm
 def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches(tmp_path: Path) -> None:
     """Row 4, and row 7 with ``close()``: wherever an epoch is left, the next begins at its first batch."""
     life = ToyRun(tmp_path)
-    for _ in life.epochs.remaining_until(9):
-        for batch in life.trainer.batches():
-            life.trainer.step(batch)
-            if batch.index == 2:
-                break
-        break
+    life.leave_by_break(0, 2)
     life.trainer.commit()
     assert life.committed() == (1, 0)
     held = life.epochs.remaining_until(9)
@@ -191,34 +183,12 @@ def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches
     assert each_triple_once(life, epoch=2) and each_triple_once(life, epoch=3)
 
 
-def broken_epoch(life: ToyRun) -> None:
-    """Train one epoch and a part of the next, and leave both loops by break."""
-    for epoch in life.epochs.remaining_until(9):
-        for batch in life.trainer.batches():
-            life.trainer.step(batch)
-            if (epoch, batch.index) == (1, 2):
-                break
-        if epoch == 1:
-            break
-
-
-VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
-
-
-def validated(folder: Path) -> list[int]:
-    """Return the epoch of the kept version, and that of the last validation."""
-    epochs = []
-    for path in (folder / "checkpoint" / "best", folder / "validation.json"):
-        epochs.append(json.loads(path.read_text())["finished_epochs"] if path.exists() else 0)
-    return epochs
-
-
 @pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
 def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
     """At the next place where all trainers are together; nothing has to follow but the end of the script."""
     life = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
     life.evaluator.mrr = iter([0.1, 0.2, 0.05])
-    broken_epoch(life)
+    life.leave_by_break(1, 2)
     assert life.committed() == (1, 0) and validated(tmp_path) == [1, 1]
     if ending == "leave":
         life.cluster.leave()
@@ -234,7 +204,7 @@ def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Pat
 
 def test_the_last_epoch_is_committed_when_the_script_leaves_it_by_break(tmp_path: Path) -> None:
     life = ToyRun(tmp_path, "checkpoint.every_epochs=0")
-    broken_epoch(life)
+    life.leave_by_break(1, 2)
     assert life.committed() is None
     life.cluster.leave()
     assert life.committed() == (2, 0) and ToyRun(tmp_path).epochs.finished() == 2
@@ -244,7 +214,7 @@ def test_a_stop_after_break_is_followed_by_the_validation(tmp_path: Path) -> Non
     first = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
     first.evaluator.mrr = iter([0.1])
     with first.cluster.stop.listening():
-        broken_epoch(first)
+        first.leave_by_break(1, 2)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Preempted):
             first.trainer.stop_if_asked()
@@ -260,8 +230,7 @@ def test_a_stop_after_break_is_followed_by_the_validation(tmp_path: Path) -> Non
 def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_path: Path) -> None:
     """Its batches are yet to be trained, by the next life."""
     life = ToyRun(tmp_path)
-    with pytest.raises(Preempted):
-        train_until(life, 1, 2)
+    life.stop(1, 2)
     with pytest.raises(Preempted):
         life.train(3)
     life.trainer.commit()
@@ -273,12 +242,7 @@ def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_pa
 def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: int) -> None:
     """Of the last epoch and of one in between: the best version is not missed."""
     first = ToyRun(tmp_path, *VALIDATED)
-
-    def before(number: int) -> None:
-        if number == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    first.evaluator.before = before
+    first.evaluator.before = lambda number: signal.raise_signal(signal.SIGTERM) if number == 1 else None
     with first.cluster.stop.listening(), pytest.raises(Preempted):
         first.train(num_epochs)
     assert first.committed() == (1, 0) and validated(tmp_path) == [0, 0]
@@ -298,22 +262,18 @@ def test_the_loss_of_an_epoch_covers_all_lives_of_the_run(tmp_path: Path) -> Non
     """Of triples of batches 0..4 with losses 0..4: whoever trained them, and wherever it was stopped."""
     whole = ToyRun(tmp_path / "whole")
     whole.train(2)
-    first = ToyRun(tmp_path / "parts")
-    with pytest.raises(Preempted):
-        train_until(first, 1, 1)
-    second = ToyRun(tmp_path / "parts")
-    with pytest.raises(Preempted):
-        train_until(second, 1, 3)
+    ToyRun(tmp_path / "parts").stop(1, 1)
+    ToyRun(tmp_path / "parts").stop(1, 3)
     third = ToyRun(tmp_path / "parts")
     third.train(2)
     assert whole.committed() == third.committed() == (2, 0)
-    stats = [read_stats(tmp_path / name / "checkpoint" / "latest") for name in ("whole", "parts")]
-    losses = [sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23] * 2
-    for records in stats:
+    loss = sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23
+    for name in ("whole", "parts"):
+        records = read_stats(tmp_path / name / "checkpoint" / "latest")
         assert [record["stats"]["count"] for record in records] == [NUM_TRIPLES] * 2
-        assert [record["stats"]["metrics"]["loss"] for record in records] == pytest.approx(losses)
+        assert [record["stats"]["metrics"]["loss"] for record in records] == pytest.approx([loss] * 2)
     last = (tmp_path / "parts" / "stats.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["epoch_loss"] == pytest.approx(losses[0])
+    assert json.loads(last)["epoch_loss"] == pytest.approx(loss)
 
 
 def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path) -> None:
@@ -330,38 +290,25 @@ def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path)
     assert record["stats"]["count"] == NUM_TRIPLES
 
 
-def finished_run(folder: Path) -> None:
-    """Train one epoch of a run whose checkpoint holds its configuration."""
-    life = ToyRun(folder, "training.num_epochs=1", own_config=True)
+def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> None:
+    """Its checkpoint holds the configuration; what may change is recorded in the next version."""
+    once, free = "training.num_epochs=1", ("evaluation.split=valid", "training.progress=always")
+    life = ToyRun(tmp_path, once, own_config=True)
     life.train(1)
     assert life.committed() == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "old", "new"),
-    [
-        ("loss.name", "softmax", "logistic"),
-        ("optimizer.name", "sparse_adagrad", "sparse_adam"),
-        ("training.batch_size", BATCH_SIZE, 10),
-        ("loss.batch_reduction", "mean", "sum"),
-        ("checkpoint.init_path", "", "elsewhere"),
-    ],
-)
-def test_a_finished_run_is_not_another(tmp_path: Path, setting: str, old: Any, new: Any) -> None:
-    finished_run(tmp_path)
-    with pytest.raises(CheckpointError) as caught:
-        ToyRun(tmp_path, "training.num_epochs=1", f"{setting}={new}", own_config=True)
-    # Another optimizer has options of its own: with their defaults they differ too.
-    more = "; optimizer.eps was 1e-10, is 1e-08" if setting == "optimizer.name" else ""
-    words = f"other settings: {setting} was {old!r}, is {new!r}{more}; take another output"
-    assert words in str(caught.value)
-
-
-def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: Path) -> None:
-    finished_run(tmp_path)
-    free = ("checkpoint.every_batches=2", "evaluation.split=valid", "training.progress=always")
-    again = ToyRun(tmp_path, "training.num_epochs=1", *free, own_config=True)
-    assert again.epochs.finished() == 1
+    for setting, words in (
+        # Another optimizer has options of its own: with their defaults they differ too.
+        (
+            "optimizer.name=sparse_adam",
+            "optimizer.name was 'sparse_adagrad', is 'sparse_adam'; optimizer.eps was 1e-10, is 1e-08",
+        ),
+        ("training.batch_size=10", "training.batch_size was 5, is 10"),
+        ("checkpoint.init_path=elsewhere", "checkpoint.init_path was '', is 'elsewhere'"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            ToyRun(tmp_path, once, setting, own_config=True)
+        assert f"other settings: {words}; take another output" in str(caught.value)
+    assert ToyRun(tmp_path, once, *free, own_config=True).epochs.finished() == 1
     life = ToyRun(tmp_path, "training.num_epochs=2", *free, "training.batch_size=1", own_config=True)
     life.train(2)
     assert life.committed() == (2, 0)
@@ -370,29 +317,28 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("mark", "other_marks", "words"),
+    ("mark", "others", "words"),
     [
         (7, (0, 8), "order of its machines, ...(checksum 7, here MARK): finish the epoch on the partitions"),
         # Begun on one machine, or by a version that had no other order.
         (
             0,
             (5,),
-            "order of the whole graph, ...; allowed: sampling.order global, at least until the epoch's",
+            "order of the whole graph, ...; allowed: sampling.order global, at least until the",
         ),
     ],
 )
-def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other_marks, words):
+def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
     def life(mark: int, *settings: str) -> ToyRun:
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
         return ToyRun(tmp_path, *settings)
 
     first = life(mark, "checkpoint.every_batches=2", "checkpoint.background=false")
     first.break_off(3)
-    assert [epoch for epoch, _ in first.trained] == [0] * 3, first.epochs.finished()
     first.checkpoints.finish()
     progress = open_checkpoint(tmp_path).meta.progress
     assert (progress["batches_done"], progress.get("order_mark", 0)) == (2, mark)
-    for other in other_marks:
+    for other in others:
         begin, end = words.replace("MARK", str(other)).split("...")
         with pytest.raises(InputError) as caught:
             life(other)
@@ -414,12 +360,11 @@ def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> No
     other.train(1)
     assert (first.committed(), other.committed(), len(first.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
     first.cluster.leave()
-    again = ToyRun(tmp_path / "one", epochs=first.epochs)
-    assert again.epochs.finished() == 2
+    assert ToyRun(tmp_path / "one", epochs=first.epochs).epochs.finished() == 2
 
 
 def test_a_version_for_every_batch(tmp_path: Path) -> None:
-    life = ToyRun(tmp_path, "checkpoint.every_batches=1", "checkpoint.background=false")
+    life = ToyRun(tmp_path, *EVERY_BATCH)
     life.train(2)
     assert life.checkpoints.storage.published_version() == 2 * NUM_BATCHES
     assert life.committed() == (2, 0)
@@ -433,19 +378,16 @@ def test_training_does_not_wait_for_the_version_before(tmp_path, monkeypatch):
         assert disk.wait(60)
         return real(*arguments)
 
+    def finish_writing() -> None:
+        assert life.checkpoints.is_writing
+        disk.set()
+        seen.append(life.committed())
+
+    seen: list[Any] = []
     life = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.every_epochs=0")
     life.checkpoints.finish()
     monkeypatch.setattr(row_stream, "fill_rows", wait_and_fill)
-    seen = []
-    for epoch in life.epochs.remaining_until(2):
-        for batch in life.trainer.batches():
-            life.trainer.step(batch)
-            if (epoch, batch.index) == (1, 0):
-                assert life.checkpoints.is_writing
-                disk.set()
-                seen.append(life.committed())
-            if (epoch, batch.index) == (1, 1):
-                seen.append(life.committed())
+    life.train(2, {(1, 0): finish_writing, (1, 1): lambda: seen.append(life.committed())})
     assert seen == [(0, 2), (1, 1)]
 
 
