@@ -49,9 +49,16 @@ def opened(config: dglkge.Config) -> Iterator[Trainer]:
         gc.collect()
 
 
+def batches_of(trainer: Trainer, until: int) -> Iterator[tuple[int, Any]]:
+    """Yield epochs and batches of the usual loops."""
+    for epoch in dglkge.remaining_epochs_until(until):
+        for batch in trainer.batches():
+            yield epoch, batch
+
+
 def train(trainer: Trainer, until: int) -> list[float]:
     """Run the usual loops; return the losses of all batches."""
-    return [trainer.step(batch) for _ in dglkge.remaining_epochs_until(until) for batch in trainer.batches()]
+    return [trainer.step(batch) for _, batch in batches_of(trainer, until)]
 
 
 def trained(folder: Path, kernels: str, *more: str) -> Run:
@@ -185,16 +192,14 @@ def assert_epochs_equal(
     with opened(config) as trainer:
         rows = dense_rows(trainer)
         optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(num_epochs):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                loss = loss_of(data, trainer, rows, batch)
-                (loss / (1 if sums_batch else batch.global_size)).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=rel)
+        for _, batch in batches_of(trainer, num_epochs):
+            optimizer.zero_grad()
+            loss = loss_of(data, trainer, rows, batch)
+            (loss / (1 if sums_batch else batch.global_size)).backward()
+            optimizer.step()
+            assert trainer.step(batch) == pytest.approx(loss.item(), rel=rel)
         for name, expected in rows.items():
             table = trainer.tables[name]
             got = table.gather(table.node_ids[torch.arange(len(expected))])
-            np.testing.assert_allclose(
-                got, expected.detach(), rtol=1e-3, atol=max(1e-4, rel / 5), err_msg=name
-            )
+            atol = max(1e-4, rel / 5)
+            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=atol, err_msg=name)

@@ -63,22 +63,21 @@ def mark_of(trainers: Sequence[EdgeBatches]) -> int:
 
 def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
     """Hold that an epoch has each triple once that is not held out."""
-    seen = [
-        id_
-        for trainer in trainers
-        for index in range(len(trainer))
-        for id_ in trainer.batch(epoch, index).triple_ids.tolist()
-    ]
+    batches = [trainer.batch(epoch, index) for trainer in trainers for index in range(len(trainer))]
+    seen = np.sort(np.concatenate([batch.triple_ids for batch in batches]))
     num_triples = len(Dataset.open(toy_dataset(NUM_PARTS)).split("train"))
-    expected = set(range(num_triples)) - set(trainers[0].order.held_out(0).tolist())
-    assert len(seen) == len(set(seen)) and set(seen) == expected
+    np.testing.assert_array_equal(seen, np.setdiff1d(np.arange(num_triples), trainers[0].order.held_out(0)))
 
 
 def refuse(_: Any) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("settings", [(), ("evaluation.held_out.fraction=0.1",)], ids=["all", "held out"])
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("evaluation.held_out.fraction=0.1",), ("training.objective=one_vs_all", "sampling.order=machine")],
+    ids=["all", "held out", "asked for"],
+)
 def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
     trainers = build_all(toy_dataset(2), tmp_path, 2, *settings)
     assert all(type(trainer) is MachineBatches for trainer in trainers)
@@ -88,21 +87,12 @@ def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_parts", "settings"),
-    [
-        (1, ("sampling.order=machine",)),
-        (2, ("sampling.order=global",)),
-        (2, ("training.objective=one_vs_all",)),
-    ],
+    ("num_parts", "setting"),
+    [(1, "sampling.order=machine"), (2, "sampling.order=global"), (2, "training.objective=one_vs_all")],
 )
-def test_elsewhere_the_order_is_that_of_the_whole_graph(num_parts, settings, tmp_path):
-    batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, *settings)
+def test_elsewhere_the_order_is_that_of_the_whole_graph(num_parts, setting, tmp_path):
+    batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, setting)
     assert type(batches) is EdgeBatches and batches.order_mark == 0
-
-
-def test_one_vs_all_takes_the_order_of_the_machines_if_asked(tmp_path: Path) -> None:
-    settings = ("training.objective=one_vs_all", "sampling.order=machine")
-    assert type(build_all(toy_dataset(2), tmp_path, 2, *settings)[0]) is MachineBatches
 
 
 @pytest.mark.parametrize(("buckets", "share"), [("mixed", 0.1), ("directed", 0.0)])
@@ -130,6 +120,9 @@ def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     ]
     assert counts == [2 * 1000 + 100, 2 * 1000 + 400]
     part: Any = SimpleNamespace(num_edges=50)
-    held = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
-    assert order_bytes(held, part, 4) == 200 and order_bytes(held, part, 1) == 0
-    assert order_bytes(load_config(None, ["dataset=x"]), part, 4) == 0
+    for settings, num_machines, num_bytes in (
+        (["evaluation.held_out.fraction=0.1"], 4, 200),
+        (["evaluation.held_out.fraction=0.1"], 1, 0),
+        ([], 4, 0),
+    ):
+        assert order_bytes(load_config(None, ["dataset=x", *settings]), part, num_machines) == num_bytes

@@ -21,40 +21,6 @@ def test_the_state_is_one_integer() -> None:
     assert epochs.current() is None and epochs.finished() == 3
 
 
-def leave_by_return(epochs: ElasticEpochs) -> None:
-    for _ in epochs.remaining_until(5):
-        return
-
-
-def test_however_the_body_is_left_its_epoch_counts_as_finished() -> None:
-    """Rows 4 and 5."""
-    epochs = ElasticEpochs()
-    for _ in epochs.remaining_until(5):
-        break
-    assert epochs.finished() == 1 and epochs.current() is None
-    leave_by_return(epochs)
-    assert epochs.finished() == 2 and epochs.current() is None
-    for number, error in enumerate((ValueError, SystemExit, KeyboardInterrupt), 3):
-        with pytest.raises(error):
-            for _ in epochs.remaining_until(9):
-                raise error
-        assert epochs.finished() == number and epochs.current() is None
-
-
-def test_a_stop_leaves_the_epoch_open_for_the_next_loop() -> None:
-    epochs = ElasticEpochs()
-    seen = []
-    with pytest.raises(SystemExit):
-        for epoch in epochs.remaining_until(3):
-            seen.append(epoch)
-            if epoch == 1:
-                epochs.stop()
-                raise SystemExit(143)
-    assert epochs.finished() == 1 and epochs.current() is None
-    seen += list(epochs.remaining_until(3))
-    assert seen == [0, 1, 1, 2] and epochs.finished() == 3
-
-
 def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
     """Row 7: ``next()``, ``close()`` and collection each end the epoch."""
     epochs = ElasticEpochs()

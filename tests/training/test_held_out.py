@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,69 +10,26 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import torch
 
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
 from dglkge.formats.bigraph_files import read_stats
-from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training.building.batches import build_passes
 from dglkge.training.statistics import held_out
-from dglkge.training.statistics.held_out import HeldOutEvaluator
-from dglkge.typing import RELATION, Relation, Side
+from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
 from tests.training import live
-from tests.training.live import opened, settings
+from tests.training.live import dense_rows, opened, settings
 
-RELATIONS = (Relation("a", "person", "person"), Relation("b", "person", "town"))
-COUNTS = {"person": 12, "town": 5}
-DIM, BATCH, UNIFORM = 6, 4, 3
+DIM, BATCH, UNIFORM = 8, 4, 3
 
 
-@pytest.fixture
-def tables():
-    generator = torch.Generator().manual_seed(1)
-    counts = {**COUNTS, RELATION: len(RELATIONS)}
-    return {name: torch.randn(count, DIM, generator=generator) for name, count in counts.items()}
-
-
-@pytest.fixture
-def triples():
-    rng = np.random.default_rng(2)
-    relations = rng.integers(0, 2, 60)
-    tails = np.where(relations == 0, rng.integers(0, 12, 60), rng.integers(0, 5, 60))
-    return np.stack([rng.integers(0, 12, 60), relations, tails], axis=1)
-
-
-def job_of(triples, settings=(), world=None, reduce=lambda values: values):
-    """A job of which a quarter of the triples is held out."""
+def configured(run, *more):
+    """Return the configuration of a run that holds a quarter of the triples out."""
+    words = ("model.score_function=distmult", "model.reciprocal_relations=false", *more)
     section = f"{{fraction: 0.25, batch_negatives: {BATCH}, uniform_negatives: {UNIFORM}}}"
-    dataset = SimpleNamespace(
-        split=lambda name: triples,
-        relations=SimpleNamespace(relations=RELATIONS),
-        entity_types=list(COUNTS),
-        num_entities=COUNTS.__getitem__,
-    )
-    return SimpleNamespace(
-        config=load_config(None, ["dataset=x", "seed=9", f"evaluation.held_out={section}", *settings]),
-        dataset=dataset,
-        model=build_model("distmult", DIM, False),
-        ranking=nullcontext,
-        cluster=SimpleNamespace(world=world or World(), sum=reduce),
-    )
-
-
-def quarter():
-    return TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
-
-
-def evaluator(tables, triples, **job):
-    return HeldOutEvaluator(job_of(triples, **job), quarter(), lambda name, ids: tables[name][ids])
+    return load_config(None, settings(toy_dataset(typed=True), run, *words, f"evaluation.held_out={section}"))
 
 
 def softmax(positive, negatives):
@@ -111,6 +69,7 @@ def ranked_by_loops(groups, tables, relations, loss):
             rank = 1 + sum(value >= positive for value in negatives)
             sums["pos_rank"] += rank / 2
             sums["mrr"] += 1 / rank / 2
+            sums["auc"] += np.mean([(value < positive) + (value == positive) / 2 for value in negatives]) / 2
             for k in (1, 10, 50):
                 sums[f"r{k}"] += (rank <= k) / 2
             sums[held_out.VIOLATORS[side]] += sum(value > positive for value in negatives)
@@ -118,74 +77,87 @@ def ranked_by_loops(groups, tables, relations, loss):
     return sums
 
 
-def by_loops(ranker, tables, triples, loss=softmax):
-    """The same means, one negative after another."""
-    held = triples[np.sort(ranker.order.held_out(0))]
+def by_loops(trainer, loss):
+    """The means of the held-out triples, in batches of one pair of types."""
+    ranker, data = trainer._passes.held_out, trainer._job.dataset
+    relations, held = data.relations.relations, data.split("train")[np.sort(ranker.order.held_out(0))]
+    pairs = [(relation.lhs, relation.rhs) for relation in relations]
     batches = []
-    for relation_id in (0, 1):
-        pair_triples = held[held[:, 1] == relation_id].tolist()
-        batches += [pair_triples[start : start + BATCH] for start in range(0, len(pair_triples), BATCH)]
+    for pair in dict.fromkeys(pairs):
+        of_pair = [triple for triple in held.tolist() if pairs[triple[1]] == pair]
+        batches += [(pair, of_pair[start : start + BATCH]) for start in range(0, len(of_pair), BATCH)]
     groups = []
-    for place, batch in enumerate(batches):
+    for place, (pair, batch) in enumerate(batches):
         for side in (Side.TAIL, Side.HEAD):
-            entity_type = RELATIONS[batch[0][1]].candidate_type(side)
-            groups.append((side, batch, ranker.uniform(entity_type, side, (0, 0, place)).tolist()))
-            assert len(groups[-1][2]) == UNIFORM
-    sums = ranked_by_loops(groups, tables, RELATIONS, loss)
+            drawn = ranker.uniform(pair[side is Side.TAIL], side, (0, 0, place)).tolist()
+            assert len(drawn) == UNIFORM
+            groups.append((side, batch, drawn))
+    sums = ranked_by_loops(groups, dense_rows(trainer), relations, loss)
     return {name: value / len(held) for name, value in sums.items()}
-
-
-def test_metrics_are_those_of_plain_loops(tables, triples):
-    ranker, ranking = evaluator(tables, triples), MagicMock()
-    ranker.job.ranking, gather = ranking, ranker.gather
-
-    def gather_final(name, ids):
-        assert ranking().__enter__.called and not ranking().__exit__.called
-        return gather(name, ids)
-
-    ranker.gather = gather_final
-    record = ranker.evaluate(0, 0)
-    assert record["count"] == 15
-    expected = by_loops(ranker, tables, triples)
-    for name, value in expected.items():
-        assert record["metrics"][name] == pytest.approx(value, rel=1e-4), name
-    assert 0 < record["metrics"]["auc"] < 1
 
 
 @pytest.mark.parametrize(
     ("settings", "loss"),
     [
+        ([], softmax),
         (["loss.name=logistic", "loss.reduction=sum"], logistic_sum),
-        (
-            ["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"],
-            adversarial,
-        ),
+        (["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"], adversarial),
     ],
 )
-def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss):
-    edges = EdgeTable(np.arange(60), np.zeros((60, 3), np.int64), None)
-    options = EdgeOptions(np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=quarter())
-    batches = EdgeBatches(edges, options)
-    passes = build_passes(job_of(triples, settings), batches, lambda name, ids: tables[name][ids])
-    got = passes.held_out.evaluate(0, 0)["metrics"]["loss"]
-    assert got == pytest.approx(by_loops(passes.held_out, tables, triples, loss)["loss"], rel=1e-4)
+def test_metrics_are_those_of_plain_loops_with_the_loss_that_is_configured(tmp_path, settings, loss):
+    with opened(configured(tmp_path, *settings)) as trainer:
+        ranker, expected = trainer._passes.held_out, by_loops(trainer, loss)
+        gather, ranking = ranker.gather, MagicMock()
+
+        def gather_final(name, ids):
+            assert ranking().__enter__.called and not ranking().__exit__.called
+            return gather(name, ids)
+
+        ranker.gather, trainer._job.ranking = gather_final, ranking
+        record = ranker.evaluate(0, 0)
+    assert record["count"] == -(-len(Dataset.open(toy_dataset(typed=True)).split("train")) // 4)
+    assert record["metrics"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("limit", [1, 3 * DIM * (BATCH + UNIFORM)])
-def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch):
-    whole = evaluator(tables, triples).evaluate(0, 0)["metrics"]
-    monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
-    ranker, sizes = evaluator(tables, triples), []
-    compare = ranker.job.model.compare_plainly
+def test_blocks_of_queries_and_parts_of_trainers_add_up(tmp_path, monkeypatch):
+    sizes, parts = [], []
 
     def noted(query, candidates):
         sizes.append(len(query) * len(candidates) * query.shape[1])
         return compare(query, candidates)
 
-    monkeypatch.setattr(ranker.job.model, "compare_plainly", noted)
-    assert ranker.evaluate(0, 0)["metrics"] == pytest.approx(whole, rel=1e-6)
-    # One query is compared with all candidates in any case.
-    assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
+    def add(values):
+        parts.append(values)
+        return sum(parts)
+
+    with opened(configured(tmp_path)) as trainer:
+        ranker, job = trainer._passes.held_out, trainer._job
+        whole, compare = ranker.evaluate(0, 0), job.model.compare_plainly
+        for rank in range(2):
+            cluster = SimpleNamespace(world=World(rank, 2), sum=add)
+            part_job = SimpleNamespace(
+                config=job.config, dataset=job.dataset, model=job.model, ranking=nullcontext, cluster=cluster
+            )
+            summed = dataclasses.replace(ranker, job=part_job).evaluate(0, 0)
+        assert summed["count"] == whole["count"] and len(parts) == 2
+        assert summed["metrics"] == pytest.approx(whole["metrics"])
+        monkeypatch.setattr(job.model, "compare_plainly", noted)
+        for limit in (1, 3 * DIM * (BATCH + UNIFORM)):
+            monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
+            sizes.clear()
+            assert ranker.evaluate(0, 0)["metrics"] == pytest.approx(whole["metrics"], rel=1e-6)
+            # One query is compared with all candidates in any case.
+            assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
+
+
+def test_equal_scores_count_against_the_truth(tmp_path):
+    with opened(configured(tmp_path)) as trainer:
+        for table in trainer.tables.values():
+            table.local_rows.fill_(1)
+        metrics = trainer._passes.held_out.evaluate(0, 0)["metrics"]
+    assert metrics["auc"] == pytest.approx(0.5)
+    assert metrics["violators_lhs"] == metrics["violators_rhs"] == 0
+    assert metrics["pos_rank"] > 1
 
 
 def test_the_plan_has_the_block():
@@ -197,26 +169,6 @@ def test_the_plan_has_the_block():
     planned = memory.held_out_bytes(config)
     assert 4 * (num_scores + memory.HELD_OUT_NUMBERS) < planned < 4 * 400 * num_scores / 10
     assert memory.held_out_bytes(load_config(None, ["dataset=x"])) == 0
-
-
-def test_two_trainers_add_up_to_one(tables, triples):
-    alone, parts = evaluator(tables, triples).evaluate(0, 0), []
-
-    def add(values):
-        parts.append(values)
-        return sum(parts)
-
-    for rank in range(2):
-        summed = evaluator(tables, triples, world=World(rank, 2), reduce=add).evaluate(0, 0)
-    assert summed["metrics"] == pytest.approx(alone["metrics"])
-
-
-def test_equal_scores_count_against_the_truth(triples):
-    tables = {name: torch.ones(count, DIM) for name, count in {**COUNTS, RELATION: 2}.items()}
-    metrics = evaluator(tables, triples).evaluate(0, 0)["metrics"]
-    assert metrics["auc"] == pytest.approx(0.5)
-    assert metrics["violators_lhs"] == metrics["violators_rhs"] == 0
-    assert metrics["pos_rank"] > 1
 
 
 @pytest.mark.parametrize("prediction", [0, 0.5])

@@ -13,6 +13,7 @@ from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training.live import dense_rows, opened, settings, train
 
 PLAIN = ["model.score_function=distmult", "model.reciprocal_relations=false"]
+RECIPROCAL = "model.reciprocal_relations=true"
 ALL_NEGATIVE = ["negatives.name=all_entities"]
 ONE_VS_ALL = ["training.objective=one_vs_all"]
 K_VS_ALL = ["training.objective=k_vs_all"]
@@ -27,35 +28,34 @@ def configured(run, *words):
     return load_config(None, sets)
 
 
+def records(run):
+    return [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
+
+
 def cross_entropy(rows, relations, triples):
     """Return the mean over triples of the softmax losses of head and tail among all entities, in float64."""
     total = 0.0
     for head, relation_id, tail in triples.tolist():
-        relation = relations[relation_id]
-        query = rows[RELATION][relation_id] * rows[relation.lhs][head]
-        total += float(torch.logsumexp(rows[relation.rhs] @ query, 0) - rows[relation.rhs][tail] @ query)
-        query = rows[RELATION][relation_id] * rows[relation.rhs][tail]
-        total += float(torch.logsumexp(rows[relation.lhs] @ query, 0) - rows[relation.lhs][head] @ query)
+        heads, tails = rows[relations[relation_id].lhs], rows[relations[relation_id].rhs]
+        for entity, candidates, answer in ((heads[head], tails, tail), (tails[tail], heads, head)):
+            scores = candidates @ (rows[RELATION][relation_id] * entity)
+            total += float(torch.logsumexp(scores, 0) - scores[answer])
     return total / len(triples)
 
 
-@pytest.mark.parametrize(
-    "words", [ONE_VS_ALL, [*ONE_VS_ALL, *LEFT_OUT], ALL_NEGATIVE, [*ALL_NEGATIVE, *LEFT_OUT]]
-)
+@pytest.mark.parametrize("words", [ONE_VS_ALL, ALL_NEGATIVE])
 def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
-    words = [*PLAIN, *words, "evaluation.valid_every_epochs=1"]
+    words = [*PLAIN, *words, *LEFT_OUT, "evaluation.valid_every_epochs=1"]
     with opened(configured(tmp_path / "run", *words)) as trainer:
         dataset = trainer._job.dataset
-        relations, valid = dataset.relations.relations, dataset.split("valid")
         num_pieces = len(trainer._job.step_memory)
         train(trainer, 2)
         result = trainer.evaluate("valid")
-        expected = cross_entropy(dense_rows(trainer), relations, valid)
+        expected = cross_entropy(dense_rows(trainer), dataset.relations.relations, dataset.split("valid"))
         # It computes in the memory of the training's objective.
         assert len(trainer._job.step_memory) == num_pieces > 0
     assert result.loss == pytest.approx(expected, rel=1e-5)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
-    losses = [line["valid"]["loss"] for line in lines if "valid" in line]
+    losses = [record["valid"]["loss"] for record in records(tmp_path / "run") if "valid" in record]
     assert len(losses) == 2 and losses[1] == pytest.approx(expected, rel=1e-5)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["both"]["loss"] == losses[1]
 
@@ -68,21 +68,19 @@ def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
         [*K_VS_ALL, "loss.name=logistic"],
         [*K_VS_ALL, "training.relation_prediction=0.5", "training.kernels=reference"],
         [*ALL_NEGATIVE, "loss.name=logistic", "training.relation_prediction=0.5"],
-        [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate"],
+        [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate", RECIPROCAL],
         ["training.device=cpu_staged", *ONE_VS_ALL],
     ],
 )
 def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing(words, tmp_path):
-    if "model.score_function=rotate" not in words:
-        words = [*PLAIN, *words]
-    words = [*words, "optimizer.lr=1e-30", "optimizer.relations.lr=1e-30"]
+    words = [*PLAIN, *words, "optimizer.lr=1e-30", "optimizer.relations.lr=1e-30"]
     with opened(configured(tmp_path / "run", *words)) as trainer:
         triples = trainer._job.dataset.split("train")
         before = trainer._evaluator._loss("train", triples)
         train(trainer, 2)
         after = trainer._evaluator._loss("train", triples)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
-    epochs = [line["epoch_loss"] for line in lines if line["batches_done"] == line["num_batches"]]
+    ends = [end for end in records(tmp_path / "run") if end["batches_done"] == end["num_batches"]]
+    epochs = [end["epoch_loss"] for end in ends]
     assert len(epochs) == 2 and epochs == pytest.approx([before] * 2, rel=1e-4)
     assert after == pytest.approx(before, rel=1e-6)
 
@@ -111,7 +109,6 @@ def test_confidences_of_a_split_are_those_of_true_triples(tmp_path):
     weighted, losses = weighted_dataset(tmp_path), []
     for confidences in ("true", "false"):
         words = [*PLAIN, "loss.name=logistic", f"loss.confidences={confidences}"]
-        sets = settings(weighted, tmp_path / confidences, *words)
-        with opened(load_config(None, sets)) as trainer:
+        with opened(load_config(None, settings(weighted, tmp_path / confidences, *words))) as trainer:
             losses.append(trainer.evaluate("valid").loss)
     assert losses[0] == losses[1]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, new_nonce
@@ -21,7 +20,7 @@ from dglkge.training.callbacks import Callback
 from dglkge.training.statistics.passes import process_usage
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
-from tests.training.live import chunks_of, dense_rows, opened, settings, train
+from tests.training.live import batches_of, chunks_of, dense_rows, opened, settings, train
 from tests.training.test_held_out import logistic_sum, ranked_by_loops
 from tests.training.toy_trainer import EVERY_BATCH, ToyRun
 
@@ -85,6 +84,7 @@ def test_a_version_is_written_after_each_pass_and_has_those_of_its_epoch(tmp_pat
     after = {(0, n): lambda: passes_done.append(run.checkpoints.latest().progress) for n in range(1, 5)}
     run.train(1, after)
     assert [progress.get("passes_done", 0) for progress in passes_done] == [0, 0, 1, 1]
+    assert [progress["batches_done"] for progress in passes_done] == [1, 2, 3, 4]
     run, committed = ToyRun(tmp_path / "passes", *CHUNKS, "checkpoint.every_epochs=0"), []
     run.train(1, {(0, FIRST_PASS): lambda: committed.append(run.committed())})
     assert committed == [(0, FIRST_PASS)]
@@ -190,16 +190,14 @@ def configured(run, mode, *more):
 
 
 def ranges_of(trainer, triples):
-    """Return the ranges (n, 2) of heads and tails of original ids: a node's place in its type, times P."""
+    """Return the ranges of heads and tails of original ids: a node's place in its type, times P."""
     layout, relations = trainer._job.layout, trainer._job.dataset.relations.relations
-    ranges = []
-    for head, relation_id, tail in triples.tolist():
-        relation = relations[relation_id]
-        ends = ((relation.lhs, head), (relation.rhs, tail))
-        places = [(layout.num_nodes(name), int(layout.node_ids(name)[id_])) for name, id_ in ends]
-        bounds = [[count * turn // P for turn in range(1, P + 1)] for count, _ in places]
-        ranges.append([sum(node >= end for end in of) for of, (_, node) in zip(bounds, places)])
-    return np.array(ranges)
+
+    def range_of(name, id_):
+        ends = [layout.num_nodes(name) * turn // P for turn in range(1, P + 1)]
+        return int(np.searchsorted(ends, layout.node_ids(name)[id_], side="right"))
+
+    return [(range_of(relations[r].lhs, h), range_of(relations[r].rhs, t)) for h, r, t in triples.tolist()]
 
 
 def pairs_of(relations, triple):
@@ -210,19 +208,16 @@ def pairs_of(relations, triple):
 @pytest.mark.parametrize("mode", MODES)
 def test_counts_and_losses_are_those_of_the_batches(mode, tmp_path):
     """A batch over several buckets counts for each by its share."""
-    sums = defaultdict(lambda: [0.0, 0.0])
+    sums = defaultdict(lambda: np.zeros(2))
     data = Dataset.open(toy_dataset(typed=True)).split("train")
     with opened(configured(tmp_path / "run", mode)) as trainer:
-        for epoch in dglkge.remaining_epochs_until(2):
-            for batch in trainer.batches():
-                loss = trainer.step(batch)
-                buckets = [batch.ranges[chunk] for chunk in chunks_of(batch)]
-                places = ranges_of(trainer, data[batch.triple_ids])
-                for bucket, place in zip(buckets, places.tolist()):
-                    # A mixed bucket has both directions, and shares of what is inside of its ranges.
-                    assert set(place) <= set(bucket) if mode == "mixed" else tuple(place) == bucket
-                    sums[(epoch, *bucket)][0] += 1
-                    sums[(epoch, *bucket)][1] += loss / len(batch)
+        for epoch, batch in batches_of(trainer, 2):
+            loss = trainer.step(batch)
+            buckets = [batch.ranges[chunk] for chunk in chunks_of(batch)]
+            for bucket, place in zip(buckets, ranges_of(trainer, data[batch.triple_ids])):
+                # A mixed bucket has both directions, and shares of what is inside of its ranges.
+                assert set(place) <= set(bucket) if mode == "mixed" else place == bucket
+                sums[(epoch, *bucket)] += (1, loss / len(batch))
     records = saved_records(tmp_path / "run")
     assert len(records) == len(sums) == 2 * (P * (P - 1) // 2 if mode == "mixed" else P * P)
     for record in records:
@@ -260,8 +255,7 @@ def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path
             assert len(ids) == UNIFORM and all(any(node in run for run in allowed) for node in nodes)
             assert len(numbers) == (1 if mode == "directed" else 2)
     triples = seen[last]
-    places = ranges_of(trainer, triples)
-    assert len(triples) and all(set(place) <= set(ranges) for place in places.tolist())
+    assert len(triples) and all(set(place) <= set(ranges) for place in ranges_of(trainer, triples))
     pairs = dict.fromkeys((relation.lhs, relation.rhs) for relation in relations)
     calls = iter(drawn[-2 * sum(any(pairs_of(relations, t) == p for t in triples) for p in pairs) :])
     groups = []
@@ -295,11 +289,10 @@ def test_a_run_that_was_killed_inside_a_bucket_has_the_records_of_one_that_was_n
     with opened(whole) as trainer:
         train(trainer, 2)
     with pytest.raises(RuntimeError, match="killed"), opened(killed) as trainer:
-        for epoch in dglkge.remaining_epochs_until(2):
-            for batch in trainer.batches():
-                if (epoch, batch.index) == (1, 6):
-                    raise RuntimeError("killed")
-                trainer.step(batch)
+        for epoch, batch in batches_of(trainer, 2):
+            if (epoch, batch.index) == (1, 6):
+                raise RuntimeError("killed")
+            trainer.step(batch)
     with opened(killed) as trainer:
         assert trainer._position.now == (1, 4)
         train(trainer, 2)

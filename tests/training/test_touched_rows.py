@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training.building import batches as batch_building
-from dglkge.typing import RELATION, Relation
-
-TYPES = ("person", "town", "film")
-COUNTS = {"person": 500, "town": 90, "film": 300, RELATION: 40}
-NUM_TRIPLES = 100
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
 
 
 class Triples:
+    """Triples that note how many are taken at a time."""
+
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
         self.taken: list[int] = []
@@ -30,47 +31,30 @@ class Triples:
         return block
 
 
-@pytest.mark.parametrize("sets", [[range(100)], [range(10, 30), np.arange(41, 100, 3)]])
+@pytest.mark.parametrize("sets", [[range(40)], [range(10, 30), np.arange(41, 110, 9)]])
 def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monkeypatch):
-    monkeypatch.setattr(batch_building, "TRIPLES_A_BLOCK", 7, raising=False)
-    rng = np.random.default_rng(3)
-    relations = [Relation(f"r{n}", TYPES[n % 3], TYPES[n // 3 % 3]) for n in range(COUNTS[RELATION])]
-    numbers = rng.integers(0, COUNTS[RELATION] - 5, NUM_TRIPLES)
-    rows = np.array(
-        [
-            (rng.integers(COUNTS[relations[n].lhs] // 2), n, rng.integers(COUNTS[relations[n].rhs]))
-            for n in numbers
-        ]
-    )
-    original_ids = {name: rng.permutation(count) for name, count in COUNTS.items()}
-    layout = SimpleNamespace(
-        num_times=1,
-        ntypes=list(COUNTS),
-        num_nodes=COUNTS.__getitem__,
-        original_ids=original_ids.__getitem__,
-        node_ids=lambda name: np.argsort(original_ids[name]),
-    )
-    triples = Triples(rows)
-    dataset = SimpleNamespace(split=lambda name: triples, relations=SimpleNamespace(relations=relations))
+    monkeypatch.setattr(batch_building, "TRIPLES_A_BLOCK", 7)
+    dataset = Dataset.open(toy_dataset(typed=True))
+    layout, relations, rows = dataset.layout(), dataset.relations.relations, dataset.split("train")
     order = TripleOrder([EdgeSet(str(n), ids) for n, ids in enumerate(sets)], seed=1)
-    table = EdgeTable(np.arange(NUM_TRIPLES), rows, None)
-    options = EdgeOptions(np.zeros(40, np.int64), NUM_TRIPLES, 10, 10, 0, 1, seed=1, order=order)
-    batches = EdgeBatches(table, options)
-    config = load_config(None, ["dataset=x", "training.rows=touched"])
-    job = SimpleNamespace(config=config, dataset=dataset, layout=layout)
-    touched = batch_building.touched_rows(job, batches)
-    expected = {name: np.zeros(count, bool) for name, count in COUNTS.items()}
-    for number in np.concatenate([list(ids) for ids in sets]):
-        head, relation, tail = rows[number]
-        for name, id_ in (
-            (relations[relation].lhs, head),
-            (RELATION, relation),
-            (relations[relation].rhs, tail),
-        ):
-            expected[name][np.flatnonzero(original_ids[name] == id_)] = True
-    assert list(touched) == list(expected)
+    options = EdgeOptions(np.zeros(len(relations), np.int64), len(rows), 10, 10, 0, 1, seed=1, order=order)
+    triples = Triples(rows)
+    job: Any = SimpleNamespace(
+        config=load_config(None, ["dataset=x", "training.rows=touched"]),
+        dataset=SimpleNamespace(split=lambda name: triples, relations=dataset.relations),
+        layout=layout,
+    )
+    edges = EdgeTable(np.arange(len(rows)), np.array(rows), None)
+    touched = batch_building.touched_rows(job, EdgeBatches(edges, options))
+    expected = {name: np.zeros(layout.num_nodes(name), bool) for name in layout.ntypes}
+    for head, number, tail in rows[np.concatenate([list(ids) for ids in sets])].tolist():
+        relation = relations[number]
+        for name, id_ in ((relation.lhs, head), (RELATION, number), (relation.rhs, tail)):
+            expected[name][np.asarray(layout.original_ids(name)) == id_] = True
+    assert touched is not None and list(touched) == list(expected)
     for name, marks in expected.items():
-        assert np.array_equal(touched[name], marks) and 0 < marks.sum() < len(marks)
+        assert np.array_equal(touched[name], marks)
+    assert 0 < sum(map(np.sum, expected.values())) < sum(map(len, expected.values()))
     assert max(triples.taken) <= 7 and sum(triples.taken) == sum(map(len, sets))
-    batches = SimpleNamespace(order=order)  # of queries: every row is trained
-    assert batch_building.touched_rows(job, batches) is None
+    queries: Any = SimpleNamespace(order=order)  # every row is trained
+    assert batch_building.touched_rows(job, queries) is None

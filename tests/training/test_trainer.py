@@ -22,9 +22,7 @@ from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.training import build
 from tests.training.toy_trainer import (
     BATCH_SIZE,
-    EVERY_BATCH,
     NUM_BATCHES,
-    NUM_QUERY_BATCHES,
     NUM_TRIPLES,
     ToyRun,
 )
@@ -90,23 +88,6 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
                 build.build_trainer(load_config(None, ["dataset=x"]), cluster)
             assert caught.value.code == 143
     assert reached == ["begun"]
-
-
-def test_a_signal_in_the_evaluation_stops_between_two_batches_of_queries(tmp_path: Path) -> None:
-    life = ToyRun(tmp_path)
-    life.train(2)
-    numbers: list[int] = []
-
-    def before(number: int) -> None:
-        numbers.append(number)
-        if number == 1:
-            signal.raise_signal(signal.SIGTERM)
-
-    life.evaluator.before = before
-    with life.cluster.stop.listening(), pytest.raises(Preempted):
-        life.trainer.evaluate("test")
-    assert numbers == [0, 1] and NUM_QUERY_BATCHES > 2
-    assert life.committed() == (2, 0) and not (tmp_path / "metrics.json").exists()
 
 
 def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) -> None:
@@ -183,21 +164,29 @@ def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches
     assert each_triple_once(life, epoch=2) and each_triple_once(life, epoch=3)
 
 
-@pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
+@pytest.mark.parametrize("ending", ["leave", "evaluate", "train", "stop"])
 def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
     """At the next place where all trainers are together; nothing has to follow but the end of the script."""
-    life = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
+    settings = (*VALIDATED, "checkpoint.keep_every_epochs=2")
+    life, num_epochs = ToyRun(tmp_path, *settings), 3 if ending == "train" else 2
     life.evaluator.mrr = iter([0.1, 0.2, 0.05])
     life.leave_by_break(1, 2)
     assert life.committed() == (1, 0) and validated(tmp_path) == [1, 1]
+    if ending == "stop":
+        with life.cluster.stop.listening(), pytest.raises(Preempted):
+            signal.raise_signal(signal.SIGTERM)
+            life.trainer.stop_if_asked()
+        assert life.committed() == (2, 0) and validated(tmp_path) == [1, 1]
+        life = ToyRun(tmp_path, *settings)
+        life.evaluator.mrr = iter([0.2])
     if ending == "leave":
         life.cluster.leave()
-    elif ending == "evaluate":
-        life.trainer.evaluate("test")
-    else:
+    elif ending == "train":
         life.train(3)
-    assert validated(tmp_path) == [2, 3 if ending == "train" else 2]
-    assert life.committed() == ((3, 0) if ending == "train" else (2, 0))
+    else:
+        life.trainer.evaluate("test")
+        assert life.evaluator.ranked[-2:] == ["valid", "test"]
+    assert life.committed() == (num_epochs, 0) and validated(tmp_path) == [2, num_epochs]
     kept = open_checkpoint(tmp_path / "checkpoint" / "epoch_2").progress
     assert (kept["finished_epochs"], kept["batches_done"]) == (2, 0)
 
@@ -208,23 +197,6 @@ def test_the_last_epoch_is_committed_when_the_script_leaves_it_by_break(tmp_path
     assert life.committed() is None
     life.cluster.leave()
     assert life.committed() == (2, 0) and ToyRun(tmp_path).epochs.finished() == 2
-
-
-def test_a_stop_after_break_is_followed_by_the_validation(tmp_path: Path) -> None:
-    first = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
-    first.evaluator.mrr = iter([0.1])
-    with first.cluster.stop.listening():
-        first.leave_by_break(1, 2)
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Preempted):
-            first.trainer.stop_if_asked()
-    assert first.committed() == (2, 0) and validated(tmp_path) == [1, 1]
-    assert (tmp_path / "checkpoint" / "epoch_2").is_file()
-    second = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
-    second.evaluator.mrr = iter([0.2])
-    assert second.epochs.finished() == 2
-    second.trainer.evaluate("test")
-    assert second.evaluator.ranked == ["valid", "test"] and validated(tmp_path) == [2, 2]
 
 
 def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_path: Path) -> None:
@@ -241,10 +213,18 @@ def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_pa
 @pytest.mark.parametrize("num_epochs", [1, 2])
 def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: int) -> None:
     """Of the last epoch and of one in between: the best version is not missed."""
-    first = ToyRun(tmp_path, *VALIDATED)
-    first.evaluator.before = lambda number: signal.raise_signal(signal.SIGTERM) if number == 1 else None
+    first, numbers = ToyRun(tmp_path, *VALIDATED), []
+
+    def before(number: int) -> None:
+        numbers.append(number)
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    first.evaluator.before = before
     with first.cluster.stop.listening(), pytest.raises(Preempted):
         first.train(num_epochs)
+    # It stops between two batches of queries.
+    assert numbers == [0, 1] and not (tmp_path / "metrics.json").exists()
     assert first.committed() == (1, 0) and validated(tmp_path) == [0, 0]
     second = ToyRun(tmp_path, *VALIDATED)
     second.evaluator.mrr = iter([0.9, 0.1])
@@ -349,25 +329,6 @@ def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other
     assert again.committed() == (1, 0) and [epoch for epoch, _ in again.trained] == [0] * 3
     assert "order_mark" not in open_checkpoint(tmp_path).meta.progress
     life(8).train(2)  # after the end of an epoch any partitions do
-
-
-def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:
-    """Row 1: the state is what the checkpoint says, nothing where there is none."""
-    first = ToyRun(tmp_path / "one")
-    first.train(2)
-    other = ToyRun(tmp_path / "other", epochs=first.epochs)
-    assert other.epochs.finished() == 0
-    other.train(1)
-    assert (first.committed(), other.committed(), len(first.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
-    first.cluster.leave()
-    assert ToyRun(tmp_path / "one", epochs=first.epochs).epochs.finished() == 2
-
-
-def test_a_version_for_every_batch(tmp_path: Path) -> None:
-    life = ToyRun(tmp_path, *EVERY_BATCH)
-    life.train(2)
-    assert life.checkpoints.storage.published_version() == 2 * NUM_BATCHES
-    assert life.committed() == (2, 0)
 
 
 def test_training_does_not_wait_for_the_version_before(tmp_path, monkeypatch):
