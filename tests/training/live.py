@@ -63,13 +63,9 @@ def train(trainer: Trainer, until: int) -> list[float]:
 
 def trained(folder: Path, kernels: str, *more: str) -> Run:
     """Train an epoch; return the losses of its batches and the MRR, the tables, and the objective."""
-    sets = [
-        *(f"dataset={toy_dataset(typed=True)}", f"output={folder / kernels}", "training.num_epochs=1"),
-        *("model.dimension=8", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
-        *([] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]),
-        *("negatives.chunk_size=20", "training.matmul_dtype=float32"),
-        *("checkpoint.every_epochs=0", "evaluation.max_triples=3", f"training.kernels={kernels}", *more),
-    ]
+    usual = ("training.num_epochs=1", "training.batch_size=20", "optimizer.lr=0.05", "regularizer.name=auto")
+    words = (*usual, "evaluation.max_triples=3", f"training.kernels={kernels}", *more)
+    sets = settings(toy_dataset(typed=True), folder / kernels, *words)
     with opened(dglkge.load_config(None, sets)) as trainer:
         losses = train(trainer, 1)
         tables = {name: rows.numpy() for name, rows in rows_by_node(trainer).items()}

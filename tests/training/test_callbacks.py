@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import struct
 import sys
@@ -69,9 +70,7 @@ def epoch_calls(epoch: int, version: int) -> list[tuple[Any, ...]]:
 
 
 def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
-    run = ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2")
-    run.train(2)
-    run.cluster.leave()
+    ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2").finish(2)
     assert recorder.calls == [("fit_start",), *epoch_calls(0, 1), *epoch_calls(1, 2), ("fit_end",)]
 
 
@@ -114,20 +113,21 @@ def measuring(folder: Path, measures: list[dict[str, float]]) -> ToyRun:
         def on_ranking(self, trainer: Any, split: str, result: Any) -> dict[str, float]:
             return next(each)
 
-    run = ToyRun(folder, "training.num_epochs=9", *WATCHED, own_config=True)
-    run.evaluator.mrr = iter([0.1, 0.2, 0.3, 0.4])
+    settings = ("training.num_epochs=9", *WATCHED)
+    run = ToyRun(folder, *settings, own_config=True, mrr=[0.1, 0.2, 0.3, 0.4])
     run.trainer.add_callback(Measure())
     return run
 
 
 def test_a_measure_of_a_callback_decides_on_the_best_version(tmp_path: Path) -> None:
     run = measuring(tmp_path, [{"gain": gain} for gain in (1.0, 3.0, 2.0, 2.5)])
-    run.train(9)
-    run.cluster.leave()
+    run.finish(9)
     assert run.committed() == (2, 0) and run.evaluator.ranked == ["valid"] * 4
     assert json.loads((tmp_path / "metrics.json").read_text())["valid"]["both"] == {"mrr": 0.2, "gain": 3.0}
-    lines = map(json.loads, (tmp_path / "stats.jsonl").read_text().splitlines())
-    assert [line["valid"]["gain"] for line in lines if "valid" in line] == [1.0, 3.0, 2.0, 2.5]
+    lines = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
+    gains = [(line["epoch"], line["valid"]["gain"]) for line in lines if "valid" in line]
+    assert gains == [(0, 1.0), (1, 3.0), (2, 2.0), (3, 2.5)]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
 
 
 def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:

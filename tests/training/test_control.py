@@ -1,10 +1,11 @@
-"""Control of a training: stops, commits and their cadence."""
+"""Control of a training: registered objects, cadence of commits, early stopping."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
-from collections.abc import Callable
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.config import load_config
+from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.errors import CheckpointError, InputError
 from dglkge.training.building.checks import check_config
-from dglkge.training.cadence import Cadence
-from tests.training.toy_trainer import NUM_BATCHES, ToyRun
+from dglkge.training.cadence import Cadence, EarlyStopping
+from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 
 class Averages:
@@ -41,8 +43,7 @@ def averaged(folder: Path, until: int, *settings: str) -> Averages:
     """Train a life of a run with an object that changes with each batch."""
     run, item = ToyRun(folder, *settings), Averages()
     run.trainer.register("averages", item)
-    run.train(until, {(epoch, n): item.add for epoch in range(until) for n in range(NUM_BATCHES)})
-    run.cluster.leave()
+    run.finish(until, {(epoch, n): item.add for epoch in range(until) for n in range(NUM_BATCHES)})
     return item
 
 
@@ -53,9 +54,7 @@ def test_a_registered_object_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(again.state["mean"], first.state["mean"])
     averaged(tmp_path, 3)
     # A life that does not register it hands it on.
-    third = ToyRun(tmp_path)
-    third.train(4)
-    third.cluster.leave()
+    ToyRun(tmp_path).finish(4)
     assert averaged(tmp_path, 4).state["count"] == 3 * NUM_BATCHES
 
 
@@ -72,9 +71,7 @@ def test_the_file_belongs_to_the_version_and_is_read_without_code(tmp_path: Path
 
 
 def test_a_run_that_changes_nothing_else_has_no_file(tmp_path: Path, caplog) -> None:
-    run = ToyRun(tmp_path, lrs=[0.1])
-    run.train(1)
-    run.cluster.leave()
+    ToyRun(tmp_path, lrs=[0.1]).finish(1)
     assert open_checkpoint(tmp_path).manifest.state is None
     assert not list((tmp_path / "checkpoint").rglob("training_state*"))
     with caplog.at_level(logging.WARNING):
@@ -98,15 +95,12 @@ def test_a_damaged_file_is_found_and_the_version_before_is_taken(tmp_path: Path,
 
 
 def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
-    settings = ("optimizer.warmup_batches=2",)
-    run = ToyRun(tmp_path, *settings, lrs=[0.1])
-    run.train(1)
-    run.cluster.leave()
+    state = ToyRun(tmp_path, "optimizer.warmup_batches=2", lrs=[0.1]).finish(1).trainer._state
     with pytest.raises(CheckpointError, match="has 1 parameter groups, the optimizer has 2"):
-        ToyRun(tmp_path, *settings, lrs=[0.1, 0.1])
-    run.trainer._state.load(run.trainer._state.to_bytes(), "here")
+        ToyRun(tmp_path, "optimizer.warmup_batches=2", lrs=[0.1, 0.1])
+    state.load(state.to_bytes(), "here")
     with pytest.raises(CheckpointError, match="here: not the state of this training, or damaged"):
-        run.trainer._state.load(b"nothing", "here")
+        state.load(b"nothing", "here")
 
 
 def test_refused_objects(tmp_path: Path) -> None:
@@ -123,36 +117,6 @@ def test_refused_objects(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             trainer.register(name, wrong)
         assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path) -> None:
-    """A dense module of a script's own: its optimizer's moments and its schedule."""
-
-    def registered(run: ToyRun, start: torch.Tensor) -> tuple[torch.nn.Parameter, Callable[[], None]]:
-        """Return a parameter, and its step."""
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = torch.optim.Adam([weight], lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        run.trainer.register("adam", optimizer)
-        run.trainer.register("schedule", scheduler)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            (weight**2).sum().backward()
-            optimizer.step()
-            scheduler.step()
-
-        return weight, step
-
-    run = ToyRun(tmp_path)
-    weight, step = registered(run, torch.ones(4))
-    run.train(1, {(0, index): step for index in range(NUM_BATCHES)})
-    run.cluster.leave()
-    again, step_again = registered(ToyRun(tmp_path), weight.detach())
-    for _ in range(3):
-        step()
-        step_again()
-        assert torch.equal(weight, again)
 
 
 class Clock:
@@ -214,3 +178,113 @@ def test_epochs():
     assert [n for n in range(1, 11) if policy("checkpoint.every_epochs=0").due_after_epoch(n)] == [10]
     best = policy("checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0")
     assert [n for n in range(1, 11) if best.due_after_epoch(n)] == [5, 10]
+
+
+PATIENT = (
+    "evaluation.valid_every_epochs=1",
+    "training.early_stopping.patience=2",
+    "training.num_epochs=9",
+    "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
+    "optimizer.warmup_batches=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("patience", "min_gain", "scores", "number"),
+    [
+        (1, 0.0, [0.1, 0.2, 0.3], None),
+        (1, 0.0, [0.1, 0.2, 0.2], 3),
+        (2, 0.0, [0.1, 0.05, 0.2, 0.1, 0.15, 0.3], 5),
+        (2, 0.1, [0.1, 0.15, 0.19, 0.3], 3),
+        (3, 0.1, [0.1, 0.15, 0.19, 0.21, 0.2, 0.2, 0.2], 7),
+        (2, 0.0, [math.nan, 0.1, math.nan, 0.2, math.nan, math.nan], 6),
+        (2, 0.0, [math.nan, math.nan], 2),
+    ],
+)
+def test_patience(patience: int, min_gain: float, scores: list[float], number: int | None) -> None:
+    """The ranking that ends the training, with the state saved and loaded after each."""
+    settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
+    stopping, ended_after = EarlyStopping(settings), []
+    for count, score in enumerate(scores, 1):
+        state = stopping.state_dict()
+        stopping = EarlyStopping(settings)
+        stopping.load_state_dict(state)
+        stopping.add(score)
+        ended_after += [count] if stopping.is_over else []
+    assert ended_after[:1] == ([] if number is None else [number])
+
+
+def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
+    """Return a life of the patient run, in which rankings have these results."""
+    return ToyRun(folder, *PATIENT, *settings, own_config=True, lrs=[0.4, 0.1], mrr=scores)
+
+
+def test_the_best_version_is_restored_and_committed(tmp_path: Path) -> None:
+    run = life(tmp_path, [0.1, 0.3, 0.2, 0.25])
+    run.train(9)
+    assert run.evaluator.ranked == ["valid"] * 4 and len(run.trained) == 4 * NUM_BATCHES
+    assert run.num_trained == 2 * NUM_TRIPLES  # the tables are those of the second epoch
+    run.trainer.evaluate("test")
+    run.cluster.leave()
+    assert run.committed() == (2, 0) and "test" in json.loads((tmp_path / "metrics.json").read_text())
+    progress = open_checkpoint(tmp_path).meta.progress
+    assert (progress["finished_epochs"], progress["ended_after"]) == (2, 4)
+    open_checkpoint(tmp_path).verify()
+    again = life(tmp_path, []).finish(9)
+    assert (again.epochs.finished(), again.num_trained) == (2, 2 * NUM_TRIPLES)
+    assert again.trained == [] and again.evaluator.ranked == []
+
+
+def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> None:
+    for name, scores, best in (("second", [0.1, 0.3, 0.2], 2), ("last", [0.1, 0.2, 0.3], 3)):
+        run = life(tmp_path / name, scores, "training.num_epochs=3").finish(3)
+        assert run.committed() == (best, 0) and run.num_trained == best * NUM_TRIPLES
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "best"),
+    [
+        (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
+        (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
+    ],
+)
+def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, first, more, best) -> None:
+    """With the learning rates and the patience that it had: the same as one run with those settings."""
+    scores = [0.1, 0.3, 0.2, 0.25, 0.4, 0.39, 0.38, 0.37, 0.36]
+    run = life(tmp_path / "parts", scores, *first).finish(9)
+    assert run.committed() == (2, 0)
+    rest = life(tmp_path / "parts", scores[2:], *more).finish(9)
+    whole = life(tmp_path / "whole", scores, *more).finish(9)
+    assert run.lrs_of_batches[: 2 * NUM_BATCHES] + rest.lrs_of_batches == whole.lrs_of_batches
+    assert rest.committed() == whole.committed() == (best, 0)
+    assert rest.num_trained == whole.num_trained
+
+
+def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> None:
+    """Its ranking comes with the next batches, of which there are then none."""
+    run = life(tmp_path, [0.3, 0.2, 0.1])
+    epochs = []
+    for _ in range(5):
+        for epoch in run.epochs.remaining_until(9):
+            epochs.append(epoch)
+            for batch in run.trainer.batches():
+                run.trainer.step(batch)
+            break
+    assert epochs == [0, 1, 2, 3] and run.evaluator.ranked == ["valid"] * 3
+    assert len(run.trained) == 3 * NUM_BATCHES
+    run.cluster.leave()
+    assert run.committed() == (1, 0) and run.num_trained == NUM_TRIPLES
+
+
+@pytest.mark.parametrize("stop", [(0, 0), (1, 1), (1, NUM_BATCHES - 1), (3, NUM_BATCHES - 2)])
+def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: tuple[int, int]) -> None:
+    """The patience, the best version and the learning rates of all lives together are those of one."""
+    scores = [0.1, 0.3, 0.2, 0.25]
+    whole = life(tmp_path / "whole", scores).finish(9)
+    first = life(tmp_path / "parts", scores)
+    first.stop(*stop, until=9)
+    first.cluster.leave()
+    second = life(tmp_path / "parts", scores[len(first.evaluator.ranked) :]).finish(9)
+    assert first.lrs_of_batches + second.lrs_of_batches == whole.lrs_of_batches
+    assert first.evaluator.ranked + second.evaluator.ranked == whole.evaluator.ranked
+    assert second.committed() == (2, 0) and second.num_trained == whole.num_trained

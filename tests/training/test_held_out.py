@@ -77,23 +77,20 @@ def ranked_by_loops(groups, tables, relations, loss):
     return sums
 
 
-def by_loops(trainer, loss):
-    """The means of the held-out triples, in batches of one pair of types."""
-    ranker, data = trainer._passes.held_out, trainer._job.dataset
-    relations, held = data.relations.relations, data.split("train")[np.sort(ranker.order.held_out(0))]
+def by_loops(trainer, triples, size, draw, loss):
+    """Return the means over triples, in batches of one pair of types; ``draw`` has a batch's negatives."""
+    relations = trainer._job.dataset.relations.relations
     pairs = [(relation.lhs, relation.rhs) for relation in relations]
     batches = []
     for pair in dict.fromkeys(pairs):
-        of_pair = [triple for triple in held.tolist() if pairs[triple[1]] == pair]
-        batches += [(pair, of_pair[start : start + BATCH]) for start in range(0, len(of_pair), BATCH)]
+        of_pair = [triple for triple in triples.tolist() if pairs[triple[1]] == pair]
+        batches += [(pair, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
     groups = []
     for place, (pair, batch) in enumerate(batches):
         for side in (Side.TAIL, Side.HEAD):
-            drawn = ranker.uniform(pair[side is Side.TAIL], side, (0, 0, place)).tolist()
-            assert len(drawn) == UNIFORM
-            groups.append((side, batch, drawn))
+            groups.append((side, batch, draw(pair[side is Side.TAIL], side, place).tolist()))
     sums = ranked_by_loops(groups, dense_rows(trainer), relations, loss)
-    return {name: value / len(held) for name, value in sums.items()}
+    return {name: value / len(triples) for name, value in sums.items()}
 
 
 @pytest.mark.parametrize(
@@ -105,17 +102,21 @@ def by_loops(trainer, loss):
     ],
 )
 def test_metrics_are_those_of_plain_loops_with_the_loss_that_is_configured(tmp_path, settings, loss):
+    def draw(name, side, place):
+        return ranker.uniform(name, side, (0, 0, place))
+
+    def gather_final(name, ids):
+        assert ranking().__enter__.called and not ranking().__exit__.called
+        return gather(name, ids)
+
     with opened(configured(tmp_path, *settings)) as trainer:
-        ranker, expected = trainer._passes.held_out, by_loops(trainer, loss)
-        gather, ranking = ranker.gather, MagicMock()
-
-        def gather_final(name, ids):
-            assert ranking().__enter__.called and not ranking().__exit__.called
-            return gather(name, ids)
-
+        ranker, train = trainer._passes.held_out, trainer._job.dataset.split("train")
+        held, gather, ranking = train[np.sort(ranker.order.held_out(0))], ranker.gather, MagicMock()
+        assert len(draw("town", Side.TAIL, 0)) == UNIFORM and len(held) == -(-len(train) // 4)
+        expected = by_loops(trainer, held, BATCH, draw, loss)
         ranker.gather, trainer._job.ranking = gather_final, ranking
         record = ranker.evaluate(0, 0)
-    assert record["count"] == -(-len(Dataset.open(toy_dataset(typed=True)).split("train")) // 4)
+    assert record["count"] == len(held)
     assert record["metrics"] == pytest.approx(expected, rel=1e-4)
 
 

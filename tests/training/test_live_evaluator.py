@@ -39,7 +39,7 @@ def cross_entropy(rows, relations, triples):
         heads, tails = rows[relations[relation_id].lhs], rows[relations[relation_id].rhs]
         for entity, candidates, answer in ((heads[head], tails, tail), (tails[tail], heads, head)):
             scores = candidates @ (rows[RELATION][relation_id] * entity)
-            total += float(torch.logsumexp(scores, 0) - scores[answer])
+            total += torch.nn.functional.cross_entropy(scores, torch.tensor(answer)).item()
     return total / len(triples)
 
 

@@ -18,10 +18,9 @@ from dglkge.errors import CheckpointError
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.training.callbacks import Callback
 from dglkge.training.statistics.passes import process_usage
-from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
-from tests.training.live import batches_of, chunks_of, dense_rows, opened, settings, train
-from tests.training.test_held_out import logistic_sum, ranked_by_loops
+from tests.training.live import batches_of, chunks_of, opened, settings, train
+from tests.training.test_held_out import by_loops, logistic_sum
 from tests.training.toy_trainer import EVERY_BATCH, ToyRun
 
 CHUNKS = ("training.edge_chunks=2", "training.num_epochs=2")
@@ -105,13 +104,19 @@ def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
 def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at, measured):
     seen, replayed = Collected(), Collected()
     whole = ToyRun(tmp_path / "whole", *CHUNKS, has_measures=measured)
-    ToyRun(tmp_path / "run", *CHUNKS, *EVERY_BATCH, has_measures=measured).break_off(stop_at)
-    second = ToyRun(tmp_path / "run", *CHUNKS, *EVERY_BATCH, has_measures=measured)
-    for run, callback in ((whole, seen), (second, replayed)):
+    for stop in (1, stop_at):
+        ToyRun(tmp_path / "run", *CHUNKS, *EVERY_BATCH, has_measures=measured).break_off(stop)
+    last = ToyRun(tmp_path / "run", *CHUNKS, *EVERY_BATCH, has_measures=measured)
+    for run, callback in ((whole, seen), (last, replayed)):
         run.trainer.add_callback(callback)
         run.train(2)
         run.checkpoints.finish()
     assert saved_records(tmp_path / "run") == saved_records(tmp_path / "whole")
+    losses = [
+        json.loads((tmp_path / name / "stats.jsonl").read_text().splitlines()[-1])["epoch_loss"]
+        for name in ("run", "whole")
+    ]
+    assert losses == [pytest.approx(loss_of(range(5)))] * 2
     assert replayed.records == seen.records
     assert replayed.replays == [stop_at >= FIRST_PASS, False, False, False]
 
@@ -200,11 +205,6 @@ def ranges_of(trainer, triples):
     return [(range_of(relations[r].lhs, h), range_of(relations[r].rhs, t)) for h, r, t in triples.tolist()]
 
 
-def pairs_of(relations, triple):
-    """Return the entity types of a triple's head and tail."""
-    return relations[triple[1]].lhs, relations[triple[1]].rhs
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_counts_and_losses_are_those_of_the_batches(mode, tmp_path):
     """A batch over several buckets counts for each by its share."""
@@ -232,55 +232,42 @@ def test_counts_and_losses_are_those_of_the_batches(mode, tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path, monkeypatch):
     """The last bucket closes on final rows: its numbers are those of plain loops over these."""
+    drawn = {}
+
+    def noted(numbers, name, side, key):
+        drawn[name, side, key] = draw(numbers, name, side, key)
+        count, nodes = layout.num_nodes(name), layout.node_ids(name)[drawn[name, side, key]]
+        allowed = [range(count * number // P, count * (number + 1) // P) for number in numbers]
+        assert len(nodes) == UNIFORM and all(any(node in run for run in allowed) for node in nodes)
+        assert len(numbers) == (1 if mode == "directed" else 2)
+        return drawn[name, side, key]
+
+    def drawn_of(name, side, place):
+        return drawn[name, side, (0, *ranges, place)]
+
     with opened(configured(tmp_path / "run", mode)) as trainer:
-        buckets = trainer._buckets._held_out
-        drawn, draw = [], buckets._uniform
-
-        def noted(*words):
-            drawn.append((words, draw(*words)))
-            return drawn[-1][1]
-
+        buckets, layout = trainer._buckets._held_out, trainer._job.layout
+        draw, walk = buckets._uniform, buckets._walk
         monkeypatch.setattr(buckets, "_uniform", noted)
         held = trainer._job.dataset.split("train")[np.sort(buckets._evaluator.order.held_out(0))]
-        last = max(turn for turn, *_ in buckets._walk.batches_of(1))
-        seen = [buckets.triples(1, turn) for turn in range(buckets._walk.num_buckets)]
+        seen = [buckets.triples(1, turn) for turn in range(walk.num_buckets)]
         assert sorted(map(tuple, np.concatenate(seen).tolist())) == sorted(map(tuple, held.tolist()))
-        _, ranges = buckets._walk.bucket(1, last)
+        last = max(turn for turn, *_ in walk.batches_of(1))
+        triples, (_, ranges) = seen[last], walk.bucket(1, last)
+        assert len(triples) and all(set(place) <= set(ranges) for place in ranges_of(trainer, triples))
         train(trainer, 2)
-        rows, relations = dense_rows(trainer), trainer._job.dataset.relations.relations
-        for (numbers, name, *_), ids in drawn:
-            layout, count = trainer._job.layout, trainer._job.layout.num_nodes(name)
-            nodes = np.asarray(layout.node_ids(name))[ids.numpy()]
-            allowed = [range(count * number // P, count * (number + 1) // P) for number in numbers]
-            assert len(ids) == UNIFORM and all(any(node in run for run in allowed) for node in nodes)
-            assert len(numbers) == (1 if mode == "directed" else 2)
-    triples = seen[last]
-    assert len(triples) and all(set(place) <= set(ranges) for place in ranges_of(trainer, triples))
-    pairs = dict.fromkeys((relation.lhs, relation.rhs) for relation in relations)
-    calls = iter(drawn[-2 * sum(any(pairs_of(relations, t) == p for t in triples) for p in pairs) :])
-    groups = []
-    for pair in pairs:
-        batch = [triple for triple in triples.tolist() if pairs_of(relations, triple) == pair]
-        for side in (Side.TAIL, Side.HEAD) if batch else ():
-            (_, name, drawn_side, _), ids = next(calls)
-            assert drawn_side is side and name == pair[side is Side.TAIL]
-            groups.append((side, batch, ids.tolist()))
-    sums = ranked_by_loops(groups, rows, relations, logistic_sum)
-    records = saved_records(tmp_path / "run")
-    names = ("lhs_partition", "rhs_partition")
-    ranked = [record for record in records if tuple(map(record.get, names)) == ranges][-1]
+        expected = by_loops(trainer, triples, 1000, drawn_of, logistic_sum)
+    records = [record for record in saved_records(tmp_path / "run") if record["epoch_idx"] == 1]
+    (ranked,) = [record for record in records if (record["lhs_partition"], record["rhs_partition"]) == ranges]
     assert ranked["eval_stats_after"]["count"] == len(triples)
-    for name, value in sums.items():
-        got = ranked["eval_stats_after"]["metrics"][name]
-        assert got == pytest.approx(value / len(triples), rel=1e-4), name
+    assert ranked["eval_stats_after"]["metrics"] == pytest.approx(expected, rel=1e-4)
     # The average of a pass is that of its triples, before their buckets were trained.
-    epoch_records = [record for record in records if record["epoch_idx"] == 1]
-    average = epoch_records[-1]["eval_stats_chunk_avg"]
-    before = [record["eval_stats_before"] for record in epoch_records if "eval_stats_before" in record]
-    total = sum(part["count"] for part in before)
-    assert average["count"] == total
-    expected = sum(part["count"] * part["metrics"]["loss"] for part in before) / total
-    assert average["metrics"]["loss"] == pytest.approx(expected)
+    average = records[-1]["eval_stats_chunk_avg"]
+    before = [record["eval_stats_before"] for record in records if "eval_stats_before" in record]
+    counts = [part["count"] for part in before]
+    assert average["count"] == sum(counts)
+    losses = [part["metrics"]["loss"] for part in before]
+    assert average["metrics"]["loss"] == pytest.approx(np.average(losses, weights=counts))
 
 
 def test_a_run_that_was_killed_inside_a_bucket_has_the_records_of_one_that_was_not(tmp_path):

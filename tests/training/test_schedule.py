@@ -22,46 +22,45 @@ from dglkge.typing import RELATION
 FIELD = "optimizer.schedule"
 
 OPTIONS = {
-    "StepLR": ["step_size=3", "gamma=0.5"],
-    "MultiStepLR": ["milestones=[2, 5, 5]", "gamma=0.5"],
-    "ConstantLR": ["factor=0.25", "total_iters=4"],
-    "LinearLR": ["total_iters=5"],
-    "ExponentialLR": ["gamma=0.9"],
-    "CosineAnnealingLR": ["T_max=7", "eta_min=1e-3"],
-    "CosineAnnealingWarmRestarts": ["T_0=4", "T_mult=2"],
-    "PolynomialLR": ["total_iters=9", "power=2"],
-    "CyclicLR": ["base_lr=0.01", "max_lr=0.1", "step_size_up=4"],
-    "OneCycleLR": ["max_lr=0.1", "total_steps=40"],
-    "ReduceLROnPlateau": ["patience=1", "factor=0.5"],
+    "StepLR": "step_size: 3, gamma: 0.5",
+    "MultiStepLR": "milestones: [2, 5, 5], gamma: 0.5",
+    "ConstantLR": "factor: 0.25, total_iters: 4",
+    "LinearLR": "total_iters: 5",
+    "ExponentialLR": "gamma: 0.9",
+    "CosineAnnealingLR": "T_max: 7, eta_min: 1e-3",
+    "CosineAnnealingWarmRestarts": "T_0: 4, T_mult: 2",
+    "PolynomialLR": "total_iters: 9, power: 2",
+    "CyclicLR": "base_lr: 0.01, max_lr: 0.1, step_size_up: 4",
+    "OneCycleLR": "max_lr: 0.1, total_steps: 40",
+    "ReduceLROnPlateau": "patience: 1, factor: 0.5",
 }
 """Options of every scheduler of torch."""
+RATE_OF_EACH_GROUP = ("OneCycleLR", "max_lr: [0.1, 0.07], total_steps: 40, pct_start: 0.25")
 
 
 def config(*settings: str) -> Any:
     return load_config(None, ["dataset=toy", *settings])
 
 
-def schedule_settings(name: str, options: list[str]) -> Any:
-    text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
-    return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
-
-
-@pytest.mark.parametrize("name", known_schedules())
-def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, OPTIONS[name]) for name in known_schedules()), RATE_OF_EACH_GROUP]
+)
+def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str, options: str) -> None:
     """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes.
 
     A rate in the options is that of the first group, and the other group's is as much smaller as its own.
     """
-    options = schedule_settings(name, OPTIONS[name]).options
-    options |= {
-        key: [options[key], options[key] * (0.03 / 0.1)] for key in ("base_lr", "max_lr") if key in options
-    }
+    settings = config(f"optimizer.schedule={{name: {name}, {options}}}").optimizer.schedule
+    torch_options = dict(settings.options)
+    for key in ("base_lr", "max_lr"):
+        if isinstance(torch_options.get(key), float):
+            torch_options[key] = [torch_options[key], torch_options[key] * (0.03 / 0.1)]
     groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.1, 0.03)]
     driver = torch.optim.SGD(groups, lr=1.0)
     extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
     extra |= {"mode": "max"} if name == "ReduceLROnPlateau" else {}
-    reference = known_schedules()[name](driver, **options, **extra)
-    schedule = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
+    reference = known_schedules()[name](driver, **torch_options, **extra)
+    schedule = Schedule(FIELD, settings, [0.1, 0.03])
     mrr = [0.1, 0.2, 0.2, 0.19, 0.3, 0.3, 0.3, 0.3, 0.31, 0.2] * 3
     seen: set[tuple[float, ...]] = set()
     with warnings.catch_warnings():
@@ -69,7 +68,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
         for step in range(25):
             assert schedule.lrs == [group["lr"] for group in driver.param_groups], step
             seen.add(tuple(schedule.lrs))
-            again = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
+            again = Schedule(FIELD, settings, [0.1, 0.03])
             again.load_state_dict(schedule.state_dict())
             schedule = again
             schedule.step(mrr[step])
@@ -78,27 +77,17 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
     assert len(seen) > 1
 
 
-def test_a_rate_of_each_group_is_taken_as_given() -> None:
-    settings = schedule_settings("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"])
-    schedule, rates = Schedule(FIELD, settings, [0.1, 0.03]), []
-    for _ in range(39):
-        rates.append(schedule.lrs)
-        schedule.step()
-    assert [max(group_rates) for group_rates in zip(*rates)] == pytest.approx([0.1, 0.07])
-
-
-def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: int = -1) -> list[list[float]]:
-    """Return the learning rates of each batch; before one of them the state goes through a file."""
+def lrs_of(settings: list[str], resume_at: int = -1) -> list[list[float]]:
+    """Return the learning rates of two epochs of 5 batches, of which one is preceded by a resume."""
     groups = [{"lr": 0.4}, {"lr": 0.1}]
-    configured = config(f"training.num_epochs={num_epochs}", *settings)
-    rates = LearningRates(configured, groups, num_batches)
-    lrs = []
-    for epoch in range(num_epochs):
-        for _ in range(num_batches):
+    configured = config("training.num_epochs=2", *settings)
+    rates, lrs = LearningRates(configured, groups, 5), []
+    for epoch in range(2):
+        for _ in range(5):
             if len(lrs) == resume_at:
                 content = TrainingState({"rates": rates}).to_bytes()
                 groups = [{"lr": 0.4}, {"lr": 0.1}]
-                rates = LearningRates(configured, groups, num_batches)
+                rates = LearningRates(configured, groups, 5)
                 TrainingState({"rates": rates}).load(content, "here")
             rates.before_batch()
             lrs.append([group["lr"] for group in groups])
@@ -117,10 +106,10 @@ def test_warm_up_times_schedule_over_batches_and_epochs(unit: str, warmup: int) 
     for batch in range(10):
         factor = min(1.0, (batch + 1) / max(warmup, 1)) * 0.5 ** (batch if unit == "batch" else batch // 5)
         expected.append([0.4 * factor, 0.1 * factor])
-    lrs = lrs_of(settings, 5, 2)
+    lrs = lrs_of(settings)
     np.testing.assert_allclose(lrs, expected, rtol=1e-12)
     for place in range(10):
-        assert lrs_of(settings, 5, 2, resume_at=place) == lrs
+        assert lrs_of(settings, resume_at=place) == lrs
 
 
 def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:

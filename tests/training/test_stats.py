@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,34 +41,31 @@ class ToyBatches(list):
         return {}
 
 
-class Report:
-    """The statistics of one epoch in a folder, and its lines."""
-
-    def __init__(self, cluster: Cluster, folder: Path, epoch: int, num_batches: int) -> None:
-        config = load_config(None, ["dataset=x", "training.num_epochs=8", "training.progress=never"])
-        self.position: Any = SimpleNamespace(batches_done=0, now=(epoch, 0), steps_done=epoch * num_batches)
-        job: Any = SimpleNamespace(
-            config=config, cluster=cluster, world=cluster.world, output=folder, dense=None,
-            optimizer=None, clock=Computation().clock,
-        )  # fmt: skip
-        batches: Any = ToyBatches(range(num_batches))
-        records = LeasedFolder(folder)
-        self.statistics = Statistics(job, batches, self.position, records, Trackers((), {}, records))
-        self.statistics.begin(epoch)
-
-    def count(self, batches_done: int, loss: float, num_triples: int, flags: int = 0) -> int | None:
-        result = StepResult(loss, np.zeros(0), sent_bytes=7, is_skipped=False, flag_sum=0)
-        return self.statistics.count(batches_done, result, num_triples, flags)
+def statistics_of(cluster: Cluster, folder: Path, epoch: int, num_batches: int) -> Statistics:
+    """Begin the statistics of an epoch in a folder."""
+    config = load_config(None, ["dataset=x", "training.num_epochs=8", "training.progress=never"])
+    position: Any = SimpleNamespace(batches_done=0, now=(epoch, 0), steps_done=epoch * num_batches)
+    job: Any = SimpleNamespace(
+        config=config, cluster=cluster, world=cluster.world, output=folder, dense=None, optimizer=None,
+        clock=Computation().clock,
+    )  # fmt: skip
+    batches: Any = ToyBatches(range(num_batches))
+    records = LeasedFolder(folder)
+    statistics = Statistics(job, batches, position, records, Trackers((), {}, records))
+    statistics.begin(epoch)
+    return statistics
 
 
-def report(folder: Path, rank: int) -> Report:
-    """Return the report of an epoch of 40 batches, of one of two trainers."""
-    return Report(TwoTrainers(World(rank, 2, rank, 2), graph=None), folder, 3, 40)
+def step(loss: float) -> StepResult:
+    return StepResult(loss, np.zeros(0), sent_bytes=7, is_skipped=False, flag_sum=0)
 
 
-def alone(folder: Path) -> Report:
-    """Return the report of an epoch of 2 batches, of one process."""
-    return Report(Cluster(World(), graph=None), folder, 0, 2)
+def one_process(folder: Path) -> Statistics:
+    """Count the two batches of an epoch of one process: of 3 triples and of one."""
+    statistics = statistics_of(Cluster(World(), graph=None), folder, 0, 2)
+    statistics.count(1, step(6.0), 3, 0)
+    statistics.count(2, step(2.0), 1, 0)
+    return statistics
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -77,9 +73,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_lines_have_means_over_the_triples_of_all_trainers_and_the_memory_of_each(tmp_path: Path) -> None:
-    epoch = report(tmp_path, rank=0)
-    flags = [epoch.count(batch + 1, float(batch), 10, (batch // 20) << 32) for batch in range(40)]
-    epoch.statistics.close()
+    for rank in (1, 0):
+        assert not (tmp_path / "stats.jsonl").exists()  # other ranks write nothing
+        statistics = statistics_of(TwoTrainers(World(rank, 2, rank, 2), graph=None), tmp_path, 3, 40)
+        flags = [
+            statistics.count(batch + 1, step(float(batch)), 10, (batch // 20) << 32) for batch in range(40)
+        ]
+        statistics.close()
     # Those of the batch of a report, and the other trainer's 1.
     assert flags == 10 * [None, 1] + 10 * [None, (1 << 32) + 1]
     records = lines(tmp_path)
@@ -115,29 +115,9 @@ def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPa
     assert [stats.memory_bytes_in(second) for second in (-3, -3, -2)] == [5, 5, 6]
 
 
-def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
-    statistics = alone(tmp_path).statistics
-    statistics.add_validation(1, {"mrr": 0.5})
-    statistics.add_validation(3, {"mrr": 0.75})
-    records = lines(tmp_path)
-    times = [line.pop("time") for line in records]
-    assert records == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
-    assert statistics.is_validated(3) and not statistics.is_validated(1)
-
-
-def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    epoch = report(tmp_path, rank=1)
-    for batch in range(40):
-        epoch.count(batch + 1, 1.0, 10)
-    assert not (tmp_path / "stats.jsonl").exists()
-
-
 def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    epoch = alone(tmp_path)
-    epoch.count(1, 6.0, 3)
-    epoch.count(2, 2.0, 1)
+    one_process(tmp_path)
     assert [record["loss"] for record in lines(tmp_path)] == [2.0, 2.0]
     assert "epoch 1/8: loss 2.0000, " in caplog.text
 
@@ -152,15 +132,13 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
 
 def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
     (tmp_path / "stats.jsonl").symlink_to("/dev/full")
-    epoch = alone(tmp_path)
-    epoch.count(1, 6.0, 3)
-    epoch.count(2, 2.0, 1)
-    epoch.statistics.add_validation(1, {"mrr": 0.5})
+    statistics = one_process(tmp_path)
+    statistics.add_validation(1, {"mrr": 0.5})
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     text = f"cannot write {tmp_path / 'stats.jsonl'}: No space left on device; training goes on"
     assert warnings == [text]
-    epoch.position.batches_done = 2
-    assert epoch.statistics.sums()[:3].tolist() == [8.0, 4.0, 14.0]
+    statistics._position.batches_done = 2
+    assert statistics.sums()[:3].tolist() == [8.0, 4.0, 14.0]
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -209,9 +187,7 @@ def add(proc: Path, pid: int, resident: int, shared: int, started: int = 5, **va
     folder.mkdir(parents=True)
     (folder / "statm").write_text(f"999 {resident} {shared} 1 0 7 0\n")
     (folder / "stat").write_text(f"{pid} (a ) b) S " + " ".join(["1"] * 18) + f" {started} 1 1\n")
-    (folder / "environ").write_bytes(
-        b"".join(f"{key}={value}\0".encode() for key, value in variables.items())
-    )
+    (folder / "environ").write_text("".join(f"{key}={value}\0" for key, value in variables.items()))
 
 
 def server(number: int, job: str = "j") -> dict[str, str]:

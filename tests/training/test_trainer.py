@@ -1,8 +1,9 @@
-"""Elastic epochs against real checkpoints: where a run stops, what is committed, where the next goes on."""
+"""Elastic epochs (the semantics of ``adaptdl.torch.epoch``), alone and against real checkpoints."""
 
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 from pathlib import Path
@@ -20,12 +21,9 @@ from dglkge.errors import CheckpointError, InputError
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.training import build
-from tests.training.toy_trainer import (
-    BATCH_SIZE,
-    NUM_BATCHES,
-    NUM_TRIPLES,
-    ToyRun,
-)
+from dglkge.training.elastic import _settings_of
+from dglkge.training.script import ElasticEpochs
+from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
 
@@ -34,10 +32,6 @@ def each_triple_once(*lives: ToyRun, epoch: int) -> bool:
     """Tell whether some lives of a run together trained each triple of an epoch once."""
     batches = [ids for life in lives for trained_epoch, ids in life.trained if trained_epoch == epoch]
     return sorted(sum(batches, [])) == list(range(NUM_TRIPLES))
-
-
-def raised(error: type[BaseException]) -> None:
-    raise error
 
 
 def validated(folder: Path) -> list[int]:
@@ -112,8 +106,12 @@ def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) ->
 def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint(tmp_path, error):
     """Rows 5 and 11: after a restart finished is what was stored, and loops that were done are skipped."""
     first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
+
+    def fail() -> None:
+        raise error
+
     with pytest.raises(error):
-        first.train(2, {(1, 3): lambda: raised(error)})
+        first.train(2, {(1, 3): fail})
     assert (first.epochs.finished(), first.epochs.current()) == (2, None)
     assert first.committed() == (1, 2)
     second = ToyRun(tmp_path)
@@ -168,8 +166,7 @@ def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches
 def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
     """At the next place where all trainers are together; nothing has to follow but the end of the script."""
     settings = (*VALIDATED, "checkpoint.keep_every_epochs=2")
-    life, num_epochs = ToyRun(tmp_path, *settings), 3 if ending == "train" else 2
-    life.evaluator.mrr = iter([0.1, 0.2, 0.05])
+    life, num_epochs = ToyRun(tmp_path, *settings, mrr=[0.1, 0.2, 0.05]), 3 if ending == "train" else 2
     life.leave_by_break(1, 2)
     assert life.committed() == (1, 0) and validated(tmp_path) == [1, 1]
     if ending == "stop":
@@ -177,8 +174,7 @@ def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Pat
             signal.raise_signal(signal.SIGTERM)
             life.trainer.stop_if_asked()
         assert life.committed() == (2, 0) and validated(tmp_path) == [1, 1]
-        life = ToyRun(tmp_path, *settings)
-        life.evaluator.mrr = iter([0.2])
+        life = ToyRun(tmp_path, *settings, mrr=[0.2])
     if ending == "leave":
         life.cluster.leave()
     elif ending == "train":
@@ -226,34 +222,11 @@ def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: 
     # It stops between two batches of queries.
     assert numbers == [0, 1] and not (tmp_path / "metrics.json").exists()
     assert first.committed() == (1, 0) and validated(tmp_path) == [0, 0]
-    second = ToyRun(tmp_path, *VALIDATED)
-    second.evaluator.mrr = iter([0.9, 0.1])
-    second.train(num_epochs)
-    second.cluster.leave()
+    second = ToyRun(tmp_path, *VALIDATED, mrr=[0.9, 0.1]).finish(num_epochs)
     assert second.evaluator.ranked == ["valid"] * num_epochs
     assert validated(tmp_path) == [1, num_epochs] and second.committed() == (num_epochs, 0)
-    third = ToyRun(tmp_path, *VALIDATED)  # nothing is left to do
-    third.train(num_epochs)
-    third.cluster.leave()
-    assert third.evaluator.ranked == []
-
-
-def test_the_loss_of_an_epoch_covers_all_lives_of_the_run(tmp_path: Path) -> None:
-    """Of triples of batches 0..4 with losses 0..4: whoever trained them, and wherever it was stopped."""
-    whole = ToyRun(tmp_path / "whole")
-    whole.train(2)
-    ToyRun(tmp_path / "parts").stop(1, 1)
-    ToyRun(tmp_path / "parts").stop(1, 3)
-    third = ToyRun(tmp_path / "parts")
-    third.train(2)
-    assert whole.committed() == third.committed() == (2, 0)
-    loss = sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23
-    for name in ("whole", "parts"):
-        records = read_stats(tmp_path / name / "checkpoint" / "latest")
-        assert [record["stats"]["count"] for record in records] == [NUM_TRIPLES] * 2
-        assert [record["stats"]["metrics"]["loss"] for record in records] == pytest.approx([loss] * 2)
-    last = (tmp_path / "parts" / "stats.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["epoch_loss"] == pytest.approx(loss)
+    third = ToyRun(tmp_path, *VALIDATED).finish(num_epochs)
+    assert third.evaluator.ranked == []  # nothing is left to do
 
 
 def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path) -> None:
@@ -273,9 +246,7 @@ def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path)
 def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> None:
     """Its checkpoint holds the configuration; what may change is recorded in the next version."""
     once, free = "training.num_epochs=1", ("evaluation.split=valid", "training.progress=always")
-    life = ToyRun(tmp_path, once, own_config=True)
-    life.train(1)
-    assert life.committed() == (1, 0)
+    ToyRun(tmp_path, once, own_config=True).finish(1)
     for setting, words in (
         # Another optimizer has options of its own: with their defaults they differ too.
         (
@@ -289,11 +260,10 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
             ToyRun(tmp_path, once, setting, own_config=True)
         assert f"other settings: {words}; take another output" in str(caught.value)
     assert ToyRun(tmp_path, once, *free, own_config=True).epochs.finished() == 1
-    life = ToyRun(tmp_path, "training.num_epochs=2", *free, "training.batch_size=1", own_config=True)
-    life.train(2)
-    assert life.committed() == (2, 0)
-    config = open_checkpoint(tmp_path).config
-    assert config["training"]["num_epochs"] == 2 and config["evaluation"]["split"] == "valid"
+    ToyRun(tmp_path, "training.num_epochs=2", *free, "training.batch_size=1", own_config=True).finish(2)
+    saved = open_checkpoint(tmp_path)
+    assert saved.progress["finished_epochs"] == saved.config["training"]["num_epochs"] == 2
+    assert saved.config["evaluation"]["split"] == "valid"
 
 
 @pytest.mark.parametrize(
@@ -301,11 +271,7 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
     [
         (7, (0, 8), "order of its machines, ...(checksum 7, here MARK): finish the epoch on the partitions"),
         # Begun on one machine, or by a version that had no other order.
-        (
-            0,
-            (5,),
-            "order of the whole graph, ...; allowed: sampling.order global, at least until the",
-        ),
+        (0, (5,), "order of the whole graph, ...; allowed: sampling.order global, at least until the"),
     ],
 )
 def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
@@ -355,3 +321,84 @@ def test_training_does_not_wait_for_the_version_before(tmp_path, monkeypatch):
 def test_batches_outside_of_an_epoch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
         next(ToyRun(tmp_path).trainer.batches())
+
+
+def test_the_state_is_one_integer() -> None:
+    """Rows 1 to 3, 10 and 11: nothing before the first next; inside of a loop current equals finished."""
+    epochs = ElasticEpochs()
+    loop = epochs.remaining_until(3)
+    assert epochs.current() is None and epochs.finished() == 0
+    for epoch in loop:
+        assert epochs.current() == epochs.finished() == epoch
+    assert epochs.current() is None and epochs.finished() == 3
+    assert list(epochs.remaining_until(6)) == [3, 4, 5]
+    restarted = ElasticEpochs(4)
+    assert restarted.current() is None
+    assert [list(restarted.remaining_until(3)), list(restarted.remaining_until(6))] == [[], [4, 5]]
+
+
+def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
+    """Row 7: ``next()``, ``close()`` and collection each end the epoch."""
+    epochs = ElasticEpochs()
+    loop = epochs.remaining_until(5)
+    next(loop)
+    assert epochs.current() == 0 == epochs.finished()
+    next(loop)
+    assert epochs.current() == 1 == epochs.finished()
+    loop.close()  # type: ignore[attr-defined]
+    assert epochs.current() is None and epochs.finished() == 2
+    held = epochs.remaining_until(5)
+    next(held)
+    del held
+    assert epochs.current() is None and epochs.finished() == 3
+
+
+def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> None:
+    """Row 8."""
+    epochs = ElasticEpochs()
+    for epoch in epochs.remaining_until(2):
+        second = epochs.remaining_until(9)
+        with pytest.raises(RuntimeError, match="overlapping epoch loops detected"):
+            next(second)
+        assert epochs.current() == epoch == epochs.finished()
+    assert epochs.finished() == 2
+
+
+@pytest.mark.parametrize("until", [2, -3])
+def test_a_loop_that_is_done_already_is_empty_and_says_so(until, caplog):
+    """Row 9."""
+    caplog.set_level(logging.INFO)
+    assert list(ElasticEpochs(2).remaining_until(until)) == []
+    assert f"epochs until {until} are finished already" in caplog.text
+
+
+def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> None:
+    """A notebook keeps the last traceback, and with it the open loop, until something else fails."""
+    epochs = ElasticEpochs()
+    called: list[str] = []
+    epochs.when_finished(lambda: called.append("first"))
+    left_open = epochs.remaining_until(5)
+    next(left_open)
+    epochs.forget()
+    assert epochs.current() is None and epochs.finished() == 0
+    epochs.when_finished(lambda: called.append("second"))
+    seen = []
+    for epoch in epochs.remaining_until(2):
+        left_open.close()
+        assert epochs.current() == epoch
+        seen.append(epoch)
+    assert seen == [0, 1] and epochs.finished() == 2 and called == ["second", "second"]
+
+
+def test_units_of_the_cadence() -> None:
+    settings = _settings_of({"batches": 3, "minutes": 0.5})
+    assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
+    for intervals, message in (
+        ({"batches": 1.5}, "elastic: every batches is 1.5; expected a finite number of at least 0"),
+        ({"minutes": -1}, "elastic: every minutes is -1; expected"),
+        ({"minutes": float("inf")}, "elastic: every minutes is inf; expected"),
+        ({"epochs": True}, "elastic: every epochs is True; expected"),
+        ({"steps": 1}, "unknown unit in every 'steps'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            _settings_of(intervals)

@@ -59,19 +59,17 @@ class ToyEvaluator:
     ``ranked`` lists the splits that were ranked to their end; ``mrr`` yields the result of each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mrr: Iterator[float]) -> None:
+        self.mrr, self.ranked = mrr, []
         self.before: Callable[[int], None] = lambda number: None
-        self.mrr: Iterator[float] = itertools.repeat(0.5)
-        self.ranked: list[str] = []
 
     def evaluate(self, split, bar, between):
         for number in range(NUM_QUERY_BATCHES):
             self.before(number)
             between()
         self.ranked.append(split)
-        mrr = next(self.mrr) if split == "valid" else 0.0
-        to_dict, figures = (lambda: {"queries": NUM_QUERY_BATCHES}), (lambda: {"mrr": mrr})
-        return SimpleNamespace(to_dict=to_dict, figures=figures, both=SimpleNamespace(mrr=mrr))
+        figures = {"mrr": next(self.mrr) if split == "valid" else 0.0}
+        return SimpleNamespace(to_dict=dict, figures=lambda: figures, both=SimpleNamespace(**figures))
 
 
 class ToyRun:
@@ -92,12 +90,14 @@ class ToyRun:
         mirror: Mirror | None = None,
         held_out: Any = None,
         has_measures: bool = False,
+        mrr: Sequence[float] | None = None,
     ) -> None:
         folder.mkdir(exist_ok=True)
         sets = ["training.progress=never", "dataset=toy", f"output={folder}"]
         sets += [f"training.batch_size={BATCH_SIZE}", *settings, f"training.batch_statistics={has_measures}"]
         config = load_config(None, sets)
-        self.has_measures, self.evaluator = has_measures, ToyEvaluator()
+        self.has_measures = has_measures
+        self.evaluator = ToyEvaluator(itertools.repeat(0.5) if mrr is None else iter(mrr))
         self.epochs, self.cluster = epochs or ElasticEpochs(), Cluster(World(), None)
         self.trained: list[tuple[int, list[int]]] = []
         self.param_groups = [{"lr": lr} for lr in lrs]
@@ -143,6 +143,12 @@ class ToyRun:
                 self.trainer.step(batch)
                 if (epoch, batch.index) in (after or {}):
                     after[epoch, batch.index]()
+
+    def finish(self, until: int, after: Mapping[tuple[int, int], Callable[[], Any]] | None = None) -> ToyRun:
+        """Train until the end of the script; return this run."""
+        self.train(until, after)
+        self.cluster.leave()
+        return self
 
     def stop(self, epoch: int, index: int, number: int = signal.SIGTERM, until: int = 3) -> int:
         """Train until a signal comes in a batch; return the status with which the trainer exits."""
