@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -35,6 +36,11 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
         *("regularizer.name=none", *uniform, "negatives.chunk_size=20", "training.batch_size=50"),
         *("training.num_epochs=3", "training.matmul_dtype=float32", "checkpoint.every_epochs=0", *more),
     ]
+
+
+def stats_lines(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's statistics."""
+    return [json.loads(line) for line in (run / "stats.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @contextmanager

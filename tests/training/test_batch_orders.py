@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.world import World
 from dglkge.planning.memory import batch_rows, order_bytes
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
@@ -31,10 +33,8 @@ def build(
     dataset, (part, trainer, num_trainers) = Dataset.open(folder), place
     sets = [f"dataset={folder}", f"output={output}", "training.batch_size=20", *settings]
     config = load_config(None, sets)
-    world = SimpleNamespace(
-        machine=part, num_machines=dataset.num_parts, is_machine_leader=trainer == 0, local_rank=trainer,
-        trainers_per_machine=num_trainers,
-    )  # fmt: skip
+    world_size = dataset.num_parts * num_trainers
+    world = World(part * num_trainers + trainer, world_size, trainer, num_trainers)
     cluster: Any = SimpleNamespace(world=world, sum=total, agree=lambda work, num_bytes: work())
     pairs = [(lhs, rhs) for lhs, rhs, *_ in dataset.edge_types]
     job: Any = SimpleNamespace(
@@ -132,19 +132,6 @@ def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
         assert order_bytes(load_config(None, ["dataset=x", *settings]), part, num_machines) == num_bytes
 
 
-class Triples:
-    """Triples that note how many are taken at a time."""
-
-    def __init__(self, rows: np.ndarray) -> None:
-        self.rows = rows
-        self.taken: list[int] = []
-
-    def __getitem__(self, where: object) -> np.ndarray:
-        block = self.rows[where]
-        self.taken.append(len(block))
-        return block
-
-
 @pytest.mark.parametrize("sets", [[range(40)], [range(10, 30), np.arange(41, 110, 9)]])
 def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monkeypatch):
     monkeypatch.setattr(batch_building, "TRIPLES_A_BLOCK", 7)
@@ -152,7 +139,8 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     layout, relations, rows = dataset.layout(), dataset.relations.relations, dataset.split("train")
     order = TripleOrder([EdgeSet(str(n), ids) for n, ids in enumerate(sets)], seed=1)
     options = EdgeOptions(np.zeros(len(relations), np.int64), len(rows), 10, 10, 0, 1, seed=1, order=order)
-    triples = Triples(rows)
+    triples = MagicMock()
+    triples.__getitem__.side_effect = rows.__getitem__
     job: Any = SimpleNamespace(
         config=load_config(None, ["dataset=x", "training.rows=touched"]),
         dataset=SimpleNamespace(split=lambda name: triples, relations=dataset.relations),
@@ -169,6 +157,7 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     for name, marks in expected.items():
         assert np.array_equal(touched[name], marks)
     assert 0 < sum(map(np.sum, expected.values())) < sum(map(len, expected.values()))
-    assert max(triples.taken) <= 7 and sum(triples.taken) == sum(map(len, sets))
+    taken = [len(rows[call.args[0]]) for call in triples.__getitem__.call_args_list]
+    assert max(taken) <= 7 and sum(taken) == sum(map(len, sets))
     queries: Any = SimpleNamespace(order=order)  # every row is trained
     assert batch_building.touched_rows(job, queries) is None

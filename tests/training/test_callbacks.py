@@ -24,6 +24,7 @@ from dglkge.errors import InputError
 from dglkge.training import callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
 from dglkge.training.statistics.stats import open_trackers
+from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
 EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epoch_end", "on_fit_end")
@@ -32,11 +33,8 @@ EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epo
 class Recorder(Callback):
     """Writes down every call; its state is the number of them."""
 
-    help = "written down"
     calls: list[tuple[Any, ...]] = []
-
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
@@ -124,7 +122,7 @@ def test_a_measure_of_a_callback_decides_on_the_best_version(tmp_path: Path) -> 
     run.finish(9)
     assert run.committed() == (2, 0) and run.evaluator.ranked == ["valid"] * 4
     assert json.loads((tmp_path / "metrics.json").read_text())["valid"]["both"] == {"mrr": 0.2, "gain": 3.0}
-    lines = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
+    lines = stats_lines(tmp_path)
     gains = [(line["epoch"], line["valid"]["gain"]) for line in lines if "valid" in line]
     assert gains == [(0, 1.0), (1, 3.0), (2, 2.0), (3, 2.5)]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
@@ -142,7 +140,6 @@ LOSSES = {epoch * 5 + n + 1: float(n) for epoch in range(2) for n in range(5)}
 
 
 class Kept(Tracker):
-    help = "kept in memory"
     lives: list[Kept] = []
 
     def __init__(self, run: TrackedRun) -> None:
@@ -166,9 +163,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
 
 def tracked_life(folder: Path, epochs: int, *names: str) -> ToyRun:
     """Train, evaluate and end with trackers, as a whole job does."""
-    run = ToyRun(
-        folder, "evaluation.valid_every_epochs=1", f"training.loggers=[{','.join(names)}]", lrs=[0.5, 0.25]
-    )
+    loggers = f"training.loggers=[{','.join(names)}]"
+    run = ToyRun(folder, "evaluation.valid_every_epochs=1", loggers, lrs=[0.5, 0.25])
     run.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
         to_dict=dict, figures=lambda: METRICS, both=SimpleNamespace(mrr=0.25)
     )

@@ -119,18 +119,11 @@ def test_refused_objects(tmp_path: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-class Clock:
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def policy(*settings, rank=0, clock=None, num_batches=9):
+def policy(*settings, rank=0, clock=lambda: 0.0, num_batches=9):
     config = load_config(None, ["dataset=x", "training.num_epochs=10", *settings])
     check_config(config)
     cluster = SimpleNamespace(world=SimpleNamespace(rank=rank))  # no sum: it exchanges nothing
-    return Cadence(config, cluster, num_batches, clock or Clock())
+    return Cadence(config, cluster, num_batches, clock)
 
 
 def commits_of(cadence, writing=()):
@@ -151,10 +144,10 @@ def test_batches():
 
 
 def test_minutes_are_those_of_rank_0():
-    clock = Clock()
-    first, second = (policy("checkpoint.every_minutes=2", rank=rank, clock=clock) for rank in (0, 1))
-    commits = []
-    for clock.seconds in (0, 119, 120, 130, 239, 241):
+    now, commits = [0.0], []
+    minutes = "checkpoint.every_minutes=2"
+    first, second = (policy(minutes, rank=rank, clock=lambda: now[0]) for rank in (0, 1))
+    for now[0] in (0, 119, 120, 130, 239, 241):
         commits.append(first.asks_after_batch(1))
         assert not second.asks_after_batch(1)
         if commits[-1]:
@@ -163,10 +156,10 @@ def test_minutes_are_those_of_rank_0():
 
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
-    cadence, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
+    cadence, now = policy("checkpoint.every_batches=3", num_batches=12), [0.0]
     assert commits_of(cadence, writing=(3, 4)) == [5, 6, 9]
-    cadence = policy("checkpoint.every_minutes=2", clock=clock)
-    clock.seconds = 121
+    cadence = policy("checkpoint.every_minutes=2", clock=lambda: now[0])
+    now[0] = 121
     assert [cadence.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]
 
 

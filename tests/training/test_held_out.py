@@ -1,8 +1,9 @@
-"""Ranking of held-out triples against plain loops over every negative."""
+"""Losses of splits and ranks of held-out triples, against plain loops and the training's own loss."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,17 +11,19 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
 
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.world import World
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.planning import memory
+from dglkge.training.job import Job
 from dglkge.training.statistics import held_out
 from dglkge.typing import RELATION, Side
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training import live
-from tests.training.live import dense_rows, opened, settings
+from tests.training.live import dense_rows, opened, settings, stats_lines
 
 DIM, BATCH, UNIFORM = 8, 4, 3
 
@@ -101,7 +104,7 @@ def by_loops(trainer, triples, size, draw, loss):
         (["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"], adversarial),
     ],
 )
-def test_metrics_are_those_of_plain_loops_with_the_loss_that_is_configured(tmp_path, settings, loss):
+def test_metrics_and_the_configured_loss_are_those_of_plain_loops(tmp_path, settings, loss, monkeypatch):
     def draw(name, side, place):
         return ranker.uniform(name, side, (0, 0, place))
 
@@ -114,7 +117,8 @@ def test_metrics_are_those_of_plain_loops_with_the_loss_that_is_configured(tmp_p
         held, gather, ranking = train[np.sort(ranker.order.held_out(0))], ranker.gather, MagicMock()
         assert len(draw("town", Side.TAIL, 0)) == UNIFORM and len(held) == -(-len(train) // 4)
         expected = by_loops(trainer, held, BATCH, draw, loss)
-        ranker.gather, trainer._job.ranking = gather_final, ranking
+        ranker.gather = gather_final
+        monkeypatch.setattr(Job, "ranking", ranking)
         record = ranker.evaluate(0, 0)
     assert record["count"] == len(held)
     assert record["metrics"] == pytest.approx(expected, rel=1e-4)
@@ -175,22 +179,19 @@ def test_the_plan_has_the_block():
 @pytest.mark.parametrize("prediction", [0, 0.5])
 def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
     data, run = toy_dataset(typed=True), tmp_path / "run"
-    words = [word for word in settings(data, run) if not word.startswith("negatives.")]
-    words += ["training.objective=k_vs_all", "evaluation.held_out.fraction=0.2", "training.num_epochs=2"]
+    words = ["training.objective=k_vs_all", "evaluation.held_out.fraction=0.2", "training.num_epochs=2"]
     words += [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1"]
     train = Dataset.open(data).split("train")
-    with opened(load_config(None, words)) as trainer:
+    with opened(load_config(None, settings(data, run, *words))) as trainer:
         batches = trainer._edge_batches.batches
         held = {tuple(row) for row in train[trainer._passes.held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
-    index, trained = batches.index, set()
-    groups, anchors = (of(np.arange(len(index))) for of in (index.groups, index.anchors))
-    answers = np.concatenate([block for *_, block in index.blocks()])
-    for query, (first, end) in enumerate(zip(index.starts, index.starts[1:])):
-        for answer in answers[first:end].tolist():
-            lacks_head, relation = divmod(int(groups[query]), index.num_relations)
-            head, tail = (int(anchors[query]), answer)[:: -1 if lacks_head else 1]
-            trained.add((head, relation, tail))
+    index = batches.index
+    queries = np.repeat(np.arange(len(index)), np.diff(index.starts))
+    lacks_head, relations = np.divmod(index.groups(queries), index.num_relations)
+    anchors, answers = index.anchors(queries), np.concatenate([block for *_, block in index.blocks()])
+    heads, tails = np.where(lacks_head, answers, anchors), np.where(lacks_head, anchors, answers)
+    trained = set(zip(heads.tolist(), relations.tolist(), tails.tolist()))
     expected = {tuple(row) for row in train.tolist()} - held
     assert trained == expected and len(held) == -(-len(train) // 5)
     if prediction:
@@ -200,3 +201,98 @@ def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
     names = ("eval_stats_before", "eval_stats_after")
     losses = [record[name]["metrics"]["loss"] for record in records for name in names]
     assert losses[1] == pytest.approx(losses[2]) and losses[3] < losses[0]
+
+
+PLAIN = ["model.score_function=distmult", "model.reciprocal_relations=false"]
+RECIPROCAL = "model.reciprocal_relations=true"
+ALL_NEGATIVE = ["negatives.name=all_entities"]
+ONE_VS_ALL = ["training.objective=one_vs_all"]
+K_VS_ALL = ["training.objective=k_vs_all"]
+LEFT_OUT = ["regularizer.name=n3", "regularizer.weight=0.1", "model.entity_dropout=0.3"]
+
+
+def two_epochs(run, *words):
+    """Return the configuration of two epochs."""
+    return load_config(None, settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words))
+
+
+def cross_entropy(rows, relations, triples):
+    """Return the mean over triples of the softmax losses of head and tail among all entities, in float64."""
+    total = 0.0
+    for head, relation_id, tail in triples.tolist():
+        heads, tails = rows[relations[relation_id].lhs], rows[relations[relation_id].rhs]
+        for entity, candidates, answer in ((heads[head], tails, tail), (tails[tail], heads, head)):
+            scores = candidates @ (rows[RELATION][relation_id] * entity)
+            total += torch.nn.functional.cross_entropy(scores, torch.tensor(answer)).item()
+    return total / len(triples)
+
+
+@pytest.mark.parametrize("words", [ONE_VS_ALL, ALL_NEGATIVE])
+def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
+    words = [*PLAIN, *words, *LEFT_OUT, "evaluation.valid_every_epochs=1"]
+    with opened(two_epochs(tmp_path / "run", *words)) as trainer:
+        dataset = trainer._job.dataset
+        num_pieces = len(trainer._job.step_memory)
+        live.train(trainer, 2)
+        result = trainer.evaluate("valid")
+        expected = cross_entropy(dense_rows(trainer), dataset.relations.relations, dataset.split("valid"))
+        # It computes in the memory of the training's objective.
+        assert len(trainer._job.step_memory) == num_pieces > 0
+    assert result.loss == pytest.approx(expected, rel=1e-5)
+    losses = [record["valid"]["loss"] for record in stats_lines(tmp_path / "run") if "valid" in record]
+    assert len(losses) == 2 and losses[1] == pytest.approx(expected, rel=1e-5)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["both"]["loss"] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ONE_VS_ALL,
+        [*ONE_VS_ALL, "training.relation_prediction=0.5", "loss.name=logistic"],
+        [*K_VS_ALL, "loss.name=logistic"],
+        [*K_VS_ALL, "training.relation_prediction=0.5", "training.kernels=reference"],
+        [*ALL_NEGATIVE, "loss.name=logistic", "training.relation_prediction=0.5"],
+        [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate", RECIPROCAL],
+        ["training.device=cpu_staged", *ONE_VS_ALL],
+    ],
+)
+def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing(words, tmp_path):
+    words = [*PLAIN, *words, "optimizer.lr=1e-30", "optimizer.relations.lr=1e-30"]
+    with opened(two_epochs(tmp_path / "run", *words)) as trainer:
+        triples = trainer._job.dataset.split("train")
+        before = trainer._evaluator._loss("train", triples)
+        live.train(trainer, 2)
+        after = trainer._evaluator._loss("train", triples)
+    ends = [end for end in stats_lines(tmp_path / "run") if end["batches_done"] == end["num_batches"]]
+    epochs = [end["epoch_loss"] for end in ends]
+    assert len(epochs) == 2 and epochs == pytest.approx([before] * 2, rel=1e-4)
+    assert after == pytest.approx(before, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.score_function={name: conve, channels: 2}", "model.reciprocal_relations=true", *K_VS_ALL],
+        [*ONE_VS_ALL, "regularizer.name=n3", "regularizer.weight=0.1"],
+        ["model.entity_dropout=0.2", "training.relation_prediction=0.5", *PLAIN, "model.global_vectors=true"],
+        ["sampling.num_ranges=3", "negatives.mask_known=true", "loss.name=logistic", "optimizer.clip_norm=1"],
+    ],
+)
+def test_training_is_the_same_with_it(words, tmp_path):
+    """Drawn negatives and gradients of a split leave no trace, in the parameters of a module neither."""
+    losses = []
+    for interval in (0, 1):
+        run = tmp_path / str(interval)
+        with opened(two_epochs(run, *words, f"evaluation.valid_every_epochs={interval}")) as trainer:
+            losses.append(live.train(trainer, 2))
+    assert losses[0] == losses[1]
+
+
+def test_confidences_of_a_split_are_those_of_true_triples(tmp_path):
+    """Only training triples have them: a triple of a split is true."""
+    weighted, losses = weighted_dataset(tmp_path), []
+    for confidences in ("true", "false"):
+        words = [*PLAIN, "loss.name=logistic", f"loss.confidences={confidences}"]
+        with opened(load_config(None, settings(weighted, tmp_path / confidences, *words))) as trainer:
+            losses.append(trainer.evaluate("valid").loss)
+    assert losses[0] == losses[1]

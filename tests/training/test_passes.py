@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from dglkge.formats.bigraph_files import read_stats
 from dglkge.training.callbacks import Callback
 from dglkge.training.statistics.passes import process_usage
 from tests.toy_kg import toy_dataset
-from tests.training.live import batches_of, chunks_of, opened, settings, train
+from tests.training.live import batches_of, chunks_of, opened, settings, stats_lines, train
 from tests.training.test_held_out import by_loops, logistic_sum
 from tests.training.toy_trainer import EVERY_BATCH, ToyRun
 
@@ -71,7 +70,7 @@ def test_each_pass_has_a_record_with_means_over_its_triples(tmp_path, measured):
         if measured:
             expected.update(reg=2 * loss_of(batches), violators_lhs=0, violators_rhs=3)
         assert record["stats"]["metrics"] == pytest.approx(expected)
-    for report in map(json.loads, (tmp_path / "stats.jsonl").read_text().splitlines()):
+    for report in stats_lines(tmp_path):
         assert report.get("reg") == (2 * report["loss"] if measured else None)
         violators = (report.get("violators_lhs"), report.get("violators_rhs"))
         assert violators == ((0, 3) if measured else (None, None))
@@ -112,10 +111,7 @@ def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path
         run.train(2)
         run.checkpoints.finish()
     assert saved_records(tmp_path / "run") == saved_records(tmp_path / "whole")
-    losses = [
-        json.loads((tmp_path / name / "stats.jsonl").read_text().splitlines()[-1])["epoch_loss"]
-        for name in ("run", "whole")
-    ]
+    losses = [stats_lines(tmp_path / name)[-1]["epoch_loss"] for name in ("run", "whole")]
     assert losses == [pytest.approx(loss_of(range(5)))] * 2
     assert replayed.records == seen.records
     assert replayed.replays == [stop_at >= FIRST_PASS, False, False, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -23,7 +22,7 @@ from dglkge.training.callbacks import Trackers
 from dglkge.training.statistics import stats
 from dglkge.training.statistics.stats import ProcessUsage, Statistics, memory_bytes
 from tests.toy_kg import toy_dataset
-from tests.training.live import opened, train
+from tests.training.live import opened, stats_lines, train
 
 
 class TwoTrainers(Cluster):
@@ -68,10 +67,6 @@ def one_process(folder: Path) -> Statistics:
     return statistics
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "stats.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def test_lines_have_means_over_the_triples_of_all_trainers_and_the_memory_of_each(tmp_path: Path) -> None:
     for rank in (1, 0):
         assert not (tmp_path / "stats.jsonl").exists()  # other ranks write nothing
@@ -82,7 +77,7 @@ def test_lines_have_means_over_the_triples_of_all_trainers_and_the_memory_of_eac
         statistics.close()
     # Those of the batch of a report, and the other trainer's 1.
     assert flags == 10 * [None, 1] + 10 * [None, (1 << 32) + 1]
-    records = lines(tmp_path)
+    records = stats_lines(tmp_path)
     assert [record["batches_done"] for record in records] == list(range(2, 41, 2))
     assert {record["epoch"] for record in records} == {3}
     for index, record in enumerate(records):
@@ -118,7 +113,7 @@ def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPa
 def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     one_process(tmp_path)
-    assert [record["loss"] for record in lines(tmp_path)] == [2.0, 2.0]
+    assert [record["loss"] for record in stats_lines(tmp_path)] == [2.0, 2.0]
     assert "epoch 1/8: loss 2.0000, " in caplog.text
 
 
@@ -167,7 +162,7 @@ def test_the_last_record_of_an_epoch_says_where_the_time_went(tmp_path: Path, pr
     sets += [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", f"training.profile={profile}"]
     with opened(load_config(None, sets)) as trainer:
         train(trainer, 2)
-    records = lines(tmp_path / "run")
+    records = stats_lines(tmp_path / "run")
     last = [record for record in records if record["batches_done"] == record["num_batches"]]
     profiled = [record for record in records if "phase_seconds" in record]
     assert len(last) == 2 and profiled == (last if profile == "true" else [])

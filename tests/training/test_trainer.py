@@ -269,9 +269,9 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("mark", "others", "words"),
     [
-        (7, (0, 8), "order of its machines, ...(checksum 7, here MARK): finish the epoch on the partitions"),
+        (7, (0, 8), r"order of its machines, .*\(checksum 7, here {}\): finish the epoch on the partitions"),
         # Begun on one machine, or by a version that had no other order.
-        (0, (5,), "order of the whole graph, ...; allowed: sampling.order global, at least until the"),
+        (0, (5,), "order of the whole graph, .*; allowed: sampling.order global, at least until the epoch's"),
     ],
 )
 def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
@@ -285,13 +285,9 @@ def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, other
     progress = open_checkpoint(tmp_path).meta.progress
     assert (progress["batches_done"], progress.get("order_mark", 0)) == (2, mark)
     for other in others:
-        begin, end = words.replace("MARK", str(other)).split("...")
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=f"stands 10 triples into an epoch in the {words.format(other)}"):
             life(other)
-        assert f"stands 10 triples into an epoch in the {begin}" in str(caught.value)
-        assert end in str(caught.value)
-    again = life(mark)
-    again.train(1)
+    again = life(mark).finish(1)
     assert again.committed() == (1, 0) and [epoch for epoch, _ in again.trained] == [0] * 3
     assert "order_mark" not in open_checkpoint(tmp_path).meta.progress
     life(8).train(2)  # after the end of an epoch any partitions do

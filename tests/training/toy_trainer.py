@@ -84,7 +84,6 @@ class ToyRun:
         self,
         folder: Path,
         *settings: str,
-        epochs: ElasticEpochs | None = None,
         own_config: bool = False,
         lrs: Sequence[float] = (),
         mirror: Mirror | None = None,
@@ -98,7 +97,7 @@ class ToyRun:
         config = load_config(None, sets)
         self.has_measures = has_measures
         self.evaluator = ToyEvaluator(itertools.repeat(0.5) if mrr is None else iter(mrr))
-        self.epochs, self.cluster = epochs or ElasticEpochs(), Cluster(World(), None)
+        self.epochs, self.cluster = ElasticEpochs(), Cluster(World(), None)
         self.trained: list[tuple[int, list[int]]] = []
         self.param_groups = [{"lr": lr} for lr in lrs]
         self.lrs_of_batches: list[list[float]] = []
