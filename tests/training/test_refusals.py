@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,10 @@ from tests.training.test_dense_parameters import NEEDS_SLICES
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
 # Settings | a part of the message, where "..." stands for any text. Lines after "with" have its settings too.
-# Without a message the last one does not fit another one, a row of dglkge/config/refusals.py; so does "each".
-REFUSED = {
-    "sampling and negatives": """
+# Without a message the last setting does not fit another one, a row of dglkge/config/refusals.py; so does each
+# one after "each". machines=2 stands for a job of two machines.
+REFUSED = """
+# sampling and negatives
 sampling.num_ranges=0 | sampling.num_ranges is 0; allowed: at least 1
 sampling.bucket_order=spiral | is 'spiral'; allowed: one of inside_out, outside_in, affinity, random, hilbert
 sampling.num_ranges=4 sampling.order=global | is global and sampling.num_ranges is 4, where every machine
@@ -49,8 +50,7 @@ with negatives.name=all_entities
 negatives.num_for_heads=7 | negatives.num_for_heads is 7; allowed: at most 0
 negatives.degree_power=1 | negatives.degree_power has no effect here; it is an option of mixed
 negatives.own_entity=false | negatives.own_entity has no effect here; it is an option of mixed
-""",
-    "objectives": """
+# objectives
 training.objective.label_smoothing=0.1 | label_smoothing has no effect here; it is an option of
 training.objective=k_vs_all sampling.order=machine
 with training.objective=one_vs_all
@@ -66,8 +66,7 @@ regularizer.name=ivr training.objective=k_vs_all | training.objective is k_vs_al
 loss=softmax loss.adversarial_weights=true
 loss.relation_weights.a=1 | loss.relation_weights is a and training.objective is k_vs_all...: empty,
 each training.edge_sets=[a] training.rows=touched
-""",
-    "model": """
+# model
 model.score_function=transformer model.dimension=10 | a multiple of 4 (heads of the attention), got 10
 model.score_function=conve model.reciprocal_relations=false | is false and the score function ConvE...: true
 model.score_function.channels=3 | channels has no effect here; it is an option of conex, conve
@@ -83,8 +82,7 @@ imports=no_such_module | cannot import 'no_such_module' (ModuleNotFoundError: No
 with model.score_function=diagonal+none_cos
 optimizer.name=row_adagrad | optimizer.relations is empty and model.score_function is diagonal+none_cos
 each optimizer.relations=row_adagrad optimizer.weight_decay=0.1 model.relation_dropout=0.25
-""",
-    "entity dimensions": """
+# entity dimensions
 with model.score_function=affine_cos
 'model.entity_dimensions={person: 0}' | model.entity_dimensions.person is 0; allowed: a number above 0
 with model.score_function=affine_cos 'model.entity_dimensions={person: 5}'
@@ -92,8 +90,7 @@ optimizer.relations=row_adagrad
 optimizer.name=row_adagrad | optimizer.relations is empty and...; allowed: sparse_adagrad,
 each features.files=[person=x.npy] model.init_from.path=v.npy model.global_vectors=true
 each training.objective=one_vs_all training.relation_prediction=1
-""",
-    "features": """
+# features
 features= features.use=alone | override 'features.use=alone': features.files is not given
 features.files=[] | features.files is ...; allowed: at least 1
 with features.files=[person=x.npy]
@@ -101,8 +98,7 @@ training.synchronous=false
 model.reciprocal_relations=false model.global_vectors=true
 features.use=alone model.init_from.path=v.npy
 features.mlp.hidden=3,x | features.mlp.hidden is '3,x'; allowed: a whole number
-""",
-    "regularizer": """
+# regularizer
 regularizer.name=n2 | unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'
 regularizer.name=none regularizer.weight=0.1 | weight has no effect here; it is an option of auto, dura,
 model.score_function=rotate regularizer.weight=0.1 | is 0.1 and regularizer.name is auto, which is none for
@@ -116,8 +112,7 @@ model.score_function=translation_dot | regularizer.name dura takes ... got trans
 model.score_function=affine_dot | regularizer.name dura takes ... got affine_dot
 model.score_function=none_dot_bias | regularizer.name dura takes ... got none_dot_bias
 model.score_function=diagonal_cos | regularizer.name dura takes ... got diagonal_cos
-""",
-    "loss and averages": """
+# loss and averages
 loss.reduction=sum | has no effect here; it is an option of bce, hinge, logistic, margin_ranking, squared
 loss.confidences=true | has no effect here; it is an option of bce, hinge, logistic, self_adversarial,
 loss.name=self_adversarial loss.adversarial_weights=true | no effect here; it is an option of softmax, bce,
@@ -130,8 +125,7 @@ model.score_function=tucker training.averaging=2
 model.global_vectors=true model.reciprocal_relations=false training.averaging=2
 features.files=[person=x.npy] training.averaging=2
 training.device=cpu_staged tables.storage=device training.averaging=2
-""",
-    "optimizer": """
+# optimizer
 optimizer.name=adam | unknown optimizer 'adam';
 optimizer.relations.name=adagrad | sparse_adagrad
 'optimizer.betas=[0.8, 0.9]' | optimizer.betas has no effect here; it is an option of sparse_adam
@@ -149,8 +143,7 @@ optimizer.schedule=ReduceLROnPlateau | evaluation.valid_every_epochs is 0, and i
 optimizer.schedule.name=ReduceLROnPlateau optimizer.schedule.every=batch
 'optimizer.schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}' | only learning rates
 'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}' | OneCycleLR
-""",
-    "dense parameters": """
+# dense parameters
 dense.optimizer=SGD | dense.optimizer is SGD with no options and model.score_function is complex, which
 'dense.schedule={name: StepLR, step_size: 1}' | is StepLR with step_size=1 and..., nor are there features
 each dense.compile=true dense.autocast=bfloat16 dense.lr=0.1 dense.sharding=fsdp
@@ -167,8 +160,7 @@ dense.optimizer=adam | unknown dense.optimizer 'adam'; ...did you mean 'Adam'
 'dense.optimizer={name: Adam, betas: [0.9, 2]}' | with betas=...: torch refuses it: Invalid beta
 'dense.optimizer={name: Adam, eps: 1e-6, momentum: 1}' | unknown option of dense.optimizer Adam 'momentum'
 dense.schedule=Cosine | unknown dense.schedule 'Cosine'; ...CosineAnnealingLR
-""",
-    "training": """
+# training
 each checkpoint.local=false checkpoint.keep_best=true training.early_stopping.patience=2
 training.relation_prediction=2 training.synchronous=false
 training.edge_sets=[a,a] | training.edge_sets is ...; allowed: each name once
@@ -179,8 +171,7 @@ training.callbacks=[recordr] | unknown callback 'recordr'
 evaluation.metric=mr | unknown evaluation.metric 'mr'; ... known: 'auc', 'hits@1', 'hits@10'
 training.loggers=[wandbb] | unknown logger 'wandbb'; did you mean 'wandb'?
 training.loggers=[tensorboard,tensorboard] | training.loggers is ...; allowed: each name once
-""",
-    "devices": """
+# devices
 with training.compile=true training.device=cpu
 training.kernels=auto | training.compile is true... and training.device is cpu; allowed: cuda or cpu_staged
 with training.compile=true training.device=cpu_staged
@@ -192,34 +183,31 @@ each tables.dtype=bfloat16 training.synchronous=false training.staleness=1 train
 model.reciprocal_relations=false model.global_vectors=true
 features.files=[entity=vectors.npy] | and tables.storage is device, ...: null for features,
 sampling.num_ranges=2
-""",
-    "two machines": """
-with training.synchronous=false
+# two machines
+with machines=2 training.synchronous=false
 optimizer.clip_value=1 | optimizer.clip_value is 1 and the number of machines is 2, which do not wait for one
 training.staleness=1 | training.staleness is 1 and the number of machines is 2, which...: training.synchronous
 sampling.num_ranges=2 | sampling.num_ranges is 2 and the number of machines is 2, which do not wait for one
-with training.device=cpu_staged
+with machines=2 training.device=cpu_staged
 tables.storage=device | tables.storage is device and the number of machines is 2, ...; allowed: memory, disk
-""",
-}
+"""
 
 
-def rows_of(text: str) -> list[tuple[list[str], str]]:
-    """Return settings and the pattern of a message."""
-    rows: list[tuple[list[str], str]] = []
-    common: list[str] = []
+def rows_of(text: str) -> Iterator[tuple[list[str], str]]:
+    """Yield settings and the pattern of a message."""
     for line in text.strip().replace("|\n", "|").splitlines():
         words, _, message = line.partition("|")
         first, *others = settings = shlex.split(words)
-        if first == "with":
+        if first == "#":
+            common: list[str] = []
+        elif first == "with":
             common = others
         elif first == "each":
-            rows += [misfit([*common, setting]) for setting in others]
+            yield from (misfit([*common, setting]) for setting in others)
         elif message:
-            rows.append(([*common, *settings], re.escape(message.strip()).replace(r"\.\.\.", ".*")))
+            yield [*common, *settings], re.escape(message.strip()).replace(r"\.\.\.", ".*")
         else:
-            rows.append(misfit([*common, *settings]))
-    return rows
+            yield misfit([*common, *settings])
 
 
 def misfit(settings: list[str]) -> tuple[list[str], str]:
@@ -229,9 +217,11 @@ def misfit(settings: list[str]) -> tuple[list[str], str]:
     return settings, rf"^{key} is {re.escape(value.strip('[]'))} and ({other_keys}) is "
 
 
-def refusal(settings: Sequence[str], num_machines: int = 1) -> list[str]:
+def refusal(*settings: str) -> list[str]:
+    num_machines = 2 if "machines=2" in settings else 1
+    sets = ["dataset=x", *(setting for setting in settings if setting != "machines=2")]
     try:
-        check_config(load_config(None, ["dataset=x", *settings]), World(0, num_machines))
+        check_config(load_config(None, sets), World(0, num_machines))
     except InputErrors as error:
         return list(error.problems)
     except InputError as error:
@@ -239,35 +229,20 @@ def refusal(settings: Sequence[str], num_machines: int = 1) -> list[str]:
     return []
 
 
-@pytest.fixture(scope="module")
-def refusals() -> dict[str, list[tuple[list[str], str, list[str]]]]:
-    """Settings of each section, the pattern of a message, and the messages."""
-    return {
-        name: [
-            (settings, pattern, refusal(settings, 2 if name == "two machines" else 1))
-            for settings, pattern in rows_of(text)
-        ]
-        for name, text in REFUSED.items()
-    }
-
-
-@pytest.mark.parametrize("section", REFUSED)
-def test_each_row_is_refused_by_its_message(section: str, refusals: Any) -> None:
-    for settings, pattern, problems in refusals[section]:
-        lines = [problem for problem in problems if "\n" not in problem and re.search(pattern, problem)]
-        assert lines, (settings, problems)
-
-
-def test_every_row_of_the_table_has_a_case(refusals: Any) -> None:
-    lines = [line for rows in refusals.values() for *_, problems in rows for line in problems]
+def test_all_are_refused_by_their_message_and_every_row_of_the_table_has_a_case() -> None:
+    lines = []
+    for settings, pattern in rows_of(REFUSED):
+        problems = refusal(*settings)
+        assert any("\n" not in line and re.search(pattern, line) for line in problems), (settings, problems)
+        lines += problems
     for row in ROWS:
         reason = f", {row.reason}; allowed: {row.allowed.words.split('{')[0]}"
         assert any(line.startswith(f"{row.field} is ") and reason in line for line in lines), row
 
 
 def test_neighbours_of_refused_settings_are_taken() -> None:
-    assert refusal(ON_DEVICE) == refusal(["training.device=auto"]) == []
-    assert refusal(["model.score_function=rescal", "regularizer.name=dura"]) == []
+    assert refusal(*ON_DEVICE) == refusal("training.device=auto") == []
+    assert refusal("model.score_function=rescal", "regularizer.name=dura") == []
 
 
 def forbidden(*arguments: Any, **options: Any) -> None:
@@ -317,7 +292,7 @@ def test_the_plan_takes_the_number_of_machines_from_the_data_set(tmp_path, monke
     """A job has it from ip_config.txt."""
     sets = [f"dataset={toy_dataset(2)}", f"output={tmp_path / 'run'}", *ON_DEVICE]
     monkeypatch.setattr(plan, "measure_rates", forbidden)
-    (message,) = refusal(sets, 2)
+    (message,) = refusal("machines=2", *sets)
     assert plan_error(*sets) == f"dglkge: error: {message}\n"
 
 
@@ -342,7 +317,7 @@ TUCKER = "model.score_function=tucker"
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu() -> None:
-    (message,) = refusal(["training.device=cuda"])
+    (message,) = refusal("training.device=cuda")
     reason = r"torch .* (built without CUDA|finds no GPU here)"
     assert re.match(rf"training\.device is cuda and {reason}; allowed here: cpu,", message)
 
@@ -352,8 +327,8 @@ def test_a_machine_without_compiler() -> None:
 
     problem = "and no-such-compiler is not in PATH (the environment variable CXX names another one); allowed"
     with config.patch({"cpp.cxx": ("no-such-compiler -O2",)}):
-        (message,) = refusal(["training.device=cpu_staged", "training.compile=true"])
-        (module_message,) = refusal(["model.score_function=conve", "dense.compile=true"])
+        (message,) = refusal("training.device=cpu_staged", "training.compile=true")
+        (module_message,) = refusal("model.score_function=conve", "dense.compile=true")
     assert f"by a C++ compiler, {problem}" in message
     assert module_message == f"dense.compile is true, which takes a C++ compiler, {problem} here: false"
 
@@ -363,7 +338,7 @@ def test_a_type_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         return "torch 1 has no float16 autocast on cpu" if dtype == torch.float16 else None
 
     monkeypatch.setattr(checks, "autocast_problem", problem)
-    (message,) = refusal(["model.score_function=conve", "dense.autocast=float16"])
+    (message,) = refusal("model.score_function=conve", "dense.autocast=float16")
     words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
     assert re.match(words, message)
     assert "has no int8 autocast on cpu" in str(autocast_problem("cpu", torch.int8))
@@ -372,7 +347,7 @@ def test_a_type_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 @NEEDS_SLICES
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_an_optimizer_that_needs_whole_parameters() -> None:
-    (message,) = refusal([TUCKER, "dense.sharding=fsdp", "dense.optimizer=Muon"])
+    (message,) = refusal(TUCKER, "dense.sharding=fsdp", "dense.optimizer=Muon")
     assert message.startswith("dense.optimizer is Muon and dense.sharding is fsdp, which gives each trainer")
     assert message.endswith("that work number by number, e.g. Adam, or dense.sharding replicated")
 
@@ -380,14 +355,14 @@ def test_an_optimizer_that_needs_whole_parameters() -> None:
 def test_a_torch_without_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.6 is."""
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
-    (message,) = refusal([TUCKER, "dense.sharding=fsdp"])
+    (message,) = refusal(TUCKER, "dense.sharding=fsdp")
     reason = f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors"
     assert message == f"{reason}; allowed: replicated, or a newer torch (2.13 is tested)"
 
 
 def test_packages_of_trackers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "is_installed", lambda package: False)
-    (message,) = refusal(["training.loggers=[mlflow]"])
+    (message,) = refusal("training.loggers=[mlflow]")
     assert message.endswith("has mlflow, and mlflow is not installed: pip install 'dglkge[mlflow]'")
     monkeypatch.undo()
     (tmp_path / "runs_of_a_tracker").mkdir()

@@ -319,18 +319,24 @@ def test_batches_outside_of_an_epoch_are_refused(tmp_path: Path) -> None:
         next(ToyRun(tmp_path).trainer.batches())
 
 
-def test_the_state_is_one_integer() -> None:
-    """Rows 1 to 3, 10 and 11: nothing before the first next; inside of a loop current equals finished."""
+def test_the_state_of_the_epochs_is_one_integer(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows 1 to 3 and 8 to 11: nothing happens before the first next, and a second loop harms nothing."""
+    caplog.set_level(logging.INFO)
     epochs = ElasticEpochs()
     loop = epochs.remaining_until(3)
     assert epochs.current() is None and epochs.finished() == 0
     for epoch in loop:
         assert epochs.current() == epochs.finished() == epoch
+        with pytest.raises(RuntimeError, match="overlapping epoch loops detected"):
+            next(epochs.remaining_until(9))
+        assert epochs.current() == epochs.finished() == epoch
     assert epochs.current() is None and epochs.finished() == 3
-    assert list(epochs.remaining_until(6)) == [3, 4, 5]
     restarted = ElasticEpochs(4)
     assert restarted.current() is None
-    assert [list(restarted.remaining_until(3)), list(restarted.remaining_until(6))] == [[], [4, 5]]
+    assert list(epochs.remaining_until(6)) == [3, 4, 5] and list(restarted.remaining_until(6)) == [4, 5]
+    for until in (6, -3):
+        assert list(restarted.remaining_until(until)) == []
+        assert f"epochs until {until} are finished already" in caplog.text
 
 
 def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
@@ -347,25 +353,6 @@ def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
     next(held)
     del held
     assert epochs.current() is None and epochs.finished() == 3
-
-
-def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> None:
-    """Row 8."""
-    epochs = ElasticEpochs()
-    for epoch in epochs.remaining_until(2):
-        second = epochs.remaining_until(9)
-        with pytest.raises(RuntimeError, match="overlapping epoch loops detected"):
-            next(second)
-        assert epochs.current() == epoch == epochs.finished()
-    assert epochs.finished() == 2
-
-
-@pytest.mark.parametrize("until", [2, -3])
-def test_a_loop_that_is_done_already_is_empty_and_says_so(until, caplog):
-    """Row 9."""
-    caplog.set_level(logging.INFO)
-    assert list(ElasticEpochs(2).remaining_until(until)) == []
-    assert f"epochs until {until} are finished already" in caplog.text
 
 
 def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> None:
