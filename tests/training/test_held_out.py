@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dglkge.config import load_config
-from dglkge.data.dataset import Dataset
 from dglkge.distributed.world import World
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.planning import memory
@@ -26,13 +25,23 @@ from tests.training import live
 from tests.training.live import dense_rows, opened, settings, stats_lines
 
 DIM, BATCH, UNIFORM = 8, 4, 3
+PLAIN = ["model.score_function=distmult", "model.reciprocal_relations=false"]
+RECIPROCAL = "model.reciprocal_relations=true"
+ALL_NEGATIVE = ["negatives.name=all_entities"]
+ONE_VS_ALL = ["training.objective=one_vs_all"]
+K_VS_ALL = ["training.objective=k_vs_all"]
+LEFT_OUT = ["regularizer.name=n3", "regularizer.weight=0.1", "model.entity_dropout=0.3"]
+
+
+def two_epochs(run, *words):
+    """Return the configuration of two epochs."""
+    return load_config(None, settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words))
 
 
 def configured(run, *more):
     """Return the configuration of a run that holds a quarter of the triples out."""
-    words = ("model.score_function=distmult", "model.reciprocal_relations=false", *more)
     section = f"{{fraction: 0.25, batch_negatives: {BATCH}, uniform_negatives: {UNIFORM}}}"
-    return load_config(None, settings(toy_dataset(typed=True), run, *words, f"evaluation.held_out={section}"))
+    return two_epochs(run, *PLAIN, *more, f"evaluation.held_out={section}")
 
 
 def softmax(positive, negatives):
@@ -178,12 +187,9 @@ def test_the_plan_has_the_block():
 
 @pytest.mark.parametrize("prediction", [0, 0.5])
 def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
-    data, run = toy_dataset(typed=True), tmp_path / "run"
-    words = ["training.objective=k_vs_all", "evaluation.held_out.fraction=0.2", "training.num_epochs=2"]
-    words += [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1"]
-    train = Dataset.open(data).split("train")
-    with opened(load_config(None, settings(data, run, *words))) as trainer:
-        batches = trainer._edge_batches.batches
+    words = [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1", *K_VS_ALL]
+    with opened(two_epochs(tmp_path, "evaluation.held_out.fraction=0.2", *words)) as trainer:
+        batches, train = trainer._edge_batches.batches, trainer._job.dataset.split("train")
         held = {tuple(row) for row in train[trainer._passes.held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
     index = batches.index
@@ -196,24 +202,11 @@ def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
     assert trained == expected and len(held) == -(-len(train) // 5)
     if prediction:
         assert int(batches.pairs.starts[-1]) == len(expected)
-    records = read_stats(run / "checkpoint" / "latest")
+    records = read_stats(tmp_path / "checkpoint" / "latest")
     assert [record["eval_stats_after"]["count"] for record in records] == [len(held)] * 2
     names = ("eval_stats_before", "eval_stats_after")
     losses = [record[name]["metrics"]["loss"] for record in records for name in names]
     assert losses[1] == pytest.approx(losses[2]) and losses[3] < losses[0]
-
-
-PLAIN = ["model.score_function=distmult", "model.reciprocal_relations=false"]
-RECIPROCAL = "model.reciprocal_relations=true"
-ALL_NEGATIVE = ["negatives.name=all_entities"]
-ONE_VS_ALL = ["training.objective=one_vs_all"]
-K_VS_ALL = ["training.objective=k_vs_all"]
-LEFT_OUT = ["regularizer.name=n3", "regularizer.weight=0.1", "model.entity_dropout=0.3"]
-
-
-def two_epochs(run, *words):
-    """Return the configuration of two epochs."""
-    return load_config(None, settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words))
 
 
 def cross_entropy(rows, relations, triples):

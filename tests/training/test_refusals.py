@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ from tests.training.test_dense_parameters import NEEDS_SLICES
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
 # Settings | a part of the message, where "..." stands for any text. Lines after "with" have its settings too.
-# Without a message the last setting does not fit another one, a row of dglkge/config/refusals.py; so does each
-# one after "each". machines=2 stands for a job of two machines.
+# Without a message the last setting does not fit another one, a row of dglkge/config/refusals.py; so does
+# each one after "each". machines=2 stands for a job of two machines.
 REFUSED = """
 # sampling and negatives
 sampling.num_ranges=0 | sampling.num_ranges is 0; allowed: at least 1
@@ -245,10 +245,6 @@ def test_neighbours_of_refused_settings_are_taken() -> None:
     assert refusal("model.score_function=rescal", "regularizer.name=dura") == []
 
 
-def forbidden(*arguments: Any, **options: Any) -> None:
-    raise AssertionError("this comes after the configuration was checked")
-
-
 @pytest.fixture
 def plan_error(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     (tmp_path / "config.yaml").write_text("seed: 1\n")
@@ -275,10 +271,11 @@ def plan_error(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> Cal
 )
 def test_plan_and_training_refuse_alike(settings, dataset, tmp_path, monkeypatch, plan_error):
     """In the same words, before data or machine are looked at."""
+    too_early = MagicMock(side_effect=AssertionError("this comes after the configuration was checked"))
     for name in ("read_dataset_size", "host_memory", "measure_rates"):
-        monkeypatch.setattr(plan, name, forbidden)
-    monkeypatch.setattr(checks, "host_memory", forbidden)
-    monkeypatch.setattr(job, "with_matmul_dtype", forbidden)
+        monkeypatch.setattr(plan, name, too_early)
+    monkeypatch.setattr(checks, "host_memory", too_early)
+    monkeypatch.setattr(job, "with_matmul_dtype", too_early)
     sets = [f"dataset={dataset or toy_dataset()}", f"output={tmp_path / 'run'}", *settings.split()]
     printed = plan_error(*sets)
     with pytest.raises(InputError) as caught, script.join_cluster(load_config(None, sets)):
@@ -291,7 +288,7 @@ def test_plan_and_training_refuse_alike(settings, dataset, tmp_path, monkeypatch
 def test_the_plan_takes_the_number_of_machines_from_the_data_set(tmp_path, monkeypatch, plan_error):
     """A job has it from ip_config.txt."""
     sets = [f"dataset={toy_dataset(2)}", f"output={tmp_path / 'run'}", *ON_DEVICE]
-    monkeypatch.setattr(plan, "measure_rates", forbidden)
+    monkeypatch.setattr(plan, "measure_rates", MagicMock(side_effect=AssertionError))
     (message,) = refusal("machines=2", *sets)
     assert plan_error(*sets) == f"dglkge: error: {message}\n"
 

@@ -104,12 +104,6 @@ def test_memory_grows_with_what_is_allocated() -> None:
     assert memory_bytes() - before == pytest.approx(block.nbytes, rel=0.2)
 
 
-def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = iter([5, 6])
-    monkeypatch.setattr(stats, "memory_bytes", lambda: next(told))
-    assert [stats.memory_bytes_in(second) for second in (-3, -3, -2)] == [5, 5, 6]
-
-
 def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     one_process(tmp_path)
