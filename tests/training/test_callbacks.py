@@ -194,6 +194,8 @@ def test_a_tracker_gets_loss_rate_speed_and_metrics_with_the_step(tmp_path: Path
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(tmp_path, kept):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "trackers.json").write_text('{"kept": "of a run without a version"}')
     for folder, epochs in (("a", 1), ("a", 2), ("b", 1)):
         tracked_life(tmp_path / folder, epochs, "kept")
     ids = [(life.run.earlier_id, life.id) for life in kept.lives]
