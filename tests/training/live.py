@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -37,6 +38,11 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
     ]
 
 
+def stats_lines(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's statistics."""
+    return [json.loads(line) for line in (run / "stats.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 @contextmanager
 def opened(config: dglkge.Config) -> Iterator[Trainer]:
     """Build a trainer for a block; its tables go before others of the same names come."""
@@ -49,20 +55,23 @@ def opened(config: dglkge.Config) -> Iterator[Trainer]:
         gc.collect()
 
 
+def batches_of(trainer: Trainer, until: int) -> Iterator[tuple[int, Any]]:
+    """Yield epochs and batches of the usual loops."""
+    for epoch in dglkge.remaining_epochs_until(until):
+        for batch in trainer.batches():
+            yield epoch, batch
+
+
 def train(trainer: Trainer, until: int) -> list[float]:
     """Run the usual loops; return the losses of all batches."""
-    return [trainer.step(batch) for _ in dglkge.remaining_epochs_until(until) for batch in trainer.batches()]
+    return [trainer.step(batch) for _, batch in batches_of(trainer, until)]
 
 
 def trained(folder: Path, kernels: str, *more: str) -> Run:
     """Train an epoch; return the losses of its batches and the MRR, the tables, and the objective."""
-    sets = [
-        *(f"dataset={toy_dataset(typed=True)}", f"output={folder / kernels}", "training.num_epochs=1"),
-        *("model.dimension=8", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
-        *([] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]),
-        *("negatives.chunk_size=20", "training.matmul_dtype=float32"),
-        *("checkpoint.every_epochs=0", "evaluation.max_triples=3", f"training.kernels={kernels}", *more),
-    ]
+    usual = ("training.num_epochs=1", "training.batch_size=20", "optimizer.lr=0.05", "regularizer.name=auto")
+    words = (*usual, "evaluation.max_triples=3", f"training.kernels={kernels}", *more)
+    sets = settings(toy_dataset(typed=True), folder / kernels, *words)
     with opened(dglkge.load_config(None, sets)) as trainer:
         losses = train(trainer, 1)
         tables = {name: rows.numpy() for name, rows in rows_by_node(trainer).items()}
@@ -185,16 +194,14 @@ def assert_epochs_equal(
     with opened(config) as trainer:
         rows = dense_rows(trainer)
         optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(num_epochs):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                loss = loss_of(data, trainer, rows, batch)
-                (loss / (1 if sums_batch else batch.global_size)).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=rel)
+        for _, batch in batches_of(trainer, num_epochs):
+            optimizer.zero_grad()
+            loss = loss_of(data, trainer, rows, batch)
+            (loss / (1 if sums_batch else batch.global_size)).backward()
+            optimizer.step()
+            assert trainer.step(batch) == pytest.approx(loss.item(), rel=rel)
         for name, expected in rows.items():
             table = trainer.tables[name]
             got = table.gather(table.node_ids[torch.arange(len(expected))])
-            np.testing.assert_allclose(
-                got, expected.detach(), rtol=1e-3, atol=max(1e-4, rel / 5), err_msg=name
-            )
+            atol = max(1e-4, rel / 5)
+            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=atol, err_msg=name)

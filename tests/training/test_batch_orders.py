@@ -1,4 +1,4 @@
-"""The orders of machines and of buckets as they are built: the triples of an epoch, and the orders' marks."""
+"""Orders of machines and of buckets as they are built, their marks, and the rows that are trained."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.world import World
 from dglkge.planning.memory import batch_rows, order_bytes
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches
+from dglkge.sampling.triple_order import EdgeSet, TripleOrder
+from dglkge.training.building import batches as batch_building
 from dglkge.training.building.batches import build_bucket_batches, build_edge_batches, configured_order
+from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -27,10 +33,8 @@ def build(
     dataset, (part, trainer, num_trainers) = Dataset.open(folder), place
     sets = [f"dataset={folder}", f"output={output}", "training.batch_size=20", *settings]
     config = load_config(None, sets)
-    world = SimpleNamespace(
-        machine=part, num_machines=dataset.num_parts, is_machine_leader=trainer == 0, local_rank=trainer,
-        trainers_per_machine=num_trainers,
-    )  # fmt: skip
+    world_size = dataset.num_parts * num_trainers
+    world = World(part * num_trainers + trainer, world_size, trainer, num_trainers)
     cluster: Any = SimpleNamespace(world=world, sum=total, agree=lambda work, num_bytes: work())
     pairs = [(lhs, rhs) for lhs, rhs, *_ in dataset.edge_types]
     job: Any = SimpleNamespace(
@@ -63,22 +67,21 @@ def mark_of(trainers: Sequence[EdgeBatches]) -> int:
 
 def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
     """Hold that an epoch has each triple once that is not held out."""
-    seen = [
-        id_
-        for trainer in trainers
-        for index in range(len(trainer))
-        for id_ in trainer.batch(epoch, index).triple_ids.tolist()
-    ]
+    batches = [trainer.batch(epoch, index) for trainer in trainers for index in range(len(trainer))]
+    seen = np.sort(np.concatenate([batch.triple_ids for batch in batches]))
     num_triples = len(Dataset.open(toy_dataset(NUM_PARTS)).split("train"))
-    expected = set(range(num_triples)) - set(trainers[0].order.held_out(0).tolist())
-    assert len(seen) == len(set(seen)) and set(seen) == expected
+    np.testing.assert_array_equal(seen, np.setdiff1d(np.arange(num_triples), trainers[0].order.held_out(0)))
 
 
 def refuse(_: Any) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("settings", [(), ("evaluation.held_out.fraction=0.1",)], ids=["all", "held out"])
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("evaluation.held_out.fraction=0.1",), ("training.objective=one_vs_all", "sampling.order=machine")],
+    ids=["all", "held out", "asked for"],
+)
 def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
     trainers = build_all(toy_dataset(2), tmp_path, 2, *settings)
     assert all(type(trainer) is MachineBatches for trainer in trainers)
@@ -88,21 +91,12 @@ def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_parts", "settings"),
-    [
-        (1, ("sampling.order=machine",)),
-        (2, ("sampling.order=global",)),
-        (2, ("training.objective=one_vs_all",)),
-    ],
+    ("num_parts", "setting"),
+    [(1, "sampling.order=machine"), (2, "sampling.order=global"), (2, "training.objective=one_vs_all")],
 )
-def test_elsewhere_the_order_is_that_of_the_whole_graph(num_parts, settings, tmp_path):
-    batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, *settings)
+def test_elsewhere_the_order_is_that_of_the_whole_graph(num_parts, setting, tmp_path):
+    batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, setting)
     assert type(batches) is EdgeBatches and batches.order_mark == 0
-
-
-def test_one_vs_all_takes_the_order_of_the_machines_if_asked(tmp_path: Path) -> None:
-    settings = ("training.objective=one_vs_all", "sampling.order=machine")
-    assert type(build_all(toy_dataset(2), tmp_path, 2, *settings)[0]) is MachineBatches
 
 
 @pytest.mark.parametrize(("buckets", "share"), [("mixed", 0.1), ("directed", 0.0)])
@@ -130,6 +124,40 @@ def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     ]
     assert counts == [2 * 1000 + 100, 2 * 1000 + 400]
     part: Any = SimpleNamespace(num_edges=50)
-    held = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
-    assert order_bytes(held, part, 4) == 200 and order_bytes(held, part, 1) == 0
-    assert order_bytes(load_config(None, ["dataset=x"]), part, 4) == 0
+    for settings, num_machines, num_bytes in (
+        (["evaluation.held_out.fraction=0.1"], 4, 200),
+        (["evaluation.held_out.fraction=0.1"], 1, 0),
+        ([], 4, 0),
+    ):
+        assert order_bytes(load_config(None, ["dataset=x", *settings]), part, num_machines) == num_bytes
+
+
+@pytest.mark.parametrize("sets", [[range(40)], [range(10, 30), np.arange(41, 110, 9)]])
+def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monkeypatch):
+    monkeypatch.setattr(batch_building, "TRIPLES_A_BLOCK", 7)
+    dataset = Dataset.open(toy_dataset(typed=True))
+    layout, relations, rows = dataset.layout(), dataset.relations.relations, dataset.split("train")
+    order = TripleOrder([EdgeSet(str(n), ids) for n, ids in enumerate(sets)], seed=1)
+    options = EdgeOptions(np.zeros(len(relations), np.int64), len(rows), 10, 10, 0, 1, seed=1, order=order)
+    triples = MagicMock()
+    triples.__getitem__.side_effect = rows.__getitem__
+    job: Any = SimpleNamespace(
+        config=load_config(None, ["dataset=x", "training.rows=touched"]),
+        dataset=SimpleNamespace(split=lambda name: triples, relations=dataset.relations),
+        layout=layout,
+    )
+    edges = EdgeTable(np.arange(len(rows)), np.array(rows), None)
+    touched = batch_building.touched_rows(job, EdgeBatches(edges, options))
+    expected = {name: np.zeros(layout.num_nodes(name), bool) for name in layout.ntypes}
+    for head, number, tail in rows[np.concatenate([list(ids) for ids in sets])].tolist():
+        relation = relations[number]
+        for name, id_ in ((relation.lhs, head), (RELATION, number), (relation.rhs, tail)):
+            expected[name][np.asarray(layout.original_ids(name)) == id_] = True
+    assert touched is not None and list(touched) == list(expected)
+    for name, marks in expected.items():
+        assert np.array_equal(touched[name], marks)
+    assert 0 < sum(map(np.sum, expected.values())) < sum(map(len, expected.values()))
+    taken = [len(rows[call.args[0]]) for call in triples.__getitem__.call_args_list]
+    assert max(taken) <= 7 and sum(taken) == sum(map(len, sets))
+    queries: Any = SimpleNamespace(order=order)  # every row is trained
+    assert batch_building.touched_rows(job, queries) is None

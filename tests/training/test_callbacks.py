@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import struct
 import sys
@@ -23,6 +24,7 @@ from dglkge.errors import InputError
 from dglkge.training import callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
 from dglkge.training.statistics.stats import open_trackers
+from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
 EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epoch_end", "on_fit_end")
@@ -31,11 +33,8 @@ EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epo
 class Recorder(Callback):
     """Writes down every call; its state is the number of them."""
 
-    help = "written down"
     calls: list[tuple[Any, ...]] = []
-
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
@@ -69,21 +68,13 @@ def epoch_calls(epoch: int, version: int) -> list[tuple[Any, ...]]:
 
 
 def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
-    run = ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2")
-    run.train(2)
-    run.cluster.leave()
+    ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2").finish(2)
     assert recorder.calls == [("fit_start",), *epoch_calls(0, 1), *epoch_calls(1, 2), ("fit_end",)]
 
 
 def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: type[Recorder]) -> None:
     settings = ("training.callbacks=[recorder]", "training.num_epochs=1")
-    first = ToyRun(tmp_path, *settings)
-    with first.cluster.stop.listening(), pytest.raises(Preempted):
-        for _ in first.epochs.remaining_until(1):
-            for batch in first.trainer.batches():
-                first.trainer.step(batch)
-                if batch.index == 2:
-                    signal.raise_signal(signal.SIGTERM)
+    ToyRun(tmp_path, *settings).stop(0, 2)
     stopped = [("fit_start",), *epoch_calls(0, 1)[:4], ("commit", 1)]
     assert recorder.calls == stopped
     recorder.calls.clear()
@@ -109,12 +100,7 @@ def test_a_callback_may_stop_the_training_and_rank(tmp_path: Path) -> None:
     assert run.evaluator.ranked == ["test", "test"] and run.committed() == (2, 0)
 
 
-WATCHED = (
-    "training.num_epochs=9",
-    "training.early_stopping.patience=2",
-    "evaluation.valid_every_epochs=1",
-    "evaluation.metric=gain",
-)
+WATCHED = ("training.early_stopping.patience=2", "evaluation.valid_every_epochs=1", "evaluation.metric=gain")
 
 
 def measuring(folder: Path, measures: list[dict[str, float]]) -> ToyRun:
@@ -125,20 +111,21 @@ def measuring(folder: Path, measures: list[dict[str, float]]) -> ToyRun:
         def on_ranking(self, trainer: Any, split: str, result: Any) -> dict[str, float]:
             return next(each)
 
-    run = ToyRun(folder, *WATCHED, own_config=True)
-    run.evaluator.mrr = iter([0.1, 0.2, 0.3, 0.4])
+    settings = ("training.num_epochs=9", *WATCHED)
+    run = ToyRun(folder, *settings, own_config=True, mrr=[0.1, 0.2, 0.3, 0.4])
     run.trainer.add_callback(Measure())
     return run
 
 
 def test_a_measure_of_a_callback_decides_on_the_best_version(tmp_path: Path) -> None:
     run = measuring(tmp_path, [{"gain": gain} for gain in (1.0, 3.0, 2.0, 2.5)])
-    run.train(9)
-    run.cluster.leave()
+    run.finish(9)
     assert run.committed() == (2, 0) and run.evaluator.ranked == ["valid"] * 4
     assert json.loads((tmp_path / "metrics.json").read_text())["valid"]["both"] == {"mrr": 0.2, "gain": 3.0}
-    lines = map(json.loads, (tmp_path / "stats.jsonl").read_text().splitlines())
-    assert [line["valid"]["gain"] for line in lines if "valid" in line] == [1.0, 3.0, 2.0, 2.5]
+    lines = stats_lines(tmp_path)
+    gains = [(line["epoch"], line["valid"]["gain"]) for line in lines if "valid" in line]
+    assert gains == [(0, 1.0), (1, 3.0), (2, 2.0), (3, 2.5)]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
 
 
 def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:
@@ -148,10 +135,11 @@ def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:
 
 
 METRICS = {"mrr": 0.25, "hits@10": 0.5}
+LOSSES = {epoch * 5 + n + 1: float(n) for epoch in range(2) for n in range(5)}
+"""Of two epochs of the toy run, by step."""
 
 
 class Kept(Tracker):
-    help = "kept in memory"
     lives: list[Kept] = []
 
     def __init__(self, run: TrackedRun) -> None:
@@ -173,28 +161,18 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     return Kept
 
 
-class TrackedLife(ToyRun):
-    """A toy run with trackers, as a whole job has them."""
-
-    def __init__(self, folder: Path, *names: str, rank: int = 0) -> None:
-        super().__init__(folder, "evaluation.valid_every_epochs=1", lrs=[0.5, 0.25])
-        config = load_config(None, ["dataset=x", f"output={folder}", f"training.loggers=[{','.join(names)}]"])
-        cluster = Cluster(World(rank), None)
-        made = open_trackers(config, cluster, self.checkpoints.records)
-        self.trainer._statistics.trackers = made
-        position = self.trainer._position
-        made.start(position.steps_done, position.committed is not None)
-        self.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
-            to_dict=dict, figures=lambda: METRICS, both=SimpleNamespace(mrr=0.25)
-        )
-        self.end = cluster.end
-
-    def whole(self, epochs: int) -> None:
-        """Train, evaluate and end."""
-        self.train(epochs)
-        self.trainer.evaluate("test")
-        self.cluster.leave()
-        self.end()
+def tracked_life(folder: Path, epochs: int, *names: str) -> ToyRun:
+    """Train, evaluate and end with trackers, as a whole job does."""
+    loggers = f"training.loggers=[{','.join(names)}]"
+    run = ToyRun(folder, "evaluation.valid_every_epochs=1", loggers, lrs=[0.5, 0.25])
+    run.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
+        to_dict=dict, figures=lambda: METRICS, both=SimpleNamespace(mrr=0.25)
+    )
+    run.train(epochs)
+    run.trainer.evaluate("test")
+    run.cluster.leave()
+    run.cluster.end()
+    return run
 
 
 def steps(life: Kept, name: str) -> dict[int, float]:
@@ -202,9 +180,9 @@ def steps(life: Kept, name: str) -> dict[int, float]:
 
 
 def test_a_tracker_gets_loss_rate_speed_and_metrics_with_the_step(tmp_path: Path, kept: type[Kept]) -> None:
-    TrackedLife(tmp_path, "kept").whole(2)
+    tracked_life(tmp_path, 2, "kept")
     (life,) = kept.lives
-    assert steps(life, "train/loss") == {epoch * 5 + n + 1: float(n) for epoch in range(2) for n in range(5)}
+    assert steps(life, "train/loss") == LOSSES
     assert steps(life, "train/epoch")[7] == pytest.approx(1.4)
     assert set(steps(life, "train/lr").values()) == {0.5}
     assert set(steps(life, "train/relation_lr").values()) == {0.25}
@@ -215,40 +193,32 @@ def test_a_tracker_gets_loss_rate_speed_and_metrics_with_the_step(tmp_path: Path
     assert (life.run.folder, life.run.first_step, life.end) == (tmp_path, 0, True)
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(
-    tmp_path: Path, kept: type[Kept]
-) -> None:
-    TrackedLife(tmp_path / "a", "kept").whole(1)
-    TrackedLife(tmp_path / "a", "kept").whole(2)
-    TrackedLife(tmp_path / "b", "kept").whole(1)
-    assert [(life.run.earlier_id, life.id) for life in kept.lives] == [
-        ("", "kept0"),
-        ("kept0", "kept0"),
-        ("", "kept2"),
-    ]
+def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(tmp_path, kept):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "trackers.json").write_text('{"kept": "of a run without a version"}')
+    for folder, epochs in (("a", 1), ("a", 2), ("b", 1)):
+        tracked_life(tmp_path / folder, epochs, "kept")
+    ids = [(life.run.earlier_id, life.id) for life in kept.lives]
+    assert ids == [("", "kept0"), ("kept0", "kept0"), ("", "kept2")]
     assert kept.lives[1].run.first_step == NUM_BATCHES and min(steps(kept.lives[1], "train/loss")) == 6
     (tmp_path / "a" / "trackers.json").write_text("{")
-    TrackedLife(tmp_path / "a", "kept").whole(2)
+    tracked_life(tmp_path / "a", 2, "kept")
     assert kept.lives[-1].run.earlier_id == ""
 
 
 def test_rank_0_alone_tracks(tmp_path: Path, kept: type[Kept]) -> None:
-    TrackedLife(tmp_path, "kept", rank=1).whole(1)
-    assert kept.lives == [] and not (tmp_path / "trackers.json").exists()
+    config = load_config(None, ["dataset=x", "training.loggers=[kept]"])
+    open_trackers(config, Cluster(World(1), None), LeasedFolder(tmp_path)).start(0, False)
+    assert kept.lives == [] and not list(tmp_path.iterdir())
 
 
-def test_a_failure_ends_the_tracker_with_one_warning(
-    tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(self: Kept, values: Mapping[str, float], step: int) -> None:
-        raise OSError(28, "No space left\non device")
-
+def test_a_failure_ends_the_tracker_with_one_warning(tmp_path, kept, monkeypatch, caplog):
     class Broken(Kept):
-        log = fail
+        def log(self, values: Mapping[str, float], step: int) -> None:
+            raise OSError(28, "No space left\non device")
 
     monkeypatch.setitem(LOGGERS._members, "broken", Broken)
-    life = TrackedLife(tmp_path, "broken", "kept")
-    life.whole(2)
+    life = tracked_life(tmp_path, 2, "broken", "kept")
     warnings = [record.getMessage() for record in caplog.records if record.name == callbacks.__name__]
     assert warnings == ["broken: OSError: [Errno 28] No space left on device; training goes on without it"]
     assert life.num_trained == 2 * 23
@@ -256,9 +226,7 @@ def test_a_failure_ends_the_tracker_with_one_warning(
     assert other.end is True
 
 
-def test_one_that_hangs_is_left_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_hangs_is_left_after_a_while(tmp_path, monkeypatch, caplog):
     release = threading.Event()
 
     class Hanging(Tracker):
@@ -291,11 +259,10 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    TrackedLife(tmp_path, "tensorboard").whole(1)
-    TrackedLife(tmp_path, "tensorboard").whole(2)
+    for epochs in (1, 2):
+        tracked_life(tmp_path, epochs, "tensorboard")
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert losses == [(epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [*LOSSES.items()]
     assert [(event.step, event.value) for event in events.Scalars("test/mrr")] == [(5, 0.25), (10, 0.25)]
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
 
@@ -306,8 +273,8 @@ def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient
 
-    TrackedLife(tmp_path / "run", "mlflow").whole(1)
-    TrackedLife(tmp_path / "run", "mlflow").whole(2)
+    for epochs in (1, 2):
+        tracked_life(tmp_path / "run", epochs, "mlflow")
     client = MlflowClient()
     experiment = client.get_experiment_by_name("dglkge")
     assert experiment is not None
@@ -315,9 +282,7 @@ def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     assert run.data.params["optimizer.lr"] == "0.1" and run.data.metrics["test/hits_at_10"] == 0.5
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert sorted((point.step, point.value) for point in history) == [
-        (epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)
-    ]
+    assert sorted((point.step, point.value) for point in history) == [*LOSSES.items()]
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -341,19 +306,15 @@ def test_wandb_writes_the_same_offline_run(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    TrackedLife(tmp_path / "run", "wandb").whole(1)
-    TrackedLife(tmp_path / "run", "wandb").whole(2)
+    for epochs in (1, 2):
+        tracked_life(tmp_path / "run", epochs, "wandb")
     files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
     written = [record for path in files for record in records(path)]
     runs = [record.run for record in written if record.HasField("run")]
     assert len({run.run_id for run in runs}) == 1 and {run.project for run in runs} == {"mine"}
     config = {item.key or ".".join(item.nested_key): item.value_json for item in runs[0].config.update}
     assert config["optimizer.lr"] == "0.1"
-    rows = [
-        {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-        for record in written
-        if record.HasField("history")
-    ]
-    losses = [(int(row["step"]), float(row["train/loss"])) for row in rows if "train/loss" in row]
-    assert losses == [(epoch * 5 + n + 1, float(n)) for epoch in range(2) for n in range(5)]
-    assert [int(row["step"]) for row in rows if "test/mrr" in row] == [5, 10]
+    histories = [record.history.item for record in written if record.HasField("history")]
+    rows = [{item.key or item.nested_key[0]: float(item.value_json) for item in items} for items in histories]
+    assert [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row] == [*LOSSES.items()]
+    assert [row["step"] for row in rows if "test/mrr" in row] == [5, 10]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import dglkge
 from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
 from dglkge.step.row_transforms import GlobalVectors
@@ -33,59 +32,50 @@ def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
     return live.opened(load_config(None, live.settings(toy_dataset(typed=True), folder, *usual, *more)))
 
 
+STEPS, CONSTANT = np.arange(20), np.ones(20)
+
+
 @pytest.mark.parametrize(
-    ("settings", "clip_value", "clip_norm"),
+    ("settings", "factors", "clip_value", "clip_norm"),
     [
-        ([], None, None),
-        (["optimizer.warmup_batches=4"], None, None),
-        (["optimizer.schedule={name: ExponentialLR, gamma: 0.5, every: batch}"], None, None),
-        (["optimizer.clip_norm=0.02"], None, 0.02),
-        (["optimizer.clip_value=0.01", "optimizer.clip_norm=0.05"], 0.01, 0.05),
+        ([], CONSTANT, None, None),
+        (["optimizer.warmup_batches=4"], np.minimum(1, (STEPS + 1) / 4), None, None),
+        (["optimizer.schedule={name: ExponentialLR, gamma: 0.5, every: batch}"], 0.5**STEPS, None, None),
+        (["optimizer.clip_norm=0.02"], CONSTANT, None, 0.02),
+        (["optimizer.clip_value=0.01", "optimizer.clip_norm=0.05"], CONSTANT, 0.01, 0.05),
     ],
+    ids=["plain", "warm-up", "schedule", "norm", "value and norm"],
 )
-def test_several_steps_against_all_entities_equal_float64(tmp_path, settings, clip_value, clip_norm):
+def test_several_steps_against_all_entities_equal_float64(tmp_path, settings, factors, clip_value, clip_norm):
     """DistMult by its formula, autograd in float64 over (rows, vectors), Adagrad by its formula.
 
     Learning rates are those of the schedule; torch clips the gradient of rows and vectors together.
     """
-    with opened(
-        tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all", *settings
-    ) as trainer:
+    more = ("model.score_function=distmult", "training.objective=one_vs_all", "training.num_epochs=1")
+    with opened(tmp_path / "run", *more, *settings) as trainer:
         vectors = trainer._job.global_vectors.vectors
         sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
-        pairs = trainer._train_step.objective.planner.pairs
-        num_steps = 0
-        for _ in dglkge.remaining_epochs_until(1):
-            for batch in trainer.batches():
-                rows = {
-                    name: table.double().requires_grad_() for name, table in rows_by_node(trainer).items()
-                }
-                leaves = {name: values.double().requires_grad_() for name, values in vectors.items()}
-                moved = {name: rows[name] + leaves[name] if name in leaves else rows[name] for name in rows}
-                loss = live.loss_against_all(trainer, batch, moved, lambda anchors, r, side: anchors * r)
-                (loss / batch.global_size).backward()
-                tensors = (*rows.values(), *leaves.values())
-                parameters = [tensor for tensor in tensors if tensor.grad is not None]
-                if clip_value is not None:
-                    torch.nn.utils.clip_grad_value_(parameters, clip_value)
-                if clip_norm is not None:
-                    assert torch.nn.utils.clip_grad_norm_(parameters, clip_norm) > clip_norm
-                lr = LR
-                if "optimizer.warmup_batches=4" in settings:
-                    lr *= min(1.0, (num_steps + 1) / 4)
-                if any("ExponentialLR" in setting for setting in settings):
-                    lr *= 0.5**num_steps
-                got = trainer.step(batch)
-                assert got == pytest.approx(loss.item(), rel=1e-5)
-                for name, leaf in leaves.items():
-                    if leaf.grad is not None:
-                        sums[name] += leaf.grad**2
-                        expected = leaf.detach() - lr * leaf.grad / (sums[name].sqrt() + 1e-10)
-                        torch.testing.assert_close(
-                            vectors[name].double(), expected, rtol=1e-3, atol=1e-4 * lr / LR
-                        )
-                num_steps += 1
-        assert num_steps > 3 and len(pairs) > 1
+        assert len(trainer._train_step.objective.planner.pairs) > 1
+        for num_steps, (_, batch) in enumerate(live.batches_of(trainer, 1)):
+            rows = {name: table.double().requires_grad_() for name, table in rows_by_node(trainer).items()}
+            leaves = {name: values.double().requires_grad_() for name, values in vectors.items()}
+            moved = {name: rows[name] + leaves[name] if name in leaves else rows[name] for name in rows}
+            loss = live.loss_against_all(trainer, batch, moved, lambda anchors, r, side: anchors * r)
+            (loss / batch.global_size).backward()
+            parameters = [leaf for leaf in (*rows.values(), *leaves.values()) if leaf.grad is not None]
+            if clip_value is not None:
+                torch.nn.utils.clip_grad_value_(parameters, clip_value)
+            if clip_norm is not None:
+                assert torch.nn.utils.clip_grad_norm_(parameters, clip_norm) > clip_norm
+            lr = LR * factors[num_steps]
+            assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-5)
+            for name, leaf in leaves.items():
+                if leaf.grad is not None:
+                    sums[name] += leaf.grad**2
+                    expected = leaf.detach() - lr * leaf.grad / (sums[name].sqrt() + 1e-10)
+                    got, atol = vectors[name].double(), 1e-4 * lr / LR
+                    torch.testing.assert_close(got, expected, rtol=1e-3, atol=atol)
+        assert num_steps > 2
 
 
 def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]:
@@ -97,27 +87,23 @@ def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]
 
 @pytest.mark.parametrize("score_function", ["diagonal_cos", "affine_l2_bias"])
 def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, score_function: str) -> None:
-    more = ("regularizer.name=n3",)
-    with opened(
-        tmp_path / "run", f"model.score_function={score_function}", *more, "regularizer.weight=0.1"
-    ) as trainer:
+    more = (f"model.score_function={score_function}", "regularizer.name=n3", "regularizer.weight=0.1")
+    with opened(tmp_path / "run", *more) as trainer:
         step, vectors = trainer._train_step, trainer._job.global_vectors.vectors
         for vector in vectors.values():
             vector.normal_(0, 0.3)
-        for _ in dglkge.remaining_epochs_until(1):
-            batch = next(iter(trainer.batches()))
-            plan = step.store.prepare(step.objective.plan(batch))
-            gradients = {name: rows.sum(0).clone() for name, rows in loss_of(step, plan)[1].items()}
-            for name, vector in vectors.items():
-                for place in range(0, DIM, 3):
-                    before, ends = vector[place].item(), []
-                    for sign in (1, -1):
-                        vector[place] = before + sign * 1e-2
-                        ends.append(loss_of(step, plan)[0])
-                    vector[place] = before
-                    difference = (ends[0] - ends[1]) / 2e-2
-                    assert gradients[name][place].item() == pytest.approx(difference, rel=3e-2, abs=2e-3)
-            break
+        _, batch = next(live.batches_of(trainer, 1))
+        plan = step.store.prepare(step.objective.plan(batch))
+        gradients = {name: rows.sum(0).clone() for name, rows in loss_of(step, plan)[1].items()}
+        for name, vector in vectors.items():
+            for place in range(0, DIM, 3):
+                before, ends = vector[place].item(), []
+                for sign in (1, -1):
+                    vector[place] = before + sign * 1e-2
+                    ends.append(loss_of(step, plan)[0])
+                vector[place] = before
+                difference = (ends[0] - ends[1]) / 2e-2
+                assert gradients[name][place].item() == pytest.approx(difference, rel=3e-2, abs=2e-3)
 
 
 def vectors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -141,9 +127,8 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
                 assert dataset.attrs["state_dict_key"] == f"global_embs.emb_{name}" and vector.any()
                 assert dataset.dtype == np.float32 and np.array_equal(dataset[...], vector.numpy())
                 assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
-        assert (
-            json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
-        )
+        config = json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())
+        assert config["global_emb"] is True
 
     state = live.assert_resumes(opened, folder, vectors_of, *more, after_one=look_at_files)
     with opened(folder, *more) as trainer:

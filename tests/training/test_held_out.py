@@ -1,7 +1,9 @@
-"""Ranking of held-out triples against plain loops over every negative."""
+"""Losses of splits and ranks of held-out triples, against plain loops and the training's own loss."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import defaultdict
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,71 +14,34 @@ import pytest
 import torch
 
 from dglkge.config import load_config
-from dglkge.data.dataset import Dataset
-from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
 from dglkge.formats.bigraph_files import read_stats
-from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
-from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training.building.batches import build_passes
+from dglkge.training.job import Job
 from dglkge.training.statistics import held_out
-from dglkge.training.statistics.held_out import HeldOutEvaluator
-from dglkge.typing import RELATION, Relation, Side
-from tests.toy_kg import toy_dataset
+from dglkge.typing import RELATION, Side
+from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training import live
-from tests.training.live import opened, settings
+from tests.training.live import dense_rows, opened, settings, stats_lines
 
-RELATIONS = (Relation("a", "person", "person"), Relation("b", "person", "town"))
-COUNTS = {"person": 12, "town": 5}
-DIM, BATCH, UNIFORM = 6, 4, 3
-
-
-@pytest.fixture
-def tables():
-    generator = torch.Generator().manual_seed(1)
-    widths = {**dict.fromkeys(COUNTS, DIM), RELATION: DIM}
-    counts = {**COUNTS, RELATION: len(RELATIONS)}
-    return {name: torch.randn(counts[name], widths[name], generator=generator) for name in counts}
+DIM, BATCH, UNIFORM = 8, 4, 3
+PLAIN = ["model.score_function=distmult", "model.reciprocal_relations=false"]
+RECIPROCAL = "model.reciprocal_relations=true"
+ALL_NEGATIVE = ["negatives.name=all_entities"]
+ONE_VS_ALL = ["training.objective=one_vs_all"]
+K_VS_ALL = ["training.objective=k_vs_all"]
+LEFT_OUT = ["regularizer.name=n3", "regularizer.weight=0.1", "model.entity_dropout=0.3"]
 
 
-@pytest.fixture
-def triples():
-    rng = np.random.default_rng(2)
-    relations = rng.integers(0, 2, 60)
-    tails = np.where(relations == 0, rng.integers(0, 12, 60), rng.integers(0, 5, 60))
-    return np.stack([rng.integers(0, 12, 60), relations, tails], axis=1)
+def two_epochs(run, *words):
+    """Return the configuration of two epochs."""
+    return load_config(None, settings(toy_dataset(typed=True), run, "training.num_epochs=2", *words))
 
 
-def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=()):
-    """A job of which a quarter of the triples is held out."""
-    sizes = [
-        f"evaluation.held_out.batch_negatives={BATCH}",
-        f"evaluation.held_out.uniform_negatives={UNIFORM}",
-    ]
-    dataset = SimpleNamespace(
-        split=lambda name: triples,
-        relations=SimpleNamespace(relations=RELATIONS),
-        entity_types=list(COUNTS),
-        num_entities=COUNTS.__getitem__,
-    )
-    return SimpleNamespace(
-        config=load_config(
-            None, ["dataset=x", f"seed={seed}", "evaluation.held_out.fraction=0.25", *sizes, *settings]
-        ),
-        dataset=dataset,
-        model=build_model("distmult", DIM, False),
-        ranking=nullcontext,
-        cluster=SimpleNamespace(world=World(rank=turn[0], world_size=turn[1]), sum=reduce),
-    )
-
-
-def evaluator(tables, triples, *job):
-    """An evaluator of a quarter of the triples."""
-    order = TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
-    made = job_of(triples, *job)
-    return HeldOutEvaluator(made, order, lambda name, ids: tables[name][ids])
+def configured(run, *more):
+    """Return the configuration of a run that holds a quarter of the triples out."""
+    section = f"{{fraction: 0.25, batch_negatives: {BATCH}, uniform_negatives: {UNIFORM}}}"
+    return two_epochs(run, *PLAIN, *more, f"evaluation.held_out={section}")
 
 
 def softmax(positive, negatives):
@@ -87,7 +52,7 @@ def logistic_sum(positive, negatives):
     return float(np.logaddexp(0, -positive) + np.logaddexp(0, negatives).sum())
 
 
-def logistic_adversarial(positive, negatives):
+def adversarial(positive, negatives):
     """Return the logistic loss with negatives weighted by the softmax of half their scores."""
     weights = np.exp(0.5 * np.array(negatives))
     terms = np.logaddexp(0, negatives) * weights / weights.sum()
@@ -116,6 +81,7 @@ def ranked_by_loops(groups, tables, relations, loss):
             rank = 1 + sum(value >= positive for value in negatives)
             sums["pos_rank"] += rank / 2
             sums["mrr"] += 1 / rank / 2
+            sums["auc"] += np.mean([(value < positive) + (value == positive) / 2 for value in negatives]) / 2
             for k in (1, 10, 50):
                 sums[f"r{k}"] += (rank <= k) / 2
             sums[held_out.VIOLATORS[side]] += sum(value > positive for value in negatives)
@@ -123,78 +89,89 @@ def ranked_by_loops(groups, tables, relations, loss):
     return sums
 
 
-def by_loops(ranker, tables, triples, loss=softmax):
-    """The same means, one negative after another."""
-    held = triples[np.sort(ranker.order.held_out(0))]
+def by_loops(trainer, triples, size, draw, loss):
+    """Return the means over triples, in batches of one pair of types; ``draw`` has a batch's negatives."""
+    relations = trainer._job.dataset.relations.relations
+    pairs = [(relation.lhs, relation.rhs) for relation in relations]
     batches = []
-    for relation_id in (0, 1):
-        pair_triples = held[held[:, 1] == relation_id].tolist()
-        batches += [pair_triples[start : start + BATCH] for start in range(0, len(pair_triples), BATCH)]
+    for pair in dict.fromkeys(pairs):
+        of_pair = [triple for triple in triples.tolist() if pairs[triple[1]] == pair]
+        batches += [(pair, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
     groups = []
-    for place, batch in enumerate(batches):
+    for place, (pair, batch) in enumerate(batches):
         for side in (Side.TAIL, Side.HEAD):
-            entity_type = RELATIONS[batch[0][1]].candidate_type(side)
-            groups.append((side, batch, ranker.uniform(entity_type, side, (0, 0, place)).tolist()))
-            assert len(groups[-1][2]) == UNIFORM
-    sums = ranked_by_loops(groups, tables, RELATIONS, loss)
-    return {name: value / len(held) for name, value in sums.items()}
-
-
-def test_metrics_are_those_of_plain_loops(tables, triples):
-    ranker, ranking = evaluator(tables, triples), MagicMock()
-    ranker.job.ranking, gather = ranking, ranker.gather
-
-    def gather_final(name, ids):
-        assert ranking().__enter__.called and not ranking().__exit__.called
-        return gather(name, ids)
-
-    ranker.gather = gather_final
-    record = ranker.evaluate(0, 0)
-    assert record["count"] == 15
-    expected = by_loops(ranker, tables, triples)
-    for name, value in expected.items():
-        assert record["metrics"][name] == pytest.approx(value, rel=1e-4), name
-    assert 0 < record["metrics"]["auc"] < 1
+            groups.append((side, batch, draw(pair[side is Side.TAIL], side, place).tolist()))
+    sums = ranked_by_loops(groups, dense_rows(trainer), relations, loss)
+    return {name: value / len(triples) for name, value in sums.items()}
 
 
 @pytest.mark.parametrize(
     ("settings", "loss"),
     [
+        ([], softmax),
         (["loss.name=logistic", "loss.reduction=sum"], logistic_sum),
-        (
-            ["loss.name=logistic", "loss.adversarial_weights=true", "loss.adversarial_temperature=0.5"],
-            logistic_adversarial,
-        ),
+        (["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"], adversarial),
     ],
 )
-def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss):
-    ids, order = np.arange(60), TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
-    edges = EdgeTable(ids, np.zeros((60, 3), np.int64), None)
-    options = EdgeOptions(np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=order)
-    batches = EdgeBatches(edges, options)
-    job = job_of(triples, settings=settings)
-    passes = build_passes(job, batches, lambda name, ids: tables[name][ids])
-    got = passes.held_out.evaluate(0, 0)["metrics"]["loss"]
-    assert got == pytest.approx(by_loops(passes.held_out, tables, triples, loss)["loss"], rel=1e-4)
+def test_metrics_and_the_configured_loss_are_those_of_plain_loops(tmp_path, settings, loss, monkeypatch):
+    def draw(name, side, place):
+        return ranker.uniform(name, side, (0, 0, place))
+
+    def gather_final(name, ids):
+        assert ranking().__enter__.called and not ranking().__exit__.called
+        return gather(name, ids)
+
+    with opened(configured(tmp_path, *settings)) as trainer:
+        ranker, train = trainer._passes.held_out, trainer._job.dataset.split("train")
+        held, gather, ranking = train[np.sort(ranker.order.held_out(0))], ranker.gather, MagicMock()
+        assert len(draw("town", Side.TAIL, 0)) == UNIFORM and len(held) == -(-len(train) // 4)
+        expected = by_loops(trainer, held, BATCH, draw, loss)
+        ranker.gather = gather_final
+        monkeypatch.setattr(Job, "ranking", ranking)
+        record = ranker.evaluate(0, 0)
+    assert record["count"] == len(held)
+    assert record["metrics"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("limit", [1, 3 * DIM * (BATCH + UNIFORM)])
-def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch):
-    whole = evaluator(tables, triples).evaluate(0, 0)["metrics"]
-    monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
-    ranker, sizes = evaluator(tables, triples), []
-    compare = ranker.job.model.compare_plainly
+def test_blocks_of_queries_and_parts_of_trainers_add_up(tmp_path, monkeypatch):
+    sizes, parts = [], []
 
     def noted(query, candidates):
         sizes.append(len(query) * len(candidates) * query.shape[1])
         return compare(query, candidates)
 
-    monkeypatch.setattr(ranker.job.model, "compare_plainly", noted)
-    metrics = ranker.evaluate(0, 0)["metrics"]
-    # One query is compared with all candidates in any case.
-    assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
-    for name, value in whole.items():
-        assert metrics[name] == pytest.approx(value, rel=1e-6), name
+    def add(values):
+        parts.append(values)
+        return sum(parts)
+
+    with opened(configured(tmp_path)) as trainer:
+        ranker, job = trainer._passes.held_out, trainer._job
+        whole, compare = ranker.evaluate(0, 0), job.model.compare_plainly
+        for rank in range(2):
+            cluster = SimpleNamespace(world=World(rank, 2), sum=add)
+            part_job = SimpleNamespace(
+                config=job.config, dataset=job.dataset, model=job.model, ranking=nullcontext, cluster=cluster
+            )
+            summed = dataclasses.replace(ranker, job=part_job).evaluate(0, 0)
+        assert summed["count"] == whole["count"] and len(parts) == 2
+        assert summed["metrics"] == pytest.approx(whole["metrics"])
+        monkeypatch.setattr(job.model, "compare_plainly", noted)
+        for limit in (1, 3 * DIM * (BATCH + UNIFORM)):
+            monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
+            sizes.clear()
+            assert ranker.evaluate(0, 0)["metrics"] == pytest.approx(whole["metrics"], rel=1e-6)
+            # One query is compared with all candidates in any case.
+            assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
+
+
+def test_equal_scores_count_against_the_truth(tmp_path):
+    with opened(configured(tmp_path)) as trainer:
+        for table in trainer.tables.values():
+            table.local_rows.fill_(1)
+        metrics = trainer._passes.held_out.evaluate(0, 0)["metrics"]
+    assert metrics["auc"] == pytest.approx(0.5)
+    assert metrics["violators_lhs"] == metrics["violators_rhs"] == 0
+    assert metrics["pos_rank"] > 1
 
 
 def test_the_plan_has_the_block():
@@ -203,55 +180,112 @@ def test_the_plan_has_the_block():
     config = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1", "model.dimension=400"])
     batch = config.evaluation.held_out.batch_negatives
     num_scores = batch * (batch + config.evaluation.held_out.uniform_negatives)
-    assert (
-        4 * (num_scores + memory.HELD_OUT_NUMBERS) < memory.held_out_bytes(config) < 4 * 400 * num_scores / 10
-    )
+    planned = memory.held_out_bytes(config)
+    assert 4 * (num_scores + memory.HELD_OUT_NUMBERS) < planned < 4 * 400 * num_scores / 10
     assert memory.held_out_bytes(load_config(None, ["dataset=x"])) == 0
-
-
-def test_two_trainers_add_up_to_one(tables, triples):
-    alone = evaluator(tables, triples).evaluate(0, 0)
-    parts = []
-    for rank in range(2):
-        evaluator(tables, triples, (rank, 2), lambda values: parts.append(values) or values).evaluate(0, 0)
-    summed = evaluator(tables, triples, (0, 2), lambda values: sum(parts)).evaluate(0, 0)
-    for name, value in alone["metrics"].items():
-        assert summed["metrics"][name] == pytest.approx(value)
-
-
-def test_equal_scores_count_against_the_truth(triples):
-    tables = {name: torch.ones(count, DIM) for name, count in {**COUNTS, RELATION: 2}.items()}
-    metrics = evaluator(tables, triples).evaluate(0, 0)["metrics"]
-    assert metrics["auc"] == pytest.approx(0.5)
-    assert metrics["violators_lhs"] == metrics["violators_rhs"] == 0
-    assert metrics["pos_rank"] > 1
 
 
 @pytest.mark.parametrize("prediction", [0, 0.5])
 def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
-    data, run = toy_dataset(typed=True), tmp_path / "run"
-    words = ["training.objective=k_vs_all", "evaluation.held_out.fraction=0.2", "training.num_epochs=2"]
-    words += [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1"]
-    words = [word for word in settings(data, run) if not word.startswith("negatives.")] + words
-    train = Dataset.open(data).split("train")
-    with opened(load_config(None, words)) as trainer:
-        batches = trainer._edge_batches.batches
+    words = [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1", *K_VS_ALL]
+    with opened(two_epochs(tmp_path, "evaluation.held_out.fraction=0.2", *words)) as trainer:
+        batches, train = trainer._edge_batches.batches, trainer._job.dataset.split("train")
         held = {tuple(row) for row in train[trainer._passes.held_out.order.held_out(0)].tolist()}
         live.train(trainer, 2)
-    index, trained = batches.index, set()
-    groups, anchors = (of(np.arange(len(index))) for of in (index.groups, index.anchors))
-    answers = np.concatenate([block for *_, block in index.blocks()])
-    for query, (first, end) in enumerate(zip(index.starts, index.starts[1:])):
-        for answer in answers[first:end].tolist():
-            lacks_head, relation = divmod(int(groups[query]), index.num_relations)
-            head, tail = (int(anchors[query]), answer)[:: -1 if lacks_head else 1]
-            trained.add((head, relation, tail))
+    index = batches.index
+    queries = np.repeat(np.arange(len(index)), np.diff(index.starts))
+    lacks_head, relations = np.divmod(index.groups(queries), index.num_relations)
+    anchors, answers = index.anchors(queries), np.concatenate([block for *_, block in index.blocks()])
+    heads, tails = np.where(lacks_head, answers, anchors), np.where(lacks_head, anchors, answers)
+    trained = set(zip(heads.tolist(), relations.tolist(), tails.tolist()))
     expected = {tuple(row) for row in train.tolist()} - held
     assert trained == expected and len(held) == -(-len(train) // 5)
     if prediction:
         assert int(batches.pairs.starts[-1]) == len(expected)
-    records = read_stats(run / "checkpoint" / "latest")
+    records = read_stats(tmp_path / "checkpoint" / "latest")
     assert [record["eval_stats_after"]["count"] for record in records] == [len(held)] * 2
     names = ("eval_stats_before", "eval_stats_after")
     losses = [record[name]["metrics"]["loss"] for record in records for name in names]
     assert losses[1] == pytest.approx(losses[2]) and losses[3] < losses[0]
+
+
+def cross_entropy(rows, relations, triples):
+    """Return the mean over triples of the softmax losses of head and tail among all entities, in float64."""
+    total = 0.0
+    for head, relation_id, tail in triples.tolist():
+        heads, tails = rows[relations[relation_id].lhs], rows[relations[relation_id].rhs]
+        for entity, candidates, answer in ((heads[head], tails, tail), (tails[tail], heads, head)):
+            scores = candidates @ (rows[RELATION][relation_id] * entity)
+            total += torch.nn.functional.cross_entropy(scores, torch.tensor(answer)).item()
+    return total / len(triples)
+
+
+@pytest.mark.parametrize("words", [ONE_VS_ALL, ALL_NEGATIVE])
+def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
+    words = [*PLAIN, *words, *LEFT_OUT, "evaluation.valid_every_epochs=1"]
+    with opened(two_epochs(tmp_path / "run", *words)) as trainer:
+        dataset = trainer._job.dataset
+        num_pieces = len(trainer._job.step_memory)
+        live.train(trainer, 2)
+        result = trainer.evaluate("valid")
+        expected = cross_entropy(dense_rows(trainer), dataset.relations.relations, dataset.split("valid"))
+        # It computes in the memory of the training's objective.
+        assert len(trainer._job.step_memory) == num_pieces > 0
+    assert result.loss == pytest.approx(expected, rel=1e-5)
+    losses = [record["valid"]["loss"] for record in stats_lines(tmp_path / "run") if "valid" in record]
+    assert len(losses) == 2 and losses[1] == pytest.approx(expected, rel=1e-5)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["both"]["loss"] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ONE_VS_ALL,
+        [*ONE_VS_ALL, "training.relation_prediction=0.5", "loss.name=logistic"],
+        [*K_VS_ALL, "loss.name=logistic"],
+        [*K_VS_ALL, "training.relation_prediction=0.5", "training.kernels=reference"],
+        [*ALL_NEGATIVE, "loss.name=logistic", "training.relation_prediction=0.5"],
+        [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate", RECIPROCAL],
+        ["training.device=cpu_staged", *ONE_VS_ALL],
+    ],
+)
+def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing(words, tmp_path):
+    words = [*PLAIN, *words, "optimizer.lr=1e-30", "optimizer.relations.lr=1e-30"]
+    with opened(two_epochs(tmp_path / "run", *words)) as trainer:
+        triples = trainer._job.dataset.split("train")
+        before = trainer._evaluator._loss("train", triples)
+        live.train(trainer, 2)
+        after = trainer._evaluator._loss("train", triples)
+    ends = [end for end in stats_lines(tmp_path / "run") if end["batches_done"] == end["num_batches"]]
+    epochs = [end["epoch_loss"] for end in ends]
+    assert len(epochs) == 2 and epochs == pytest.approx([before] * 2, rel=1e-4)
+    assert after == pytest.approx(before, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.score_function={name: conve, channels: 2}", "model.reciprocal_relations=true", *K_VS_ALL],
+        [*ONE_VS_ALL, "regularizer.name=n3", "regularizer.weight=0.1"],
+        ["model.entity_dropout=0.2", "training.relation_prediction=0.5", *PLAIN, "model.global_vectors=true"],
+        ["sampling.num_ranges=3", "negatives.mask_known=true", "loss.name=logistic", "optimizer.clip_norm=1"],
+    ],
+)
+def test_training_is_the_same_with_it(words, tmp_path):
+    """Drawn negatives and gradients of a split leave no trace, in the parameters of a module neither."""
+    losses = []
+    for interval in (0, 1):
+        run = tmp_path / str(interval)
+        with opened(two_epochs(run, *words, f"evaluation.valid_every_epochs={interval}")) as trainer:
+            losses.append(live.train(trainer, 2))
+    assert losses[0] == losses[1]
+
+
+def test_confidences_of_a_split_are_those_of_true_triples(tmp_path):
+    """Only training triples have them: a triple of a split is true."""
+    weighted, losses = weighted_dataset(tmp_path), []
+    for confidences in ("true", "false"):
+        words = [*PLAIN, "loss.name=logistic", f"loss.confidences={confidences}"]
+        with opened(load_config(None, settings(weighted, tmp_path / confidences, *words))) as trainer:
+            losses.append(trainer.evaluate("valid").loss)
+    assert losses[0] == losses[1]

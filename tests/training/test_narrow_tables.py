@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,38 +22,28 @@ from dglkge.planning.shared_memory import state_bytes, table_bytes
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import live
-from tests.training.live import opened, train
+from tests.training.live import batches_of, opened, train
 
 DIM = 8
 
 
-def settings(run: Path, *more: str) -> list[str]:
-    """Return the settings of a run; those that come later win."""
-    usual = (
-        "model.init_scale=0.5",
-        "regularizer.name=auto",
-        "training.num_epochs=1",
-        "evaluation.split=none",
-    )
-    return live.settings(toy_dataset(typed=True), run, *usual, *more)
+def configured(run: Path, *more: str) -> dglkge.Config:
+    """Return the configuration of a run; settings that come later win."""
+    words = ("model.init_scale=0.5", "regularizer.name=auto", "training.num_epochs=1", *more)
+    return load_config(None, live.settings(toy_dataset(typed=True), run, "evaluation.split=none", *words))
 
 
-def two_steps(run: Path, start: dict[str, torch.Tensor] | None, *more: str) -> tuple[dict[str, Any], ...]:
-    """Train two batches; returns the rows before, after the first, and the losses by batch."""
-    with opened(load_config(None, settings(run, *more))) as trainer:
-        for name, rows in (start or {}).items():
+def two_steps(run: Path, start: dict[str, torch.Tensor], *more: str) -> tuple[Any, Any, list[float]]:
+    """Train two batches; return the rows before and after the first, and the losses of both."""
+    with opened(configured(run, *more)) as trainer:
+        for name, rows in start.items():
             trainer.tables[name].local_rows.copy_(rows)
         tables, losses = [], []
-        for _ in dglkge.remaining_epochs_until(1):
-            for number, batch in enumerate(trainer.batches()):
-                if number == 2:
-                    break
-                tables.append(
-                    {name: table.widened(np.arange(len(table))) for name, table in trainer.tables.items()}
-                )
-                losses.append(trainer.step(batch))
-            break
-        return tables[0], tables[1], {"losses": losses}
+        for _, batch in itertools.islice(batches_of(trainer, 1), 2):
+            rows = {name: table.widened(np.arange(len(table))) for name, table in trainer.tables.items()}
+            tables.append(rows)
+            losses.append(trainer.step(batch))
+        return *tables, losses
 
 
 KINDS = {
@@ -73,11 +65,11 @@ KINDS = {
     [*((kind, "bfloat16") for kind in KINDS), ("negatives", "float16"), ("one_vs_all", "float16")],
 )
 def test_a_step_is_that_of_float32_rounded(tmp_path: Path, kind: str, dtype: str) -> None:
-    before, after, narrow = two_steps(tmp_path / "narrow", None, f"tables.dtype={dtype}", *KINDS[kind])
+    before, after, narrow = two_steps(tmp_path / "narrow", {}, f"tables.dtype={dtype}", *KINDS[kind])
     start, wide_after, wide = two_steps(tmp_path / "wide", before, *KINDS[kind])
     # The same loss from the same rows, and the second batch's from nearly the same.
-    assert narrow["losses"][0] == pytest.approx(wide["losses"][0], rel=1e-5)
-    assert narrow["losses"][1] == pytest.approx(wide["losses"][1], rel=0.02)
+    assert narrow[0] == pytest.approx(wide[0], rel=1e-5)
+    assert narrow[1] == pytest.approx(wide[1], rel=0.02)
     kept = getattr(torch, dtype)
     for name, rows in before.items():
         assert torch.equal(rows, start[name])
@@ -94,37 +86,31 @@ def test_a_step_is_that_of_float32_rounded(tmp_path: Path, kind: str, dtype: str
         assert torch.equal(after[name][untouched], before[name][untouched])
 
 
-def test_tables_take_what_is_planned(tmp_path: Path) -> None:
-    for dtype, share in (("float32", 1.0), ("bfloat16", 0.5), ("float16", 0.5)):
-        config = load_config(
-            None, settings(tmp_path / dtype, "model.dimension=2048", f"tables.dtype={dtype}")
-        )
-        size = read_dataset_size(Path(config.dataset))
-        (part,) = size.parts
-        with opened(config) as trainer:
-            rows = {name: table.local_rows for name, table in trainer.tables.items()}
-            states = [
-                state.local_partition
-                for table in trainer.tables.values()
-                for state in trainer.optimizer.state_tensors(table.embedding).values()
-            ]
-            taken = sum(tensor.nbytes for tensor in rows.values())
-            assert table_bytes(part, config) == taken  # 2,048 numbers are whole pages
-            assert state_bytes(part, config) == sum(tensor.nbytes for tensor in states)
-            assert all(tensor.dtype == torch.float32 for tensor in states)
-            entities = sum(tensor.nbytes for name, tensor in rows.items() if name != RELATION)
-            assert entities == share * 4 * 2048 * sum(
-                n for name, n in part.num_rows.items() if name != RELATION
-            )
-        del rows, states
-        (host,) = plan_memory(config, size, 2, 1)
-        (wide,) = plan_memory(load_config(None, settings(tmp_path, "model.dimension=2048")), size, 2, 1)
-        # Files have float32; the copy for the background writer has the tables' type.
-        assert host.disk_bytes == wide.disk_bytes
-        saved = dict(wide.memory)["tables"] - dict(host.memory)["tables"]
-        copies = "checkpoint's background copy"
-        assert dict(wide.memory)[copies] - dict(host.memory)[copies] == saved
-        assert wide.shared_memory_bytes - host.shared_memory_bytes == saved
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5), ("float16", 0.5)])
+def test_tables_take_what_is_planned(dtype: str, share: float, tmp_path: Path) -> None:
+    wide_config = configured(tmp_path, "model.dimension=2048")  # 2,048 numbers are whole pages
+    config = configured(tmp_path, "model.dimension=2048", f"tables.dtype={dtype}")
+    size = read_dataset_size(Path(config.dataset))
+    (part,) = size.parts
+    with opened(config) as trainer:
+        rows = {name: table.local_rows.nbytes for name, table in trainer.tables.items()}
+        states = [
+            (state.local_partition.nbytes, state.local_partition.dtype)
+            for table in trainer.tables.values()
+            for state in trainer.optimizer.state_tensors(table.embedding).values()
+        ]
+    assert table_bytes(part, config) == sum(rows.values())
+    assert state_bytes(part, config) == sum(num_bytes for num_bytes, _ in states)
+    assert {state_dtype for _, state_dtype in states} == {torch.float32}
+    num_entities = sum(num for name, num in part.num_rows.items() if name != RELATION)
+    assert sum(rows.values()) - rows[RELATION] == share * 4 * 2048 * num_entities
+    (host,), (wide,) = (plan_memory(each, size, 2, 1) for each in (config, wide_config))
+    # Files have float32; the copy for the background writer has the tables' type.
+    assert host.disk_bytes == wide.disk_bytes
+    memory, wide_memory = dict(host.memory), dict(wide.memory)
+    saved = wide_memory["tables"] - memory["tables"]
+    assert wide_memory["checkpoint's background copy"] - memory["checkpoint's background copy"] == saved
+    assert wide.shared_memory_bytes - host.shared_memory_bytes == saved
 
 
 def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Path) -> None:
@@ -132,11 +118,10 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     kind = dataset.entity_types[0]
     names = list(dataset.vocabulary(kind).names)
     vectors = np.random.default_rng(0).standard_normal((len(names), DIM)).astype(np.float32)
-    lines = [f"{name} " + " ".join(f"{x:.9g}" for x in row) for name, row in zip(names, vectors)]
     path = tmp_path / "vectors.txt"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pd.DataFrame(vectors, index=names).to_csv(path, sep=" ", header=False, float_format="%.9g")
     init = (f"model.init_from.path={path}", "model.init_from.std=-1")
-    with opened(load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *init))) as trainer:
+    with opened(configured(tmp_path / "run", "tables.dtype=bfloat16", *init)) as trainer:
         got = trainer.tables.gather(kind, torch.arange(len(names)))
         expected = torch.from_numpy(vectors).bfloat16().float()
         assert torch.equal(got, expected)
@@ -145,7 +130,7 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     for dtype in ("float32", "float16"):
         more = (f"tables.dtype={dtype}", f"checkpoint.init_path={tmp_path / 'run'}")
         limit = ("model.max_norm=1",) if dtype == "float16" else ()
-        with opened(load_config(None, settings(tmp_path / dtype, *more, *limit))) as trainer:
+        with opened(configured(tmp_path / dtype, *more, *limit)) as trainer:
             rows = trainer.tables.gather(kind, torch.arange(len(names)))
             if dtype == "float32":
                 assert torch.equal(rows, expected)
@@ -159,7 +144,7 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
 def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
     for dtype, num_epochs in (("float32", 1), ("bfloat16", 2)):
         more = (f"training.num_epochs={num_epochs}", f"tables.dtype={dtype}", "checkpoint.every_epochs=1")
-        with opened(load_config(None, settings(tmp_path / "run", *more))) as trainer:
+        with opened(configured(tmp_path / "run", *more)) as trainer:
             if dtype == "bfloat16":
                 saved = open_checkpoint(tmp_path / "run")
                 for name in trainer.tables.entity_types:
@@ -167,7 +152,6 @@ def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
                     assert torch.equal(got, saved[name][:].bfloat16().float())
             train(trainer, num_epochs)
             trainer.commit()
-    config = load_config(None, settings(tmp_path / "run", *more[:1], "tables.dtype=float16"))
-    with pytest.raises(CheckpointError, match="tables.dtype was 'bfloat16', is 'float16'"):
-        with opened(config):
-            pass
+    config = configured(tmp_path / "run", *more[:1], "tables.dtype=float16")
+    with pytest.raises(CheckpointError, match="tables.dtype was 'bfloat16', is 'float16'"), opened(config):
+        pass

@@ -1,74 +1,60 @@
-"""A training process opens each file of its data set once.
-
-DGL's own reading of its description, and the pass over the checksums, are left aside.
-"""
+"""A training process opens each file of its data set once, DGL's own reading and checksums aside."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 TRAIN_ALONE = """
-import json, sys
+import collections, json, sys
+from pathlib import Path
 opened = []
 
 def note(event, arguments):
-    if event == "open":
-        frame, names = sys._getframe(1), []
-        while frame is not None:
-            names.append(frame.f_globals.get("__name__", ""))
-            frame = frame.f_back
-        openers = [name for name in names if name.startswith(("dgl.", "dglkge"))]
-        if openers and openers[0].startswith("dglkge"):
-            opened.append(str(arguments[0]))
+    frame = sys._getframe(1) if event == "open" else None
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(("dgl.", "dglkge")):
+        frame = frame.f_back
+    if frame is not None and frame.f_globals["__name__"].startswith("dglkge"):
+        opened.append(str(arguments[0]))
 
 sys.addaudithook(note)
 import numpy as np
 from dglkge import build_trainer, join_cluster, load_config, remaining_epochs_until
 from dglkge.data.partition_layout import load_array
 dataset, output, source = sys.argv[1:]
-settings = [f"dataset={dataset}", f"output={output}", f"checkpoint.init_path={source}"]
-settings += ["model.dimension=8", "training.batch_size=64", "training.progress=never"]
-settings += ["training.num_epochs=1", "evaluation.split=test"]
-config = load_config(None, settings)
+config = load_config(None, [
+    f"dataset={dataset}", f"output={output}", f"checkpoint.init_path={source}", "model.dimension=8",
+    "training.batch_size=64", "training.progress=never", "training.num_epochs=1", "evaluation.split=test",
+])
 with join_cluster(config) as cluster:
     trainer = build_trainer(config, cluster)
     for epoch in remaining_epochs_until(1):
         for batch in trainer.batches():
             trainer.step(batch)
     trainer.evaluate("test")
-paths = [path for path in opened if path.startswith(dataset)]
-opened.clear()
-np.save(output + "/one.npy", np.zeros(3))
-load_array(__import__("pathlib").Path(output + "/one.npy"), (3,), np.float64)
-print(json.dumps([paths, len(opened)]))
+array = Path(output, "one.npy")
+np.save(array, np.zeros(3))
+load_array(array, (3,), np.float64)
+# numpy opens an array several times to map it: that counts as once.
+opens_of_array = opened.count(str(array))
+counts = collections.Counter(path[len(dataset) + 1:] for path in opened if path.startswith(dataset))
+print(json.dumps({name: n / (opens_of_array if name.endswith(".npy") else 1) for name, n in counts.items()}))
 """
 
 
 def trained(dataset: Path, output: Path, source: Path | str) -> dict[str, float]:
-    """Train an epoch in a process alone; return how often dglkge opened each file of the data set.
-
-    numpy opens an array several times to map it; that is counted as once.
-    """
+    """Train an epoch in a process alone; return how often dglkge opened each file of the data set."""
     command = [*warm.python(), "-c", TRAIN_ALONE, str(dataset), str(output), str(source)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=REPOSITORY,
-        env={**os.environ, "DGLKGE_NO_VERIFY": "1"},
-    )
+    env = {**os.environ, "DGLKGE_NO_VERIFY": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=REPOSITORY, env=env)
     assert done.returncode == 0, done.stderr
-    paths, opens_of_array = json.loads(done.stdout.splitlines()[-1])
-    counts = Counter(str(Path(path).relative_to(dataset)) for path in paths)
-    return {name: n / (opens_of_array if name.endswith(".npy") else 1) for name, n in counts.items()}
+    counts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return counts
 
 
 def test_a_trainer_opens_its_data_set_once(tmp_path: Path) -> None:
@@ -77,10 +63,9 @@ def test_a_trainer_opens_its_data_set_once(tmp_path: Path) -> None:
     counts = trained(dataset, tmp_path / "second", tmp_path / "first")
     graph = f"partitions/{json.loads((dataset / 'dataset.json').read_text())['graph_name']}.json"
     expected = {"dataset.json", "relations.tsv", "entities/entity.txt", graph, "partitions/report.json"}
-    expected |= {f"{name}.npy" for name in ("train", "valid", "test")}
-    expected |= {f"known_{name}.index" for name in ("train", "valid", "test")}
+    for split in ("train", "valid", "test"):
+        expected |= {f"{split}.npy", f"known_{split}.index"}
     expected |= {f"partitions/part0/{name}.npy" for name in ("triple_ids", "edges")}
-    expected |= {
-        f"partitions/{way}_ids_{name}.npy" for way in ("node", "original") for name in ("entity", "relation")
-    }
+    for name in ("entity", "relation"):
+        expected |= {f"partitions/node_ids_{name}.npy", f"partitions/original_ids_{name}.npy"}
     assert counts == dict.fromkeys(expected, 1)

@@ -1,400 +1,227 @@
-"""Settings that are refused, each with its message, by plan and training, before anything is created."""
+"""Settings and machines that are refused, by plan and training, before anything is created."""
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from dglkge.cli import plan
-from dglkge.cli.main import main
-from dglkge.config import load_config
-from dglkge.config.refusals import MACHINES, ROWS
+from dglkge.config import Config, load_config
+from dglkge.config.refusals import ROWS
+from dglkge.data.dataset import Dataset
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
+from dglkge.launch import table_storage
 from dglkge.model.device import autocast_problem
+from dglkge.planning.host import HostMemory
+from dglkge.planning.memory import plan_memory
 from dglkge.training import job, script
 from dglkge.training.building import checks
-from dglkge.training.building.checks import check_config
+from dglkge.training.building.checks import check_config, check_dataset
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 from tests.training.test_dense_parameters import NEEDS_SLICES
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
-# A line of settings, and below it, indented, a part of the message; "..." stands for any text.
-REFUSED = {
-    "sampling and negatives": """
-sampling.num_ranges=4 training.objective=one_vs_all
-    training.objective is one_vs_all and sampling.num_ranges is 4, where negatives and batches keep to the
-    ranges of a bucket; allowed: negative_sampling,
+# Settings | a part of the message, where "..." stands for any text. Lines after "with" have its settings too.
+# Without a message the last setting does not fit another one, a row of dglkge/config/refusals.py; so does
+# each one after "each". machines=2 stands for a job of two machines.
+REFUSED = """
+# sampling and negatives
+sampling.num_ranges=0 | sampling.num_ranges is 0; allowed: at least 1
+sampling.bucket_order=spiral | is 'spiral'; allowed: one of inside_out, outside_in, affinity, random, hilbert
+sampling.num_ranges=4 sampling.order=global | is global and sampling.num_ranges is 4, where every machine
+negatives.num_for_tails=0 negatives.num_for_heads=0
+negatives.global_share=0 negatives.in_batch_share=1 negatives.degree_power=1
+negatives.name=mixd | unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'all_entities', 'mixed'
+negatives.global_share=0.5 | the shares of negatives (0.5, 0.0, 0.0) are not allowed
 sampling.num_ranges=2 negatives.name=all_entities
-    negatives.name is all_entities and sampling.num_ranges is 2, where negatives and batches keep to the
-    ranges of a bucket; allowed: mixed,
-sampling.num_ranges=0
-    sampling.num_ranges is 0; allowed: at least 1
-sampling.bucket_order=spiral
-    sampling.bucket_order is 'spiral'; allowed: one of inside_out, outside_in, affinity, random, hilbert
-sampling.order=machine training.objective=k_vs_all
-    sampling.order is machine and training.objective is k_vs_all, whose batches are queries in an order of the
-    whole graph; allowed: auto, global
-sampling.order=global sampling.num_ranges=4
-    sampling.order is global and sampling.num_ranges is 4, where every machine walks over ranges of its own;
-    allowed: auto, machine,
-negatives.num_for_heads=0 negatives.num_for_tails=0
-    negatives.num_for_heads is 0 and negatives.num_for_tails is 0, so no side is trained; allowed: 0 for one
-    of them,
-negatives.mask_known=true training.objective=one_vs_all
-    negatives.mask_known is true and training.objective is one_vs_all, which has no sampled negatives;
-    allowed: false,
-negatives.num_for_heads=3 training.objective=one_vs_all
-    negatives.num_for_heads is 3 and training.objective is one_vs_all, which has no sampled negatives
-negatives.num_for_tails=3 training.objective=one_vs_all
-    negatives.num_for_tails is 3 and training.objective is one_vs_all, which has no sampled negatives
-negatives.degree_power=1 training.objective=one_vs_all
-    negatives.degree_power is 1 and training.objective is one_vs_all, which has no sampled negatives
-negatives.name=all_entities training.objective=one_vs_all
-    negatives.name is all_entities and training.objective is one_vs_all, which has all entities as candidates
-    already; allowed: mixed,
-negatives.degree_power=1 negatives.global_share=0 negatives.in_batch_share=1
-    negatives.degree_power is 1 and negatives.in_batch_share is 1, and negatives of the batch are drawn in
-negatives.name=all_entities negatives.num_for_heads=7
-    negatives.num_for_heads is 7; allowed: at most 0
-negatives.name=all_entities negatives.degree_power=1
-    negatives.degree_power has no effect here; it is an option of mixed
-negatives.name=all_entities negatives.own_entity=false
-    negatives.own_entity has no effect here; it is an option of mixed
-negatives.name=mixd
-    unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'all_entities', 'mixed'
-negatives.global_share=0.5
-    the shares of negatives (0.5, 0.0, 0.0) are not allowed
-""",
-    "model": """
-model.score_function=complex model.dimension=7
-    the dimension must be even (half real, half imaginary), got 7
-model.score_function=rotate model.dimension=7
-    the dimension must be even (half real, half imaginary), got 7
-model.score_function=transformer model.dimension=10
-    the dimension must be a multiple of 4 (heads of the attention), got 10
-model.score_function=complx
-    unknown score function 'complx'; did you mean 'complex' or 'tcomplex' or 'tntcomplex'? known:
-model.score_function=conve model.reciprocal_relations=false
-    model.reciprocal_relations is false and the score function ConvE computes queries from heads only;
-    allowed: true
-model.score_function.channels=3
-    model.score_function.channels has no effect here; it is an option of conex, conve
-model.relation_dropout=0.25 model.score_function=rotate
-    model.relation_dropout is 0.25 and model.score_function is rotate, whose relations are phases: an angle
-    cannot be scaled; allowed: 0
-model.score_function=complex 'model.relation_operators={near: translation}'
-    model.relation_operators is near and model.score_function is complex, which has one operator for all
-    relations; several are named with a + between them; allowed: empty,
-model.score_function=diagonal+none_cos optimizer.name=row_adagrad
-    optimizer.relations is empty and model.score_function is diagonal+none_cos, where relations have rows as
-    wide as the widest operator's, so that no mean of a row is one's own; allowed: sparse_adagrad,
-model.score_function=diagonal+none_cos optimizer.relations=row_adagrad
-    optimizer.relations is row_adagrad and model.score_function is diagonal+none_cos, where
-model.score_function=diagonal+none_cos optimizer.weight_decay=0.1
-    optimizer.weight_decay is 0.1 and model.score_function is diagonal+none_cos, where a number of a
-    relation's row says which operator it has; allowed: 0,
-model.score_function=diagonal+none_cos model.relation_dropout=0.25
-    model.relation_dropout is 0.25 and model.score_function is diagonal+none_cos, where a number
-model.entity_dropout=1
-    model.entity_dropout is 1.0; allowed: below 1
-model.score_function=complex 'model.entity_dimensions={person: 5}'
-    model.entity_dimensions is person and model.score_function is complex, whose relations have no matrices to
-    map rows of one width to another; linear_* and affine_* have; allowed: empty, or another value of
-model.score_function=affine_cos 'model.entity_dimensions={person: 0}'
-    model.entity_dimensions.person is 0; allowed: a number above 0
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' optimizer.relations.name=row_adagrad
-    optimizer.relations is row_adagrad and model.entity_dimensions is person, where a relation's matrix has
-    no numbers beyond two narrow rows, so that no mean of a row is its own; allowed: sparse_adagrad,
-    sparse_adam, or another value of
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' optimizer.name=row_adagrad
-    optimizer.relations is empty and model.entity_dimensions is person, ...; allowed: sparse_adagrad,
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' features.files=[person=x.npy]
-    features.files is person=x.npy and model.entity_dimensions is person, and whatever is added to rows has
-    the width of model.dimension; allowed: null for features,
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' model.init_from.path=v.npy
-    model.init_from.path is v.npy and model.entity_dimensions is person, and whatever is added
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' model.global_vectors=true
-    model.global_vectors is true and model.entity_dimensions is person, and whatever is added
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' training.objective=one_vs_all
-    training.objective is one_vs_all and model.entity_dimensions is person, and all candidates are rows of
-    model.dimension; allowed: negative_sampling,
-model.score_function=affine_cos 'model.entity_dimensions={person: 5}' training.relation_prediction=1
-    training.relation_prediction is 1 and model.entity_dimensions is person, and relations of other types have
-    matrices of other shapes; allowed: 0, or another value of
+sampling.num_ranges=4 training.objective=one_vs_all
+with negatives.name=all_entities
+negatives.num_for_heads=7 | negatives.num_for_heads is 7; allowed: at most 0
+negatives.degree_power=1 | negatives.degree_power has no effect here; it is an option of mixed
+negatives.own_entity=false | negatives.own_entity has no effect here; it is an option of mixed
+# objectives
+training.objective.label_smoothing=0.1 | label_smoothing has no effect here; it is an option of
+training.objective=k_vs_all sampling.order=machine
+with training.objective=one_vs_all
+each negatives.mask_known=true negatives.num_for_heads=3 negatives.num_for_tails=3 negatives.degree_power=1
+each negatives.name=all_entities training.synchronous=false training.batch_statistics=true
+loss.name=bce loss.reduction=sum
+loss.name=bce loss.confidences=true
+loss.name=margin_ranking training.objective.label_smoothing=0.1 | is 0.1 and loss is margin_ranking, which
+model.score_function=none_l2 training.relation_prediction=1
+model.score_function=transr training.objective=one_vs_all
+with training.objective=k_vs_all
+regularizer.name=ivr training.objective=k_vs_all | training.objective is k_vs_all and regularizer is ivr,
+loss=softmax loss.adversarial_weights=true
+loss.relation_weights.a=1 | loss.relation_weights is a and training.objective is k_vs_all...: empty,
+each training.edge_sets=[a] training.rows=touched
+# model
+model.score_function=transformer model.dimension=10 | a multiple of 4 (heads of the attention), got 10
+model.score_function=conve model.reciprocal_relations=false | is false and the score function ConvE...: true
+model.score_function.channels=3 | channels has no effect here; it is an option of conex, conve
+model.entity_dropout=1 | model.entity_dropout is 1.0; allowed: below 1
+model.score_function=rotate model.relation_dropout=0.25
+model.score_function=complex 'model.relation_operators={near: translation}' | is near and...; allowed: empty,
+model.score_function=complex 'model.entity_dimensions={person: 5}' | is person and...; allowed: empty,
 model.global_vectors=true model.reciprocal_relations=true
-    model.reciprocal_relations is true and model.global_vectors is true
 model.global_vectors=true model.reciprocal_relations=false training.synchronous=false
-    training.synchronous is false and model.global_vectors is true
-model.init_from= model.init_from.frozen=true
-    model.init_from.path is not given
+model.init_from= model.init_from.frozen=true | model.init_from.path is not given
 model.init_from.path=v.npy checkpoint.init_path=runs/a
-    checkpoint.init_path is runs/a and model.init_from.path is v.npy, and rows
-imports=no_such_module
-    cannot import 'no_such_module' (ModuleNotFoundError: No module named
-""",
-    "features": """
-features.files=[person=x.npy] training.synchronous=false
-    training.synchronous is false and features.files is
-features.files=[person=x.npy] model.global_vectors=true model.reciprocal_relations=false
-    model.global_vectors is true and features.files is
-features.files=[person=x.npy] features.use=alone model.init_from.path=v.npy
-    model.init_from.path is v.npy and features.use is alone, where entities with features have no rows of
-    their own; allowed: null for model.init_from,
-features= features.use=alone
-    override 'features.use=alone': features.files is not given
-features.files=[]
-    features.files is ...; allowed: at least 1
-features.files=[person=x.npy] features.mlp.hidden=3,x
-    features.mlp.hidden is '3,x'; allowed: a whole number
-""",
-    "regularizer": """
-regularizer.name=n2
-    unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'
-regularizer.name=n2 regularizer.weight=0.1
-    unknown regularizer 'n2'; known
-regularizer.name=none regularizer.weight=0.1
-    regularizer.weight has no effect here; it is an option of auto, dura, f2, ivr, lp, n3
-model.score_function=rotate regularizer.weight=0.1
-    regularizer.weight is 0.1 and regularizer.name is auto, which is none for model.score_function
-regularizer.name=n3 regularizer.product_ratio=2
-    regularizer.product_ratio has no effect here; it is an option of dura, ivr
-regularizer.name=dura regularizer.relation_ratio=0.5
-    regularizer.relation_ratio has no effect here; it is an option of f2, ivr, lp, n3
-regularizer.name=dura model.score_function=transe_l2
-    it is defined for products of entity and relation compared by an inner product; got transe_l2
-regularizer.name=dura model.score_function=translation_dot
-    regularizer.name dura takes ... got translation_dot
-regularizer.name=dura model.score_function=affine_dot
-    regularizer.name dura takes ... got affine_dot
-regularizer.name=dura model.score_function=none_dot_bias
-    regularizer.name dura takes ... got none_dot_bias
-regularizer.name=dura model.score_function=diagonal_cos
-    regularizer.name dura takes ... got diagonal_cos
-regularizer.name=ivr regularizer.weight=0.1 model.score_function=rotate
-    it is defined for products of entity and relation compared by an inner product; got rotate
-regularizer.name=ivr training.objective=k_vs_all
-    training.objective is k_vs_all and regularizer is ivr, which multiplies the rows of a query with that of
-    its answer; allowed: negative_sampling, one_vs_all,
-regularizer.name=n3 regularizer.relation_ratio=0.5 model.score_function=rotate
-    regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations are phases, and have
-    no penalty; allowed: 1,
-""",
-    "loss": """
-loss.name=softmx
-    unknown loss 'softmx'; did you mean 'softmax'? known:
-loss.reduction=sum
-    loss.reduction has no effect here; it is an option of bce, hinge, logistic, margin_ranking, squared
-loss.name=bce loss.reduction=sum training.objective=one_vs_all
-    loss.reduction is sum and training.objective is one_vs_all, which adds the terms of all candidates;
-    allowed: mean,
-loss.name=self_adversarial loss.adversarial_weights=true
-    loss.adversarial_weights has no effect here; it is an option of softmax, bce, hinge, logistic,
+imports=no_such_module | cannot import 'no_such_module' (ModuleNotFoundError: No module named
+with model.score_function=diagonal+none_cos
+optimizer.name=row_adagrad | optimizer.relations is empty and model.score_function is diagonal+none_cos
+each optimizer.relations=row_adagrad optimizer.weight_decay=0.1 model.relation_dropout=0.25
+# entity dimensions
+with model.score_function=affine_cos
+'model.entity_dimensions={person: 0}' | model.entity_dimensions.person is 0; allowed: a number above 0
+with model.score_function=affine_cos 'model.entity_dimensions={person: 5}'
+optimizer.relations=row_adagrad
+optimizer.name=row_adagrad | optimizer.relations is empty and...; allowed: sparse_adagrad,
+each features.files=[person=x.npy] model.init_from.path=v.npy model.global_vectors=true
+each training.objective=one_vs_all training.relation_prediction=1
+# features
+features= features.use=alone | override 'features.use=alone': features.files is not given
+features.files=[] | features.files is ...; allowed: at least 1
+with features.files=[person=x.npy]
+training.synchronous=false
+model.reciprocal_relations=false model.global_vectors=true
+features.use=alone model.init_from.path=v.npy
+features.mlp.hidden=3,x | features.mlp.hidden is '3,x'; allowed: a whole number
+# regularizer
+regularizer.name=n2 | unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'
+regularizer.name=none regularizer.weight=0.1 | weight has no effect here; it is an option of auto, dura,
+model.score_function=rotate regularizer.weight=0.1 | is 0.1 and regularizer.name is auto, which is none for
+regularizer.name=n3 regularizer.product_ratio=2 | has no effect here; it is an option of dura, ivr
+regularizer.name=n3 model.score_function=rotate regularizer.relation_ratio=0.5
+regularizer.name=ivr model.score_function=rotate | compared by an inner product; got rotate
+with regularizer.name=dura
+regularizer.relation_ratio=0.5 | has no effect here; it is an option of f2, ivr, lp, n3
+model.score_function=transe_l2 | regularizer.name dura takes ... compared by an inner product; got transe_l2
+model.score_function=translation_dot | regularizer.name dura takes ... got translation_dot
+model.score_function=affine_dot | regularizer.name dura takes ... got affine_dot
+model.score_function=none_dot_bias | regularizer.name dura takes ... got none_dot_bias
+model.score_function=diagonal_cos | regularizer.name dura takes ... got diagonal_cos
+# loss and averages
+loss.reduction=sum | has no effect here; it is an option of bce, hinge, logistic, margin_ranking, squared
+loss.confidences=true | has no effect here; it is an option of bce, hinge, logistic, self_adversarial,
+loss.name=self_adversarial loss.adversarial_weights=true | no effect here; it is an option of softmax, bce,
 loss.name=hinge loss.adversarial_weights=true loss.reduction=sum
-    loss.reduction is sum and loss.adversarial_weights is true, and the weights of a query's negatives sum to
-    1; allowed: mean,
-training.objective=k_vs_all loss.adversarial_weights=true
-    loss.adversarial_weights is true and loss is softmax, which weights no negatives over all candidates;
-    allowed: false,
-loss.confidences=true
-    loss.confidences has no effect here; it is an option of bce, hinge, logistic, self_adversarial,
-loss.confidences=true loss.name=bce training.objective=one_vs_all
-    loss.confidences is true and training.objective is one_vs_all, which does not take it; allowed: false,
-loss.confidences=true loss.name=bce training.relation_prediction=0.5
-    training.relation_prediction is 0.5 and loss.confidences is true, and its softmax has no label of one
-    answer; allowed: 0,
-'loss.relation_weights={a: 1, b: x}'
-    loss.relation_weights is {'a': 1, 'b': 'x'}; allowed: a mapping, {NAME: VALUE}
-loss.relation_weights=[a]
-    loss.relation_weights is ['a']; allowed: a mapping, {NAME: VALUE}
-loss.relation_weights.a=1 training.objective=k_vs_all
-    loss.relation_weights is a and training.objective is k_vs_all, which takes no weights; allowed: empty,
-loss.name=hinge loss.margin=0
-    loss.margin is 0.0; allowed: a number above 0
-""",
-    "averages": """
-training.averaging=2 model.score_function=tucker
-    training.averaging is 2 and model.score_function is tucker, of which no averages are kept; allowed: null,
-training.averaging=2 model.global_vectors=true model.reciprocal_relations=false
-    training.averaging is 2 and model.global_vectors is true, of which no averages are kept
-training.averaging=2 features.files=[person=x.npy]
-    training.averaging is 2 and features.files is person=x.npy, of which no averages are kept
-training.averaging=2 training.device=cpu_staged tables.storage=device
-    training.averaging is 2 and tables.storage is device, of which no averages are kept
-""",
-    "optimizer": """
-optimizer.name=adam
-    unknown optimizer 'adam';
-optimizer.relations.name=adagrad
-    sparse_adagrad
-'optimizer.betas=[0.8, 0.9]'
-    optimizer.betas has no effect here; it is an option of sparse_adam
-'optimizer={name: sparse_adam, betas: [0.9, 1]}'
-    betas must be two numbers in [0, 1), got
-optimizer.name=sparse_adam optimizer.decoupled_weight_decay=true
-    optimizer.decoupled_weight_decay is true and optimizer.weight_decay is 0, so nothing decays
+loss.name=bce loss.confidences=true training.relation_prediction=0.5
+'loss.relation_weights={a: 1, b: x}' | is {'a': 1, 'b': 'x'}; allowed: a mapping, {NAME: VALUE}
+loss.relation_weights=[a] | loss.relation_weights is ['a']; allowed: a mapping, {NAME: VALUE}
+loss.name=hinge loss.margin=0 | loss.margin is 0.0; allowed: a number above 0
+model.score_function=tucker training.averaging=2
+model.global_vectors=true model.reciprocal_relations=false training.averaging=2
+features.files=[person=x.npy] training.averaging=2
+training.device=cpu_staged tables.storage=device training.averaging=2
+# optimizer
+optimizer.name=adam | unknown optimizer 'adam';
+optimizer.relations.name=adagrad | sparse_adagrad
+'optimizer.betas=[0.8, 0.9]' | optimizer.betas has no effect here; it is an option of sparse_adam
+'optimizer={name: sparse_adam, betas: [0.9, 1]}' | betas must be two numbers in [0, 1), got
+optimizer=sparse_adam optimizer.weight_decay=0 optimizer.decoupled_weight_decay=true
 optimizer.clip_norm=1 training.synchronous=false
-    training.synchronous is false and optimizer.clip_norm is 1
-optimizer.schedule=CosineAnealingLR
-    CosineAnnealingLR
-optimizer.schedule=LambdaLR
-    LambdaLR
-'optimizer.schedule={name: StepLR, stepsize: 3}'
-    step_size
-optimizer.schedule=StepLR
-    optimizer.schedule StepLR with no options: torch refuses it:
-'optimizer.schedule={name: StepLR, step_size: 0}'
-    StepLR with step_size=0: torch refuses it
-'optimizer.schedule={step_size: 1}'
-    optimizer.schedule.name is not given
-optimizer.schedule.every=batch
-    optimizer.schedule.name is not given
-optimizer.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid split
-optimizer.schedule=ReduceLROnPlateau optimizer.schedule.every=batch
-    which follows the valid split; allowed: epoch
-'optimizer.schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}'
-    cycle_momentum is true: only learning rates are scheduled
-'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}'
-    OneCycleLR
-""",
-    "dense parameters": """
-dense.lr=0.1
-    dense.lr is 0.1 and model.score_function is complex, which has no dense parameters
-dense.optimizer=SGD
-    dense.optimizer is SGD with no options and model.score_function is complex, which has no dense parameters,
-'dense.schedule={name: StepLR, step_size: 1}'
-    dense.schedule is StepLR with step_size=1 and model.score_function is complex, which has no dense
-    parameters, nor are there features; allowed: null, or another value of model.score_function
-dense.compile=true
-    dense.compile is true and model.score_function is complex, which has no dense parameters
-model.score_function=tucker dense.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid split
-model.score_function=tucker dense.schedule=ReduceLROnPlateau dense.schedule.every=batch
-    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid split
-model.score_function=tucker training.synchronous=false
-    training.synchronous is false and model.score_function is tucker, whose parameters
+optimizer.schedule=CosineAnealingLR | CosineAnnealingLR
+optimizer.schedule=LambdaLR | LambdaLR
+'optimizer.schedule={name: StepLR, stepsize: 3}' | step_size
+optimizer.schedule=StepLR | optimizer.schedule StepLR with no options: torch refuses it:
+'optimizer.schedule={name: StepLR, step_size: 0}' | StepLR with step_size=0: torch refuses it
+'optimizer.schedule={step_size: 1}' | optimizer.schedule.name is not given
+optimizer.schedule.every=batch | optimizer.schedule.name is not given
+optimizer.schedule=ReduceLROnPlateau | evaluation.valid_every_epochs is 0, and it follows the valid split
+optimizer.schedule.name=ReduceLROnPlateau optimizer.schedule.every=batch
+'optimizer.schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}' | only learning rates
+'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}' | OneCycleLR
+# dense parameters
+dense.optimizer=SGD | dense.optimizer is SGD with no options and model.score_function is complex, which
+'dense.schedule={name: StepLR, step_size: 1}' | is StepLR with step_size=1 and..., nor are there features
+each dense.compile=true dense.autocast=bfloat16 dense.lr=0.1 dense.sharding=fsdp
+dense.autocast=bfloat16 features.files=[x.npy] | is bfloat16 and..., which has no module; projections
+dense.compile=true features.files=[x.npy] | dense.compile is true and..., which has no module; projections
+dense.options=[eps=1] | dense.options is now called dense.optimizer, a map
 model.score_function=conex training.relation_prediction=1
-    training.relation_prediction is 1 and model.score_function is conex, ...; allowed: 0
-model.score_function=tucker dense.optimizer=adam
-    unknown dense.optimizer 'adam'; ...did you mean 'Adam'
-model.score_function=tucker 'dense.optimizer={name: Adam, betas: [0.9, 2]}'
-    dense.optimizer Adam with betas=...: torch refuses it: Invalid beta
-model.score_function=tucker 'dense.optimizer={name: Adam, eps: 1e-6, momentum: 1}'
-    unknown option of dense.optimizer Adam 'momentum'
-dense.options=[eps=1]
-    dense.options is now called dense.optimizer, a map
-model.score_function=tucker dense.schedule=Cosine
-    unknown dense.schedule 'Cosine'; ...CosineAnnealingLR
-dense.autocast=bfloat16
-    dense.autocast is bfloat16 and model.score_function is complex, which has no dense parameters
-dense.autocast=bfloat16 features.files=[x.npy]
-    dense.autocast is bfloat16 and model.score_function is complex, which has no module; proj
-dense.compile=true features.files=[x.npy]
-    dense.compile is true and model.score_function is complex, which has no module; projections
-dense.compile=true model.score_function=tucker
-    dense.compile is true and the module of model.score_function tucker has no forward to compile
-dense.sharding=fsdp
-    dense.sharding is fsdp and model.score_function is complex, which has no dense parameters
-""",
-    "training": """
-training.objective.label_smoothing=0.1
-    label_smoothing has no effect here; it is an option of
-'training.objective={name: one_vs_all, label_smoothing: 0.1}' loss.name=margin_ranking
-    label_smoothing is 0.1 and loss is margin_ranking, which compares pairs of answers and has no
-training.objective=one_vs_all training.synchronous=false
-    training.synchronous is false and training.objective is one_vs_all, where every
+with model.score_function=tucker
+dense.compile=true | dense.compile is true and the module of...tucker has no forward
+dense.schedule=ReduceLROnPlateau | evaluation.valid_every_epochs is 0, and it follows the valid split
+dense.schedule.name=ReduceLROnPlateau dense.schedule.every=batch
+training.synchronous=false
+dense.optimizer=adam | unknown dense.optimizer 'adam'; ...did you mean 'Adam'
+'dense.optimizer={name: Adam, betas: [0.9, 2]}' | with betas=...: torch refuses it: Invalid beta
+'dense.optimizer={name: Adam, eps: 1e-6, momentum: 1}' | unknown option of dense.optimizer Adam 'momentum'
+dense.schedule=Cosine | unknown dense.schedule 'Cosine'; ...CosineAnnealingLR
+# training
+each checkpoint.local=false checkpoint.keep_best=true training.early_stopping.patience=2
 training.relation_prediction=2 training.synchronous=false
-    training.synchronous is false and training.relation_prediction is 2, ...; allowed: true
-training.relation_prediction=1 model.score_function=none_l2 training.objective=one_vs_all
-    training.relation_prediction is 1 and model.score_function is none_l2, of which a relation
-training.edge_sets=[a,a]
-    training.edge_sets is ...; allowed: each name once
-training.edge_sets=[a] training.objective=k_vs_all
-    training.edge_sets is a and training.objective is k_vs_all, whose batches are queries
-training.rows=touched training.objective=k_vs_all
-    training.rows is touched and training.objective is k_vs_all, whose batches are queries
-training.batch_statistics=true training.objective=one_vs_all
-    training.batch_statistics is true and training.objective is one_vs_all, which has no sampled negatives to
-    count
-training.objective=one_vs_all model.score_function=transr
-    training.objective is one_vs_all and model.score_function is transr, whose queries hold a matrix
-checkpoint.local=false
-    checkpoint.local is false and checkpoint.storage is empty, so the folder is the only copy; allowed: true
+training.edge_sets=[a,a] | training.edge_sets is ...; allowed: each name once
 training.kernels=reference training.matmul_dtype=bfloat16
-    training.matmul_dtype is bfloat16 and training.kernels is reference, which computes in float32; allowed:
-    float32, auto,
 training.lookup=kvstore training.staleness=1
-    training.staleness is 1 and training.lookup is kvstore, and only lookup exchange reads ahead; allowed: 0,
-training.early_stopping.patience=2
-    training.early_stopping.patience is 2 and evaluation.valid_every_epochs is 0, and it counts rankings
-training.early_stopping.min_gain=0.1
-    training.early_stopping.patience is not given
-checkpoint.keep_best=true
-    keep_best is true and evaluation.valid_every_epochs is 0
-training.callbacks=[recordr]
-    unknown callback 'recordr'
-evaluation.metric=mr
-    unknown evaluation.metric 'mr'; ... known: 'auc', 'hits@1', 'hits@10'
-training.loggers=[wandbb]
-    unknown logger 'wandbb'; did you mean 'wandb'?
-training.loggers=[tensorboard,tensorboard]
-    training.loggers is ...; allowed: each name once
-""",
-    "compiled losses": """
-training.device=cpu_staged training.compile=true training.objective=one_vs_all
-    training.objective is one_vs_all and training.compile is true, ...; allowed: negative_sampling
-training.device=cpu_staged training.compile=true training.kernels=reference
-    training.kernels is reference and training.compile is true, ...; allowed: auto
-training.device=cpu training.compile=true
-    training.compile is true... and training.device is cpu; allowed: cuda or cpu_staged
-""",
-    "tables on devices": """
-tables.storage=device training.device=auto
-    training.device is auto and tables.storage is device, ...; allowed: cuda, cpu_staged, or another value of
-tables.storage=device training.device=cpu
-    training.device is cpu and tables.storage is device, ...; allowed: cuda, cpu_staged, or another value of
-tables.storage=device training.device=cpu_staged tables.dtype=bfloat16
-    tables.dtype is bfloat16 and tables.storage is device, ...; allowed: float32, or another value of
-tables.storage=device training.device=cpu_staged training.synchronous=false
-    training.synchronous is false and tables.storage is device, ...; allowed: true, or another value of
-tables.storage=device training.device=cpu_staged training.staleness=1
-    training.staleness is 1 and tables.storage is device, ...; allowed: 0, or another value of
-tables.storage=device training.device=cpu_staged training.rows=touched
-    training.rows is touched and tables.storage is device, ...; allowed: all, or another value of
-tables.storage=device training.device=cpu_staged model.global_vectors=true model.reciprocal_relations=false
-    model.global_vectors is true and tables.storage is device, ...; allowed: false, or another value of
-tables.storage=device training.device=cpu_staged features.files=[entity=vectors.npy]
-    features.files is entity=vectors.npy and tables.storage is device, ...; allowed: null for features, or
-tables.storage=device training.device=cpu_staged sampling.num_ranges=2
-    sampling.num_ranges is 2 and tables.storage is device, ...; allowed: 1, or another value of
-""",
-}
+training.early_stopping.min_gain=0.1 | training.early_stopping.patience is not given
+training.callbacks=[recordr] | unknown callback 'recordr'
+evaluation.metric=mr | unknown evaluation.metric 'mr'; ... known: 'auc', 'hits@1', 'hits@10'
+training.loggers=[wandbb] | unknown logger 'wandbb'; did you mean 'wandb'?
+training.loggers=[tensorboard,tensorboard] | training.loggers is ...; allowed: each name once
+# devices
+with training.compile=true training.device=cpu
+training.kernels=auto | training.compile is true... and training.device is cpu; allowed: cuda or cpu_staged
+with training.compile=true training.device=cpu_staged
+each training.objective=one_vs_all training.kernels=reference
+with tables.storage=device
+each training.device=auto training.device=cpu
+with tables.storage=device training.device=cpu_staged
+each tables.dtype=bfloat16 training.synchronous=false training.staleness=1 training.rows=touched
+model.reciprocal_relations=false model.global_vectors=true
+features.files=[entity=vectors.npy] | and tables.storage is device, ...: null for features,
+sampling.num_ranges=2
+# two machines
+with machines=2 training.synchronous=false
+optimizer.clip_value=1 | optimizer.clip_value is 1 and the number of machines is 2, which do not wait for one
+training.staleness=1 | training.staleness is 1 and the number of machines is 2, which...: training.synchronous
+sampling.num_ranges=2 | sampling.num_ranges is 2 and the number of machines is 2, which do not wait for one
+with machines=2 training.device=cpu_staged
+tables.storage=device | tables.storage is device and the number of machines is 2, ...; allowed: memory, disk
+"""
 
 
-def rows_of(text: str) -> list[tuple[list[str], str]]:
-    rows: list[tuple[list[str], str]] = []
-    for line in text.strip("\n").splitlines():
-        if line.startswith(" "):
-            settings, message = rows.pop()
-            rows.append((settings, f"{message} {line.strip()}".strip()))
+def rows_of(text: str) -> Iterator[tuple[list[str], str]]:
+    """Yield settings and the pattern of a message."""
+    for line in text.strip().replace("|\n", "|").splitlines():
+        words, _, message = line.partition("|")
+        first, *others = settings = shlex.split(words)
+        if first == "#":
+            common: list[str] = []
+        elif first == "with":
+            common = others
+        elif first == "each":
+            yield from (misfit([*common, setting]) for setting in others)
+        elif message:
+            yield [*common, *settings], re.escape(message.strip()).replace(r"\.\.\.", ".*")
         else:
-            rows.append((shlex.split(line), ""))
-    return rows
+            yield misfit([*common, *settings])
 
 
-def refusal(settings: list[str], world: World) -> list[str]:
+def misfit(settings: list[str]) -> tuple[list[str], str]:
+    """Return the message of a last setting that does not fit another one."""
+    *others, (key, value) = (setting.split("=", 1) for setting in settings)
+    other_keys = "|".join(re.escape(key) for key, _ in others) or r"\S+"
+    return settings, rf"^{key} is {re.escape(value.strip('[]'))} and ({other_keys}) is "
+
+
+def refusal(*settings: str) -> list[str]:
+    num_machines = 2 if "machines=2" in settings else 1
+    sets = ["dataset=x", *(setting for setting in settings if setting != "machines=2")]
     try:
-        check_config(load_config(None, ["dataset=x", *settings]), world)
+        check_config(load_config(None, sets), World(0, num_machines))
     except InputErrors as error:
         return list(error.problems)
     except InputError as error:
@@ -402,64 +229,33 @@ def refusal(settings: list[str], world: World) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("section", REFUSED)
-def test_each_row_is_refused_by_its_message(section: str) -> None:
-    wrong = []
-    for settings, message in rows_of(REFUSED[section]):
-        pattern = re.escape(message).replace(r"\.\.\.", ".*")
-        problems = refusal(settings, World())
-        if not any(re.search(pattern, problem) and "\n" not in problem for problem in problems):
-            wrong.append((settings, message, problems))
-    assert not wrong
-
-
-def test_every_row_of_the_table_has_a_case() -> None:
-    sections = [rows_of(text) for text in REFUSED.values()]
-    cases = [settings for rows in sections for settings, _ in rows]
-    problems = [problem for settings in cases for problem in refusal(settings, World())]
+def test_all_are_refused_by_their_message_and_every_row_of_the_table_has_a_case() -> None:
+    lines = []
+    for settings, pattern in rows_of(REFUSED):
+        problems = refusal(*settings)
+        assert any("\n" not in line and re.search(pattern, line) for line in problems), (settings, problems)
+        lines += problems
     for row in ROWS:
-        if row.conditions[0].key != MACHINES:
-            begin = f"{row.field} is "
-            assert any(text.startswith(begin) and row.reason in text for text in problems), row
+        reason = f", {row.reason}; allowed: {row.allowed.words.split('{')[0]}"
+        assert any(line.startswith(f"{row.field} is ") and reason in line for line in lines), row
 
 
 def test_neighbours_of_refused_settings_are_taken() -> None:
-    check_config(load_config(None, ["dataset=x", *ON_DEVICE]), World())
-    check_config(load_config(None, ["dataset=x", "model.score_function=rescal", "regularizer.name=dura"]))
-    check_config(load_config(None, ["dataset=x", "training.device=auto"]), World())
+    assert refusal(*ON_DEVICE) == refusal("training.device=auto") == []
+    assert refusal("model.score_function=rescal", "regularizer.name=dura") == []
 
 
-def test_machines_share_no_memory_and_no_devices() -> None:
-    for settings, message in (
-        (
-            ["training.synchronous=false", "optimizer.clip_value=1"],
-            "optimizer.clip_value is 1 and the number of machines is 2, which do not wait for one "
-            "another: training.synchronous is false; allowed: 0",
-        ),
-        (
-            ["training.synchronous=false", "training.staleness=1"],
-            "training.staleness is 1 and the number of machines is 2, which do not wait for one "
-            "another: training.synchronous is false; allowed: 0",
-        ),
-        (
-            list(ON_DEVICE),
-            "tables.storage is device and the number of machines is 2, and devices are those of one machine; "
-            "allowed: memory, disk",
-        ),
-    ):
-        assert refusal(settings, World(0, 2)) == [message]
+@pytest.fixture
+def plan_error(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
 
+    def run_plan(*settings: str, options: Sequence[str] = ()) -> str:
+        sets = [word for setting in settings for word in ("--set", setting)]
+        status, _, error = call("plan", tmp_path / "config.yaml", *sets, *options)
+        assert status == 2
+        return error
 
-def forbidden(*arguments: Any, **options: Any) -> None:
-    raise AssertionError("this comes after the configuration was checked")
-
-
-def plan_error(folder: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> str:
-    (folder / "config.yaml").write_text("seed: 1\n")
-    sets = [word for setting in settings for word in ("--set", setting)]
-    words = ["plan", str(folder / "config.yaml"), *sets]
-    assert main(words) == 2
-    return capsys.readouterr().err
+    return run_plan
 
 
 @pytest.mark.parametrize(
@@ -473,24 +269,15 @@ def plan_error(folder: Path, capsys: pytest.CaptureFixture[str], *settings: str)
         pytest.param("optimizer.schedule=StepLR training.loggers=[wandbb]", "", id="several at once"),
     ],
 )
-def test_plan_and_training_refuse_alike(
-    settings: str,
-    dataset: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plan_and_training_refuse_alike(settings, dataset, tmp_path, monkeypatch, plan_error):
     """In the same words, before data or machine are looked at."""
-    for module, name in (
-        (plan, "read_dataset_size"),
-        (plan, "host_memory"),
-        (plan, "measure_rates"),
-        (checks, "host_memory"),
-        (job, "with_matmul_dtype"),
-    ):
-        monkeypatch.setattr(module, name, forbidden)
+    too_early = MagicMock(side_effect=AssertionError("this comes after the configuration was checked"))
+    for name in ("read_dataset_size", "host_memory", "measure_rates"):
+        monkeypatch.setattr(plan, name, too_early)
+    monkeypatch.setattr(checks, "host_memory", too_early)
+    monkeypatch.setattr(job, "with_matmul_dtype", too_early)
     sets = [f"dataset={dataset or toy_dataset()}", f"output={tmp_path / 'run'}", *settings.split()]
-    printed = plan_error(tmp_path, capsys, *sets)
+    printed = plan_error(*sets)
     with pytest.raises(InputError) as caught, script.join_cluster(load_config(None, sets)):
         pytest.fail("the block must not run")
     problems = getattr(caught.value, "problems", [str(caught.value)])
@@ -498,42 +285,26 @@ def test_plan_and_training_refuse_alike(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_plan_takes_the_number_of_machines_from_the_data_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_takes_the_number_of_machines_from_the_data_set(tmp_path, monkeypatch, plan_error):
     """A job has it from ip_config.txt."""
     sets = [f"dataset={toy_dataset(2)}", f"output={tmp_path / 'run'}", *ON_DEVICE]
-    monkeypatch.setattr(plan, "measure_rates", forbidden)
-    (message,) = refusal(sets, World(0, 2))
-    assert plan_error(tmp_path, capsys, *sets) == f"dglkge: error: {message}\n"
+    monkeypatch.setattr(plan, "measure_rates", MagicMock(side_effect=AssertionError))
+    (message,) = refusal("machines=2", *sets)
+    assert plan_error(*sets) == f"dglkge: error: {message}\n"
 
 
-def test_no_trainers_are_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n")
-    assert main(["plan", str(tmp_path / "config.yaml"), "--num_trainers", "0"]) == 2
-    assert "--num-trainers must be at least 1, and 1 where --num-servers is 0" in capsys.readouterr().err
+def test_no_trainers_are_no_plan(plan_error: Callable[..., str]) -> None:
+    error = plan_error(f"dataset={toy_dataset()}", options=("--num_trainers", "0"))
+    assert "--num-trainers must be at least 1, and 1 where --num-servers is 0" in error
 
 
 def test_a_script_ends_with_status_2_and_leaves_nothing(tmp_path: Path) -> None:
     command = [*warm.python(), str(REPOSITORY / "examples" / "train.py")]
-    command += ["--set", f"dataset={toy_dataset()}", "--set", f"output={tmp_path / 'run'}"]
-    command += ["--set", "model.dimension=7"]
+    for setting in (f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", "model.dimension=7"):
+        command += ["--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert done.stderr == "train.py: error: the dimension must be even (half real, half imaginary), got 7\n"
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_plan_needs_no_dgl(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n")
-    code = (
-        "import sys; from dglkge.cli.main import main; from dglkge.cli import plan; "
-        "plan.MEASURED_SECONDS = 0.001; "
-        f"status = main(['plan', {str(tmp_path / 'config.yaml')!r}]); "
-        "sys.exit(status if 'dgl' not in sys.modules else 9)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 # What depends on this machine: torch, compilers, packages.
@@ -543,24 +314,20 @@ TUCKER = "model.score_function=tucker"
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu() -> None:
-    (message,) = refusal(["training.device=cuda"], World())
-    words = (
-        r"training\.device is cuda and torch .* (built without CUDA|finds no GPU here); allowed here: cpu,"
-    )
-    assert re.match(words, message)
+    (message,) = refusal("training.device=cuda")
+    reason = r"torch .* (built without CUDA|finds no GPU here)"
+    assert re.match(rf"training\.device is cuda and {reason}; allowed here: cpu,", message)
 
 
 def test_a_machine_without_compiler() -> None:
     from torch._inductor import config
 
-    problem = "no-such-compiler is not in PATH (the environment variable CXX names another one)"
+    problem = "and no-such-compiler is not in PATH (the environment variable CXX names another one); allowed"
     with config.patch({"cpp.cxx": ("no-such-compiler -O2",)}):
-        (message,) = refusal(["training.device=cpu_staged", "training.compile=true"], World())
-        (module_message,) = refusal(["model.score_function=conve", "dense.compile=true"], World())
-    assert f"by a C++ compiler, and {problem}; allowed" in message
-    assert module_message == (
-        f"dense.compile is true, which takes a C++ compiler, and {problem}; allowed here: false"
-    )
+        (message,) = refusal("training.device=cpu_staged", "training.compile=true")
+        (module_message,) = refusal("model.score_function=conve", "dense.compile=true")
+    assert f"by a C++ compiler, {problem}" in message
+    assert module_message == f"dense.compile is true, which takes a C++ compiler, {problem} here: false"
 
 
 def test_a_type_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +335,7 @@ def test_a_type_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         return "torch 1 has no float16 autocast on cpu" if dtype == torch.float16 else None
 
     monkeypatch.setattr(checks, "autocast_problem", problem)
-    (message,) = refusal(["model.score_function=conve", "dense.autocast=float16"], World())
+    (message,) = refusal("model.score_function=conve", "dense.autocast=float16")
     words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
     assert re.match(words, message)
     assert "has no int8 autocast on cpu" in str(autocast_problem("cpu", torch.int8))
@@ -577,28 +344,68 @@ def test_a_type_that_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 @NEEDS_SLICES
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_an_optimizer_that_needs_whole_parameters() -> None:
-    assert refusal([TUCKER, "dense.sharding=fsdp", "dense.optimizer=Muon"], World()) == [
-        "dense.optimizer is Muon and dense.sharding is fsdp, which gives each trainer a slice of a "
-        "parameter: this optimizer's step depends on the whole; allowed: optimizers that work number by "
-        "number, e.g. Adam, or dense.sharding replicated"
-    ]
+    (message,) = refusal(TUCKER, "dense.sharding=fsdp", "dense.optimizer=Muon")
+    assert message.startswith("dense.optimizer is Muon and dense.sharding is fsdp, which gives each trainer")
+    assert message.endswith("that work number by number, e.g. Adam, or dense.sharding replicated")
 
 
 def test_a_torch_without_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.6 is."""
     monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
-    assert refusal([TUCKER, "dense.sharding=fsdp"], World()) == [
-        f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
-        "replicated, or a newer torch (2.13 is tested)"
-    ]
+    (message,) = refusal(TUCKER, "dense.sharding=fsdp")
+    reason = f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors"
+    assert message == f"{reason}; allowed: replicated, or a newer torch (2.13 is tested)"
 
 
 def test_packages_of_trackers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "is_installed", lambda package: False)
-    assert refusal(["training.loggers=[mlflow]"], World()) == [
-        "training.loggers has mlflow, and mlflow is not installed: pip install 'dglkge[mlflow]'"
-    ]
+    (message,) = refusal("training.loggers=[mlflow]")
+    assert message.endswith("has mlflow, and mlflow is not installed: pip install 'dglkge[mlflow]'")
     monkeypatch.undo()
     (tmp_path / "runs_of_a_tracker").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not checks.is_installed("runs_of_a_tracker") and checks.is_installed("json")
+
+
+LEADER = World(0, 2, 0, 2, launched=True)
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, [f"dataset={toy_dataset()}", "model.dimension=4096", *settings])
+
+
+def small_machine(monkeypatch: pytest.MonkeyPatch, memory: int, shared_memory: int) -> None:
+    monkeypatch.setattr(checks, "host_memory", lambda output, job: HostMemory(memory, shared_memory, 2**40))
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Dataset.open(toy_dataset())
+    small_machine(monkeypatch, 2**40, 2**20)
+    with caplog.at_level(logging.ERROR), pytest.raises(InputError) as refused:
+        check_dataset(config(), dataset, LEADER)
+    for words in ("not fit into machine 0", "1.0 MiB are there", "training.check_memory=false"):
+        assert words in str(refused.value)
+    assert "optimizer state" in caplog.text
+    # Only the leader of a machine refuses, and the setting overrules it. A process alone needs none.
+    check_dataset(config(), dataset, World(1, 2, 1, 2, launched=True))
+    check_dataset(config("training.check_memory=false"), dataset, LEADER)
+    check_dataset(config(), dataset, World())
+    small_machine(monkeypatch, 2**40, 2**30)
+    check_dataset(config(), dataset, LEADER)
+    small_machine(monkeypatch, 2**20, 2**40)
+    with pytest.raises(InputError, match="of memory are needed"), script.join_cluster(config()):
+        pass
+
+
+def test_files_of_a_process_alone_need_no_memory_but_room(monkeypatch, tmp_path):
+    dataset = Dataset.open(toy_dataset())
+    (planned,) = plan_memory(config("tables.storage=disk"), dataset.size(), 1, 0)
+    small_machine(monkeypatch, planned.needed_bytes(in_files=True) - planned.base_bytes, 0)
+    with pytest.raises(InputError, match="of memory are needed"):
+        check_dataset(config("checkpoint.background=false"), dataset, World())
+    in_files = config("tables.storage=disk", f"tables.folder={tmp_path}")
+    check_dataset(in_files, dataset, World())
+    monkeypatch.setattr(table_storage, "free_bytes", lambda folder: planned.file_bytes)
+    room = f"files take 0.00 GB, and none of {tmp_path} has that room"
+    with pytest.raises(InputError, match=room), script.join_cluster(in_files):
+        pass

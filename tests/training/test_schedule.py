@@ -2,70 +2,65 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.optim import Adagrad, Adam, RowWiseAdagrad, UpdateRule
+from dglkge.optim import Adagrad, Adam, RowWiseAdagrad
 from dglkge.planning.shared_memory import state_widths
 from dglkge.training.building import tables
 from dglkge.training.building.checks import check_config
-from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules, warm_up_factor
+from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules
 from dglkge.training.state import TrainingState
 from dglkge.typing import RELATION
 
 FIELD = "optimizer.schedule"
 
-OPTIONS: dict[str, list[str]] = {
-    "StepLR": ["step_size=3", "gamma=0.5"],
-    "MultiStepLR": ["milestones=[2, 5, 5]", "gamma=0.5"],
-    "ConstantLR": ["factor=0.25", "total_iters=4"],
-    "LinearLR": ["total_iters=5"],
-    "ExponentialLR": ["gamma=0.9"],
-    "CosineAnnealingLR": ["T_max=7", "eta_min=1e-3"],
-    "CosineAnnealingWarmRestarts": ["T_0=4", "T_mult=2"],
-    "PolynomialLR": ["total_iters=9", "power=2"],
-    "CyclicLR": ["base_lr=0.01", "max_lr=0.1", "step_size_up=4"],
-    "OneCycleLR": ["max_lr=0.1", "total_steps=40"],
-    "ReduceLROnPlateau": ["patience=1", "factor=0.5"],
+OPTIONS = {
+    "StepLR": "step_size: 3, gamma: 0.5",
+    "MultiStepLR": "milestones: [2, 5, 5], gamma: 0.5",
+    "ConstantLR": "factor: 0.25, total_iters: 4",
+    "LinearLR": "total_iters: 5",
+    "ExponentialLR": "gamma: 0.9",
+    "CosineAnnealingLR": "T_max: 7, eta_min: 1e-3",
+    "CosineAnnealingWarmRestarts": "T_0: 4, T_mult: 2",
+    "PolynomialLR": "total_iters: 9, power: 2",
+    "CyclicLR": "base_lr: 0.01, max_lr: 0.1, step_size_up: 4",
+    "OneCycleLR": "max_lr: 0.1, total_steps: 40",
+    "ReduceLROnPlateau": "patience: 1, factor: 0.5",
 }
 """Options of every scheduler of torch."""
+RATE_OF_EACH_GROUP = ("OneCycleLR", "max_lr: [0.1, 0.07], total_steps: 40, pct_start: 0.25")
 
 
 def config(*settings: str) -> Any:
     return load_config(None, ["dataset=toy", *settings])
 
 
-def schedule_settings(name: str, options: list[str]) -> Any:
-    text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
-    return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
-
-
-def test_every_scheduler_of_torch_has_a_case() -> None:
-    assert set(known_schedules()) == set(OPTIONS)
-
-
-@pytest.mark.parametrize("name", list(OPTIONS))
-def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, OPTIONS[name]) for name in known_schedules()), RATE_OF_EACH_GROUP]
+)
+def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str, options: str) -> None:
     """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes.
 
     A rate in the options is that of the first group, and the other group's is as much smaller as its own.
     """
-    options = schedule_settings(name, OPTIONS[name]).options
-    options |= {
-        key: [options[key], options[key] * (0.03 / 0.1)] for key in ("base_lr", "max_lr") if key in options
-    }
+    settings = config(f"optimizer.schedule={{name: {name}, {options}}}").optimizer.schedule
+    torch_options = dict(settings.options)
+    for key in ("base_lr", "max_lr"):
+        if isinstance(torch_options.get(key), float):
+            torch_options[key] = [torch_options[key], torch_options[key] * (0.03 / 0.1)]
     groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.1, 0.03)]
     driver = torch.optim.SGD(groups, lr=1.0)
     extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
     extra |= {"mode": "max"} if name == "ReduceLROnPlateau" else {}
-    reference = known_schedules()[name](driver, **options, **extra)
-    schedule = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
+    reference = known_schedules()[name](driver, **torch_options, **extra)
+    schedule = Schedule(FIELD, settings, [0.1, 0.03])
     mrr = [0.1, 0.2, 0.2, 0.19, 0.3, 0.3, 0.3, 0.3, 0.31, 0.2] * 3
     seen: set[tuple[float, ...]] = set()
     with warnings.catch_warnings():
@@ -73,7 +68,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
         for step in range(25):
             assert schedule.lrs == [group["lr"] for group in driver.param_groups], step
             seen.add(tuple(schedule.lrs))
-            again = Schedule(FIELD, schedule_settings(name, OPTIONS[name]), [0.1, 0.03])
+            again = Schedule(FIELD, settings, [0.1, 0.03])
             again.load_state_dict(schedule.state_dict())
             schedule = again
             schedule.step(mrr[step])
@@ -82,47 +77,17 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
     assert len(seen) > 1
 
 
-def test_a_rate_of_each_group_is_taken_as_given() -> None:
-    schedule = Schedule(
-        "optimizer.schedule",
-        schedule_settings("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]),
-        [0.1, 0.03],
-    )
-    rates = []
-    for _ in range(40):
-        rates.append(schedule.lrs)
-        schedule.step() if len(rates) < 40 else None
-    assert [max(group_rates) for group_rates in zip(*rates)] == pytest.approx([0.1, 0.07])
-
-
-def test_cosine_in_closed_form() -> None:
-    """Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts."""
-    schedule = Schedule(
-        "optimizer.schedule", schedule_settings("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1]
-    )
-    for step in range(10):
-        expected = 0.01 + (0.1 - 0.01) * (1 + math.cos(math.pi * step / 10)) / 2
-        assert schedule.lrs == pytest.approx([expected], rel=1e-12)
-        schedule.step()
-
-
-def test_warm_up_is_linear() -> None:
-    assert [warm_up_factor(done, 4) for done in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert warm_up_factor(0, 0) == 1.0
-
-
-def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: int = -1) -> list[list[float]]:
-    """Return the learning rates of each batch; before one of them the state goes through a file."""
+def lrs_of(settings: list[str], resume_at: int = -1) -> list[list[float]]:
+    """Return the learning rates of two epochs of 5 batches, of which one is preceded by a resume."""
     groups = [{"lr": 0.4}, {"lr": 0.1}]
-    configured = config(f"training.num_epochs={num_epochs}", *settings)
-    rates = LearningRates(configured, groups, num_batches)
-    lrs = []
-    for epoch in range(num_epochs):
-        for _ in range(num_batches):
+    configured = config("training.num_epochs=2", *settings)
+    rates, lrs = LearningRates(configured, groups, 5), []
+    for epoch in range(2):
+        for _ in range(5):
             if len(lrs) == resume_at:
                 content = TrainingState({"rates": rates}).to_bytes()
                 groups = [{"lr": 0.4}, {"lr": 0.1}]
-                rates = LearningRates(configured, groups, num_batches)
+                rates = LearningRates(configured, groups, 5)
                 TrainingState({"rates": rates}).load(content, "here")
             rates.before_batch()
             lrs.append([group["lr"] for group in groups])
@@ -132,22 +97,19 @@ def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: in
     return lrs
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("unit", ["epoch", "batch"])
-def test_warm_up_times_schedule_over_batches_and_epochs(unit: str) -> None:
-    settings = [
-        "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
-        f"optimizer.schedule.every={unit}",
-        "optimizer.warmup_batches=3",
-    ]
-    expected_lrs = []
+def test_warm_up_times_schedule_over_batches_and_epochs(unit: str, warmup: int) -> None:
+    settings = ["optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}"]
+    settings += [f"optimizer.schedule.every={unit}", f"optimizer.warmup_batches={warmup}"]
+    expected = []
     for batch in range(10):
-        factor = min(1.0, (batch + 1) / 3) * 0.5 ** (batch if unit == "batch" else batch // 5)
-        expected_lrs.append([0.4 * factor, 0.1 * factor])
-    lrs = lrs_of(settings, 5, 2)
-    for got, expected in zip(lrs, expected_lrs):
-        assert got == pytest.approx(expected, rel=1e-12)
+        factor = min(1.0, (batch + 1) / max(warmup, 1)) * 0.5 ** (batch if unit == "batch" else batch // 5)
+        expected.append([0.4 * factor, 0.1 * factor])
+    lrs = lrs_of(settings)
+    np.testing.assert_allclose(lrs, expected, rtol=1e-12)
     for place in range(10):
-        assert lrs_of(settings, 5, 2, resume_at=place) == lrs
+        assert lrs_of(settings, resume_at=place) == lrs
 
 
 def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
@@ -171,44 +133,43 @@ def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
     LearningRates(configured, [{"lr": 0.1}], 9)
 
 
-def made_with(monkeypatch: pytest.MonkeyPatch, *settings: str) -> tuple[Any, UpdateRule, dict[str, Any]]:
-    """Return the arguments that the optimizer of a configuration is constructed with."""
+ENTITIES = {"params": ["people", "films"]}
+ALL = ["people", "films", "r"]
+DECOUPLED = ("weight_decay=0.01", "decoupled_weight_decay=true")
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups", "rule", "options"),
+    [
+        ([], ALL, Adagrad(), {}),
+        (["name=sparse_adam"], ALL, Adam(), {}),
+        (
+            ["name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", *DECOUPLED],
+            ALL,
+            Adam(betas=(0.8, 0.999), eps=1e-6),
+            {"weight_decay": 0.01, "decoupled_weight_decay": True},
+        ),
+        # Relations are a group of their own where rule or learning rate differ.
+        (["relations.name=sparse_adagrad", "relations.lr=0.1"], ALL, Adagrad(), {}),
+        (["relations.lr=0.02"], [ENTITIES, {"params": ["r"], "lr": 0.02}], Adagrad(), {}),
+        (
+            ["name=row_adagrad", "relations={name: sparse_adam, betas: [0.9, 0.9]}", "weight_decay=0.1"],
+            [ENTITIES, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}],
+            RowWiseAdagrad(),
+            {"weight_decay": 0.1},
+        ),
+    ],
+)
+def test_the_optimizer_is_made_as_configured(settings, groups, rule, options, monkeypatch) -> None:
     monkeypatch.setattr(
         tables, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options)
     )
-    config = load_config(None, ["dataset=toy", *(f"optimizer.{setting}" for setting in settings)])
-    made: tuple[Any, UpdateRule, dict[str, Any]] = tables.build_optimizer(config, ["people", "films", "r"], 1)
-    return made
-
-
-def test_defaults_are_left_to_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made_with(monkeypatch)[1] == Adagrad()
-    assert made_with(monkeypatch, "name=sparse_adam")[1] == Adam()
-
-
-def test_what_is_configured_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", "weight_decay=0.01")
-    _, rule, options = made_with(monkeypatch, *settings, "decoupled_weight_decay=true")
-    assert rule == Adam(betas=(0.8, 0.999), eps=1e-6)
-    assert (options["weight_decay"], options["decoupled_weight_decay"]) == (0.01, True)
-
-
-def test_relations_of_their_own_are_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their rule and learning rate where these differ; without a difference there is one group."""
-    for settings in ([], ["relations.name=sparse_adagrad", "relations.lr=0.1"]):
-        assert made_with(monkeypatch, *settings)[0] == ["people", "films", "r"]
-    entities = {"params": ["people", "films"]}
-    assert made_with(monkeypatch, "relations.lr=0.02")[0] == [entities, {"params": ["r"], "lr": 0.02}]
-    groups, rule, options = made_with(
-        monkeypatch,
-        "name=row_adagrad",
-        "relations={name: sparse_adam, betas: [0.9, 0.9]}",
-        "weight_decay=0.1",
-    )
-    assert groups == [entities, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}]
-    assert (rule, options["weight_decay"]) == (RowWiseAdagrad(), 0.1)
+    configured = config(*(f"optimizer.{setting}" for setting in settings))
+    made: Any = tables.build_optimizer(configured, ALL, 1)
+    assert made[:2] == (groups, rule)
+    assert options.items() <= made[2].items()
 
 
 def test_state_of_relations_counts_in_the_plan() -> None:
-    config = load_config(None, ["dataset=toy", "optimizer.relations.name=row_adagrad"])
-    assert (state_widths(8, config, RELATION), state_widths(8, config, "person")) == ((1,), (8,))
+    settings = config("optimizer.relations.name=row_adagrad")
+    assert (state_widths(8, settings, RELATION), state_widths(8, settings, "person")) == ((1,), (8,))

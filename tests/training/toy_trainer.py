@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
@@ -29,6 +32,7 @@ from tests.checkpoint.toy_checkpoint import toy_meta
 
 NUM_TRIPLES, BATCH_SIZE, NUM_BATCHES = 23, 5, 5
 NUM_QUERY_BATCHES = 4
+EVERY_BATCH = ("checkpoint.every_batches=1", "checkpoint.background=false")
 
 
 class ToyTable:
@@ -39,15 +43,12 @@ class ToyTable:
         self.rows = torch.zeros(num_rows, 6 if name == "person" else 12)
 
     def own_part(self, state: dict[str, torch.Tensor]) -> TablePart:
-        """Return all rows."""
         return TablePart(self.name, 0, torch.arange(len(self.rows)), self.rows, state)
 
     whole = own_part
 
 
 class ToyTables(dict):
-    """The tables of the toy run."""
-
     entity_types = ("person",)
     lookup = SimpleNamespace(sent_bytes=0)
 
@@ -58,20 +59,17 @@ class ToyEvaluator:
     ``ranked`` lists the splits that were ranked to their end; ``mrr`` yields the result of each.
     """
 
-    def __init__(self) -> None:
-        self.before = lambda number: None
-        self.mrr: Iterator[float] = itertools.repeat(0.5)
-        self.ranked: list[str] = []
+    def __init__(self, mrr: Iterator[float]) -> None:
+        self.mrr, self.ranked = mrr, []
+        self.before: Callable[[int], None] = lambda number: None
 
     def evaluate(self, split, bar, between):
-        """Rank nothing, and let others in between."""
         for number in range(NUM_QUERY_BATCHES):
             self.before(number)
             between()
         self.ranked.append(split)
-        mrr = next(self.mrr) if split == "valid" else 0.0
-        to_dict, figures = (lambda: {"queries": NUM_QUERY_BATCHES}), (lambda: {"mrr": mrr})
-        return SimpleNamespace(to_dict=to_dict, figures=figures, both=SimpleNamespace(mrr=mrr))
+        figures = {"mrr": next(self.mrr) if split == "valid" else 0.0}
+        return SimpleNamespace(to_dict=dict, figures=lambda: figures, both=SimpleNamespace(**figures))
 
 
 class ToyRun:
@@ -86,58 +84,43 @@ class ToyRun:
         self,
         folder: Path,
         *settings: str,
-        epochs: ElasticEpochs | None = None,
         own_config: bool = False,
         lrs: Sequence[float] = (),
         mirror: Mirror | None = None,
         held_out: Any = None,
         has_measures: bool = False,
+        mrr: Sequence[float] | None = None,
     ) -> None:
-        self.has_measures = has_measures
-        sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
-        sets.append(f"training.batch_statistics={str(has_measures).lower()}")
-        config = load_config(None, ["training.progress=never", *sets])
-        self.tables = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
-        self.epochs = ElasticEpochs() if epochs is None else epochs
-        self.cluster = Cluster(World(), None)
-        self.evaluator = ToyEvaluator()
-        self.trained: list[tuple[int, list[int]]] = []
-        ids = np.arange(NUM_TRIPLES)
-        edges = EdgeTable(ids, np.stack([ids, ids % 2, ids], axis=1), None)
-        pair_of_relation = np.zeros(2, np.int64)
-        options = EdgeOptions(pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
-        order = EdgeBatches(edges, options)
-        self.checkpoints = CheckpointManager(
-            folder / "checkpoint",
-            TrainerGroup(barrier=self.cluster.barrier),
-            num_parts=1,
-            mirror=mirror,
-            has_store=mirror is not None,
-        )
         folder.mkdir(exist_ok=True)
+        sets = ["training.progress=never", "dataset=toy", f"output={folder}"]
+        sets += [f"training.batch_size={BATCH_SIZE}", *settings, f"training.batch_statistics={has_measures}"]
+        config = load_config(None, sets)
+        self.has_measures = has_measures
+        self.evaluator = ToyEvaluator(itertools.repeat(0.5) if mrr is None else iter(mrr))
+        self.epochs, self.cluster = ElasticEpochs(), Cluster(World(), None)
+        self.trained: list[tuple[int, list[int]]] = []
         self.param_groups = [{"lr": lr} for lr in lrs]
         self.lrs_of_batches: list[list[float]] = []
+        self.tables: Any = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
         optimizer = SimpleNamespace(
             state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5},
             param_groups=self.param_groups,
             drain=lambda: None,
         )
-        absent: Any = None
-        tables: Any = self.tables
-        job = Job(config, self.cluster, absent, absent, absent, absent, Computation(), tables, optimizer)
-        self.trainer = Trainer(
-            job,
-            order,
-            self,
-            self.evaluator,
-            self.checkpoints,
-            toy_meta(
-                progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE},
-                **({"config": config.to_dict()} if own_config else {}),
-            ),
-            self.epochs,
-            Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
+        ids = np.arange(NUM_TRIPLES)
+        edges = EdgeTable(ids, np.stack([ids, ids % 2, ids], axis=1), None)
+        sizes = (NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE)
+        order = EdgeBatches(edges, EdgeOptions(np.zeros(2, np.int64), *sizes, 0, 1, seed=1))
+        group = TrainerGroup(barrier=self.cluster.barrier)
+        self.checkpoints = CheckpointManager(
+            folder / "checkpoint", group, num_parts=1, mirror=mirror, has_store=mirror is not None
         )
+        absent: Any = None
+        job = Job(config, self.cluster, absent, absent, absent, absent, Computation(), self.tables, optimizer)
+        progress = {"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE}
+        meta = toy_meta(progress=progress, **({"config": config.to_dict()} if own_config else {}))
+        passes = Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out)
+        self.trainer = Trainer(job, order, self, self.evaluator, self.checkpoints, meta, self.epochs, passes)
 
     def __call__(self, batch: EdgeBatch, flags: int = 0) -> StepResult:
         """Train one batch."""
@@ -152,11 +135,35 @@ class ToyRun:
         flag_sum: Any = None  # the toy step sums no flags: trainers exchange them themselves
         return StepResult(float(batch.index * len(batch)), measures.sums, 0, False, flag_sum)
 
-    def train(self, until: int) -> None:
-        """Run the usual loops."""
-        for _ in self.epochs.remaining_until(until):
+    def train(self, until: int, after: Mapping[tuple[int, int], Callable[[], Any]] | None = None) -> None:
+        """Run the usual loops; ``after`` has what is called after the step of an epoch's batch."""
+        for epoch in self.epochs.remaining_until(until):
             for batch in self.trainer.batches():
                 self.trainer.step(batch)
+                if (epoch, batch.index) in (after or {}):
+                    after[epoch, batch.index]()
+
+    def finish(self, until: int, after: Mapping[tuple[int, int], Callable[[], Any]] | None = None) -> ToyRun:
+        """Train until the end of the script; return this run."""
+        self.train(until, after)
+        self.cluster.leave()
+        return self
+
+    def stop(self, epoch: int, index: int, number: int = signal.SIGTERM, until: int = 3) -> int:
+        """Train until a signal comes in a batch; return the status with which the trainer exits."""
+        with self.cluster.stop.listening(), pytest.raises(Preempted) as caught:
+            self.train(until, {(epoch, index): lambda: signal.raise_signal(number)})
+        return caught.value.code
+
+    def leave_by_break(self, epoch: int, index: int) -> None:
+        """Train until a batch, and leave both loops after its step by break."""
+        for current in self.epochs.remaining_until(9):
+            for batch in self.trainer.batches():
+                self.trainer.step(batch)
+                if (current, batch.index) == (epoch, index):
+                    break
+            if current == epoch:
+                break
 
     def break_off(self, num_batches: int) -> None:
         """Train some batches of an epoch, and leave it open as a killed job does."""
