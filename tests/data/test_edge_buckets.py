@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -193,18 +194,13 @@ def test_every_pair_occurs_once_in_each_epoch(order: str) -> None:
         walk_pairs("inside", 2, 0, 0)
 
 
-@pytest.mark.parametrize("order", BUCKET_ORDERS)
-def test_loads_are_those_of_a_brute_force_simulation(order: str) -> None:
+def test_loads_are_those_of_a_brute_force_simulation_and_of_each_order() -> None:
+    """Two ranges in memory: the first pair costs two loads, and each load brings one new pair together."""
     for num_ranges in SIZES:
-        for capacity in (1, 2, 3, 8):
+        for order, capacity in itertools.product(BUCKET_ORDERS, (1, 2, 3, 8)):
             count = loads_of(order, num_ranges, capacity)
             assert num_ranges <= count <= loads_of(order, num_ranges, 1)
             assert capacity < num_ranges or count == num_ranges
-
-
-def test_loads_of_each_order() -> None:
-    """Two ranges in memory: the first pair costs two loads, and each load brings one new pair together."""
-    for num_ranges in SIZES:
         fewest = 1 + num_ranges * (num_ranges - 1) // 2
         assert loads_of("inside_out", num_ranges, 2) == fewest
         assert loads_of("outside_in", num_ranges, 2, epoch=1) == fewest
@@ -213,14 +209,6 @@ def test_loads_of_each_order() -> None:
     # The Hilbert curve passes from a cell to a neighbour on a power of two, under renamed ranges.
     walk = walk_pairs("hilbert", 8, 0, 0)
     assert ((walk[1:] != walk[:-1]).sum(axis=1) == 1).all()
-
-
-def test_affinity_takes_what_is_in_memory_first() -> None:
-    walk = [tuple(pair) for pair in walk_pairs("affinity", 7, 2, 1).tolist()]
-    for place in range(1, len(walk)):
-        last = set(walk[place - 1])
-        shared = [2 if set(pair) <= last else bool(set(pair) & last) for pair in walk[place:]]
-        assert shared[0] == max(shared), place
 
 
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4), num_ranges=st.integers(1, 7))

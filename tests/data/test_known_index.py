@@ -201,13 +201,3 @@ def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path, monkeypatc
     first, second = [record.getMessage() for record in caplog.records]
     assert "each process builds its own index of known answers" in first and "No space left" in first
     assert "known_train.index: Is a directory" in second
-
-
-def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    triples = random_triples(30_000, 900, 3)
-    mapped(tmp_path, triples, 3)
-    (tmp_path / FILE).write_bytes(flipped((tmp_path / FILE).read_bytes(), CHECKED_BYTES + 1))
-    monkeypatch.setattr(known_triples, "MAX_CHECKED", 2)
-    before = inode(tmp_path)
-    mapped(tmp_path, triples, 3)
-    assert inode(tmp_path) == before

@@ -82,15 +82,11 @@ def degrees_and_components(train: list[tuple]) -> dict[str, object]:
     sizes = [len(component) for component in networkx.connected_components(seen)]
     hubs = sorted(graph, key=lambda entity: (-degrees[entity], entity))
     share = pytest.approx(max(sizes) / len(seen))
+    statistics = {"min": min(degrees), "median": np.median(degrees), "max": max(degrees)}
+    statistics |= {"mean": pytest.approx(np.mean(degrees))}
+    statistics |= {f"entities_of_degree_{degree}": degrees.count(degree) for degree in (0, 1)}
     return {
-        "degrees": {
-            "min": min(degrees),
-            "median": np.median(degrees),
-            "mean": pytest.approx(np.mean(degrees)),
-            "max": max(degrees),
-            "entities_of_degree_0": degrees.count(0),
-            "entities_of_degree_1": degrees.count(1),
-        },
+        "degrees": statistics,
         "hubs": [{"entity": f"e{entity}", "degree": degrees[entity]} for entity in hubs],
         "components": {"count": len(sizes), "largest": max(sizes), "largest_share": share},
     }

@@ -94,9 +94,7 @@ def test_columns_that_give_no_triple_are_refused():
 def test_a_header_is_seen_and_said(tmp_path):
     for name, first, is_header in (
         ("t.tsv", ("head", "relation", "tail"), True),
-        ("t.txt", ("Subject", "Predicate", "Object"), True),
         ("t.csv", ("h", "r", "t"), True),
-        ("t.csv", ("source", "label", "target"), True),
         ("t.csv", (":START_ID", ":TYPE", ":END_ID"), True),
         ("t.tsv", ("head", "is_part_of", "tail"), False),  # no words of a header
     ):
@@ -104,10 +102,7 @@ def test_a_header_is_seen_and_said(tmp_path):
         path = write(tmp_path / name, joined([first, *TRIPLES], separator))
         assert read(path) == (TRIPLES if is_header else [first, *TRIPLES])
         assert TripleFile(path).header == (dict(zip(ROLES, first)) if is_header else {})
-
-
-def test_words_that_are_a_triple_of_a_text_without_quotes(tmp_path):
-    """The relation stands again, or nothing follows."""
+    # Words that are a triple of a text without quotes: the relation stands again, or nothing follows.
     for rows in ([tuple(ROLES), ("neck", "relation", "tail")], [("subject", "predicate", "object")]):
         path = write(tmp_path / "t.tsv", joined(rows))
         assert read(path) == rows and TripleFile(path).header == {}
@@ -142,7 +137,6 @@ def test_any_names_survive(tmp_path_factory, rows):
 
 def test_order_of_columns_delimiters_and_ids(tmp_path):
     for name, text, columns, options, row in (
-        ("t.tsv", "h\tt\tr", "htr", {}, ("h", "r", "t")),
         ("t.tsv", "r\th\tt", "rht", {}, ("h", "r", "t")),
         ("t.tsv", "0.5\ta\tb\tc\n", "wrht", {}, ("b", "a", "c", 0.5)),
         ("t.txt", "a b c\n", "hrt", {"delimiter": " "}, ("a", "b", "c")),
@@ -173,11 +167,9 @@ def test_parquet_and_frames(tmp_path):
 def test_bad_line_is_found_in_any_block(tmp_path, small_block):
     for bad, fault, num_good, name in (
         (b"a,b", "got 2 columns", 0, "t.tsv"),
-        (b"a,b", "got 2 columns", 300, "t.csv"),
-        (b"a,b,c,d", "got 4 columns", 1, "t.csv"),
-        (b"a,b,c,d", "got 4 columns", 300, "t.tsv.gz"),
+        (b"a,b,c,d", "got 4 columns", 300, "t.csv"),
+        (b"a,b,c,d", "got 4 columns", 1, "t.tsv.gz"),
         (b"a,\xff,c", "byte 3 of the line is not UTF-8", 300, "t.tsv"),
-        (b"a,\xff,c", "not UTF-8", 0, "t.csv"),
         (b"a,,c", "the relation is empty", 300, "t.tsv.gz"),
     ):
         lines = [b"aaa,bb%d,c" % i for i in range(num_good)] + [b"", bad] + [b"x,y,z"] * 50
@@ -194,10 +186,8 @@ def test_bad_fields(tmp_path):
         ("hrtw", "a\tb\tc\tx", "the weight is 'x', expected a number"),
         ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
         ("hrt", "a b c", "got 1 columns separated by tabs, expected 3: 'a b c'; see --delimiter"),
-        ("ids", "0\tx\t2", "the relation is 'x', expected an integer id"),
         ("ids", "1\t1\t²", "the tail is '²', expected an integer id"),
         ("ids", "0\t0\t7", "the tail id is 7, allowed is 0 to 4"),
-        ("ids", "1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
         ("ids", "1\t0\t" + "1" * 5000, "the tail id is 111"),
         ("ids", "1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
     ):
@@ -214,9 +204,7 @@ ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encod
 def test_unreadable_files(tmp_path, small_block):
     for name, content, columns, message in (
         ("t.tsv", None, "hrt", "there is no such file"),
-        ("t.tsv", b"", "hrt", "t.tsv: the file is empty$"),
         ("t.tsv", b"\n\n", "hrt", "the file is empty: it has no triples"),
-        ("t.csv", b"head,relation,tail\n", "hrt", "the file is empty: it has no triples"),
         ("t.json", b"{}", "hrt", "unknown kind of file; known are .tsv, .txt, .csv, .parquet"),
         ("t.parquet", b"PAR1 or not", "hrt", "cannot be read as Parquet"),
         ("t.csv", b'"a,b,c\n', "hrt", "t.csv:1: bad quotes"),
@@ -255,7 +243,6 @@ def test_unusable_frames(tmp_path):
         ({"head": [], "relation": [], "tail": []}, None, "the data frame is empty"),
         ({"head": ["a"], "relation": ["b"]}, None, "no column 'tail'; there are head, relation"),
         ({"head": [0.5], "relation": ["b"], "tail": ["c"]}, None, "head column holds double"),
-        ({"head": [["x"]], "relation": ["b"], "tail": ["c"]}, None, "head column holds list"),
         ({"head": ["x", 1], "relation": "b", "tail": "c"}, None, "mixes several types"),
         ({"head": [0, 9], "relation": 0, "tail": 1}, IDS, "row 2: the head id is 9, allowed is 0 to 4"),
     ):
@@ -279,25 +266,15 @@ def read_names(path, **options):
     return read_named_triples(path, RELATIONS, VOCABULARIES.__getitem__, **options)
 
 
-def some_lines(num_lines: int) -> tuple[list[tuple[str, str, str]], list[list[int]]]:
-    random = np.random.default_rng(0)
-    names, ids = [], []
-    for _ in range(num_lines):
-        relation = int(random.integers(3))
-        lhs, rhs = RELATIONS[relation].lhs, RELATIONS[relation].rhs
-        # p3 is the name of a person and of a town, so with "near" it would be ambiguous
-        head = int(random.choice([i for i, name in enumerate(VOCABULARIES[lhs].names) if name != "p3"]))
-        tail = int(random.integers(len(VOCABULARIES[rhs])))
-        names.append((VOCABULARIES[lhs][head], RELATIONS[relation].name, VOCABULARIES[rhs][tail]))
-        ids.append([head, relation, tail])
-    return names, ids
+# p3 is the name of a person and of a town, so with "near" it would be ambiguous.
+LINES = [("p1", "near", "t4"), ("t0", "near", "p3"), ("p8", "knows", "p3"), ("t2", "near", "t0")]
 
 
 def test_names_are_looked_up(tmp_path):
     """Also with labels, another delimiter and columns in another order."""
-    names, ids = some_lines(200)
-    triples = read_names(write(tmp_path / "mine.txt.gz", joined(names)))
-    assert triples.dtype == np.int64 and triples.tolist() == ids
+    triples = read_names(write(tmp_path / "mine.txt.gz", joined(LINES * 50)))
+    assert triples.dtype == np.int64
+    assert triples.tolist() == [[1, 1, 4], [0, 2, 5], [8, 0, 3], [2, 2, 0]] * 50
     path = write(tmp_path / "mine.txt", "near (person → town);t1;p4;0.5\nknows;p2;p3;1\n")
     columns = parse_columns("relation,tail,head,weight")
     assert read_names(path, columns=columns, delimiter=";").tolist() == [[4, 1, 1], [3, 0, 2]]
@@ -316,14 +293,12 @@ def test_first_bad_line_is_named(tmp_path):
             with pytest.raises(InputError) as caught:
                 read_names(write(tmp_path / name, text))
             assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
-
-
-def test_headers_and_blocks_count(tmp_path):
+    # Headers and blocks count.
     rows = [f"p{i % 9},knows,p{(i + 1) % 9}" for i in range(50)]
     path = write(tmp_path / "mine.csv", "\n".join(["head,relation,tail", *rows, "p1,knows,?"]))
     with pytest.raises(InputError, match=r"mine.csv:52: unknown entity '\?'"):
         read_names(path)
-    frame = pd.DataFrame([*some_lines(5)[0], ("p1", "knows", "x")], columns=ROLES)
+    frame = pd.DataFrame([*LINES, LINES[0], ("p1", "knows", "x")], columns=ROLES)
     frame.to_parquet(tmp_path / "mine.parquet")
     with pytest.raises(InputError, match="mine.parquet: row 6: unknown entity 'x'"):
         read_names(tmp_path / "mine.parquet")

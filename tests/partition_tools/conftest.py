@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -20,21 +22,20 @@ from dglkge.partition.readers.files import Source, find_input, read_files
 from dglkge.partition.run_build import GraphJob
 from partition_tools import partition
 from tests import warm
-from tests.toy_kg import REPOSITORY, ring_triples, typed_triples
-
-
-def build_in_this_process(dataset: Path, job: GraphJob) -> None:
-    """Partition without a child, which would have to import DGL first."""
-    from dglkge.partition.build_graph import build_partitions
-
-    job.save(dataset)
-    with contextlib.redirect_stdout(io.StringIO()):
-        build_partitions(dataset, GraphJob.take(dataset))
+from tests.toy_kg import REPOSITORY, typed_triples
 
 
 @pytest.fixture
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
+    """Partition without a child, which would have to import DGL first."""
+    from dglkge.partition.build_graph import build_partitions
+
+    def build(dataset: Path, job: GraphJob) -> None:
+        job.save(dataset)
+        with contextlib.redirect_stdout(io.StringIO()):
+            build_partitions(dataset, GraphJob.take(dataset))
+
+    monkeypatch.setattr(dataset_writer, "run_build", build)
 
 
 @pytest.fixture
@@ -49,16 +50,9 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
     return run
 
 
-def run_script(
-    *words: object,
-    script: str = "partition.py",
-    python: Sequence[str] = (),
-    copied: bool = True,
-    **options: Any,
-) -> subprocess.CompletedProcess[str]:
+def run_script(*words: object, script: str = "partition.py", copied: bool = True, **options: Any):
     """Run a script as a user does, with no help from PYTHONPATH."""
-    path = REPOSITORY / "partition_tools" / script
-    command = [*(python or warm.python()), str(path), *map(str, words)]
+    command = [*warm.python(), str(REPOSITORY / "partition_tools" / script), *map(str, words)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {warm.COPIED_BUILD: "1"} if copied else {}
     options = {"stdout": subprocess.PIPE, **options}
@@ -81,14 +75,41 @@ def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, 
 
 
 @pytest.fixture
-def ring() -> pd.DataFrame:
-    return ring_triples()
-
-
-@pytest.fixture
 def typed(tmp_path: Path) -> tuple[pd.DataFrame, dict[str, str], Path]:
     """Triples of three entity types, the type of each entity, and the file that says so."""
     frame, types = typed_triples()
     path = tmp_path / "types.tsv"
     path.write_text("".join(f"{name}\t{type_}\n" for name, type_ in types.items()))
     return frame, types, path
+
+
+# What follows reads a data set back into names, by the files alone, and without any code of the project.
+def lines(path: Path) -> list[str]:
+    return path.read_bytes().decode().split("\n")[:-1]
+
+
+def named(dataset: Path, triples: np.ndarray, original_ids: dict | None = None) -> list[tuple[str, ...]]:
+    """Return head, relation and tail of triples by name, and the time if there is one."""
+    relations = [line.split("\t") for line in lines(dataset / "relations.tsv")]
+    entities = {path.stem: lines(path) for path in (dataset / "entities").glob("*.txt")}
+    times = lines(dataset / "times.txt") if (dataset / "times.txt").exists() else []
+    rows = []
+    for head, number, tail in triples.tolist():
+        row, time = divmod(number, len(times) or 1)
+        name, lhs, rhs = relations[row if original_ids is None else original_ids["relation"][row]]
+        if original_ids is not None:
+            head, tail = original_ids[lhs][head], original_ids[rhs][tail]
+        rows.append((entities[lhs][head], name, entities[rhs][tail], *times[time : time + 1]))
+    return rows
+
+
+def named_triples(dataset: Path, split: str) -> list[tuple[str, ...]]:
+    return named(dataset, np.load(dataset / f"{split}.npy"))
+
+
+def owned_triples(dataset: Path) -> list[Counter]:
+    """Return, for each partition, the named triples of its ``edges.npy``, going through the id maps."""
+    files = (dataset / "partitions").glob("original_ids_*.npy")
+    original_ids = {path.stem.removeprefix("original_ids_"): np.load(path) for path in files}
+    parts = sorted((dataset / "partitions").glob("part*/edges.npy"))
+    return [Counter(named(dataset, np.load(part), original_ids)) for part in parts]

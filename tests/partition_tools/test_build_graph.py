@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 
 import dgl
@@ -15,29 +14,16 @@ from hypothesis import strategies as st
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition import dataset_writer
-from dglkge.partition.build_graph import (
-    LDG_PASSES,
-    VerificationError,
-    build_graph,
-    fill_empty_parts,
-    ldg_parts,
-    metis_parts,
-    random_parts,
-    symmetric_graph,
-    verify_partitions,
-)
-from dglkge.partition.make_dataset import partition_dataframe
-from dglkge.partition.options import Options
+from dglkge.partition import build_graph as module
+from dglkge.partition.build_graph import VerificationError, build_graph, ldg_parts
 from dglkge.partition.run_build import GraphJob
 from dglkge.typing import RELATION
-from tests.partition_tools.conftest import build_in_this_process
-from tests.toy_kg import typed_triples
+from tests.toy_kg import toy_dataset
 
 
 def quiet_metis_parts(*arguments) -> np.ndarray:
     with contextlib.redirect_stdout(io.StringIO()):
-        return metis_parts(*arguments)
+        return module.metis_parts(*arguments)
 
 
 def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator):
@@ -66,7 +52,7 @@ def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, r
 def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed):
     type_of = np.repeat(np.arange(len(counts)), counts)
     in_degrees = np.random.default_rng(seed).integers(0, 9, len(type_of))
-    parts = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
+    parts = module.random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
     assert parts.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
 
 
@@ -74,7 +60,7 @@ def test_empty_parts_are_filled_with_the_least_loss():
     type_of = np.array([0, 0, 0, 0, 1, 1, 1])
     parts = np.array([0, 0, 0, 1, 1, 1, 1])
     in_degrees = np.array([5, 1, 9, 0, 3, 2, 4])
-    filled = fill_empty_parts(parts, type_of, in_degrees, 2)
+    filled = module.fill_empty_parts(parts, type_of, in_degrees, 2)
     assert filled.tolist() == [0, 0, 0, 1, 1, 0, 1]
     assert parts.tolist() == [0, 0, 0, 1, 1, 1, 1]
 
@@ -85,7 +71,7 @@ def test_no_part_stays_empty_and_as_few_nodes_move_as_can(num_parts, extra, seed
     rng = np.random.default_rng(seed)
     type_of = np.repeat([0, 1], num_parts + extra)
     parts = rng.integers(0, num_parts, len(type_of))
-    filled = fill_empty_parts(parts, type_of, rng.integers(0, 9, len(type_of)), num_parts)
+    filled = module.fill_empty_parts(parts, type_of, rng.integers(0, 9, len(type_of)), num_parts)
     empty = 0
     for type_ in (0, 1):
         assert set(filled[type_of == type_]) == set(range(num_parts))
@@ -99,7 +85,7 @@ def test_symmetric_graph_is_that_of_a_dense_matrix():
     dense = np.zeros((12, 12), dtype=bool)
     dense[heads, tails] = dense[tails, heads] = True
     np.fill_diagonal(dense, False)
-    sources, targets = symmetric_graph(heads, tails, 12).edges()
+    sources, targets = module.symmetric_graph(heads, tails, 12).edges()
     assert sorted(map(list, zip(sources.tolist(), targets.tolist()))) == np.argwhere(dense).tolist()
 
 
@@ -151,44 +137,22 @@ def test_ldg_is_the_greedy_rule(num_parts, dtype):
     in_degrees, rng = np.bincount(tails, minlength=40), np.random.default_rng(5)
     parts = ldg_parts(heads.astype(dtype), tails.astype(dtype), in_degrees, num_parts, rng)
     order = np.random.default_rng(5).permutation(40).tolist()
-    assert parts.tolist() == greedy(order, heads, tails, num_parts, LDG_PASSES)
+    assert parts.tolist() == greedy(order, heads, tails, num_parts, module.LDG_PASSES)
 
 
-@pytest.mark.parametrize("method", ["metis", "ldg"])
-def test_clusters_stay_together_and_parts_are_balanced(method):
+def test_clusters_stay_together_and_parts_are_balanced():
     rng = np.random.default_rng(2)
     cluster = rng.integers(0, 20, 8000) * 50
     heads, tails = cluster + rng.integers(0, 50, 8000), cluster + rng.integers(0, 50, 8000)
-    if method == "ldg":
-        parts = ldg_parts(heads, tails, np.bincount(tails, minlength=1000), 4, np.random.default_rng(0))
-    else:
-        parts = quiet_metis_parts(heads, tails, 1000, 4)
-    cut, slack = {"ldg": (0.3, 1.06), "metis": (0.05, 1.1)}[method]  # at random 0.75
-    assert (parts[heads] != parts[tails]).mean() < cut
-    assert np.bincount(parts).max() <= slack * 250
-    assert np.bincount(parts[tails]).max() <= slack * 2000
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    frame, types = typed_triples()
-    folder = tmp_path_factory.mktemp("sound")
-    (folder / "types.tsv").write_text("".join(f"{name}\t{kind}\n" for name, kind in types.items()))
-    options = Options(num_parts=2, method="random", entity_types=folder / "types.tsv")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset_writer, "run_build", build_in_this_process)
-        partition_dataframe(frame, folder / "out", options=options)
-    return folder / "out"
-
-
-@pytest.fixture
-def partitions(sound, tmp_path):
-    return shutil.copytree(sound, tmp_path / "out") / "partitions"
+    ldg = ldg_parts(heads, tails, np.bincount(tails, minlength=1000), 4, np.random.default_rng(0))
+    for parts, cut, slack in ((ldg, 0.3, 1.06), (quiet_metis_parts(heads, tails, 1000, 4), 0.05, 1.1)):
+        assert (parts[heads] != parts[tails]).mean() < cut  # at random 0.75
+        assert np.bincount(parts).max() <= slack * 250 and np.bincount(parts[tails]).max() <= slack * 2000
 
 
 def verify(partitions) -> None:
     dataset = Dataset.open(partitions.parent)
-    verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
+    module.verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
 
 
 def changed(function, *names: str):
@@ -242,36 +206,17 @@ def outer_node(partitions) -> None:
         (changed(other_relation, "part1/edges.npy"), "partition 1: edges .* are not those of the triples"),
         (changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"), "1000000 is of no triple"),
         (changed(lambda array: array[1:], *TABLE_1), "partitions hold [0-9]+ of [0-9]+"),
-        (changed(swapped, *TABLE_0), "partition 0: triple ids do not ascend"),
+        (changed(lambda array: swapped(array, 6), *TABLE_0), "partition 0: triple ids do not ascend"),
         (take_of_the_other, "partition 1: "),
         (copy_of_the_other, None),
         (outer_node, "partition 0: DGL's files hold nodes or edges of other"),
         (lambda partitions: (partitions / "part1" / "edges.npy").unlink(), "part1/edges.npy"),
     ],
 )
-def test_what_is_changed_is_noticed(partitions, damage, message):
+def test_what_is_changed_is_noticed(tmp_path, damage, message, monkeypatch):
+    partitions = shutil.copytree(toy_dataset(2, typed=True), tmp_path / "out") / "partitions"
+    monkeypatch.setattr(module, "PIECE_ROWS", 7)
+    verify(partitions)
     damage(partitions)
     with pytest.raises((VerificationError, AssertionError, InputError), match=message):
         verify(partitions)
-
-
-def test_triples_are_checked_in_pieces(partitions, monkeypatch):
-    monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 7)
-    verify(partitions)
-    changed(lambda array: swapped(array, 6), *TABLE_0)(partitions)
-    with pytest.raises(VerificationError, match="partition 0: triple ids do not ascend"):
-        verify(partitions)
-
-
-def test_dgl_loads_what_was_written(partitions):
-    dataset = Dataset.open(partitions.parent)
-    config = json.loads(dataset.graph_config_path.read_text())
-    assert set(config["ntypes"]) == {"person", "town", "country", "relation"}
-    book, name, ntypes, etypes = dgl.distributed.load_partition_book(str(dataset.graph_config_path), 0)
-    assert name == dataset.graph_name and set(ntypes) == set(config["ntypes"])
-    assert ("relation", "relation_relation", "relation") in etypes
-    layout = dataset.layout()
-    for ntype in layout.ntypes:
-        for part_id in range(2):
-            owned = book.partid2nids(part_id, ntype).tolist()
-            assert owned == list(range(*layout.node_range(ntype, part_id)))

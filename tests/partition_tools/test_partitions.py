@@ -1,33 +1,38 @@
-"""Whole data sets partitioned and extended, of toys and of public graphs, read back by the files alone."""
+"""Whole data sets partitioned and extended, read back by the files alone; leaks left out, and the report."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import shutil
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.quality import measure_quality
 from dglkge.errors import InputError
 from dglkge.partition import extend
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
+from dglkge.partition.report import partition_figures, print_figures, print_quality
 from dglkge.typing import RELATION
 from partition_tools import extend as extend_script
-from tests.partition_tools.conftest import run_script
-from tests.partition_tools.reading_back import named, named_triples, owned_triples
-from tests.toy_kg import toy_dataset
+from tests.data import toy_folder
+from tests.partition_tools.conftest import named, named_triples, owned_triples, run_script
+from tests.toy_kg import ring_triples, toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
-ROLES = ["head", "relation", "tail"]
+ROLES, RING = ["head", "relation", "tail"], ring_triples()
 LAYOUTS = [(1, "metis"), (3, "metis"), (3, "ldg"), (2, "random")]
 
 
@@ -36,14 +41,19 @@ def rows(frame: pd.DataFrame) -> list[tuple]:
 
 
 @pytest.mark.parametrize("num_parts, method", LAYOUTS)
-def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
+def test_every_triple_lies_in_one_partition(tmp_path, num_parts, method):
+    """Also one that repeats another, a loop, and those of names that only valid and test have."""
     options, out = Options(num_parts=num_parts, method=method), tmp_path / "out"
-    partition_dataframe(ring[:200], out, ring[200:220], ring[220:], options=options)
-    for split, start, end in (("train", 0, 200), ("valid", 200, 220), ("test", 220, 240)):
-        assert named_triples(out, split) == rows(ring[start:end])
+    loop, lonely = (pd.DataFrame([row], columns=ROLES) for row in (("a", "s", "a"), ("lonely", "u", "e000")))
+    splits = {"train": pd.concat([RING[:200], RING[:2], loop]), "valid": RING[200:], "test": lonely}
+    figures = partition_dataframe(splits["train"], out, splits["valid"], lonely, options=options)
+    for split, frame in splits.items():
+        assert named_triples(out, split) == rows(frame)
+    assert figures["duplicates"]["train"] == 2
+    assert figures["unseen"]["test"] == {"entities": 1, "relations": 1, "triples": 1}
     owned = owned_triples(out)
     assert len(owned) == num_parts and all(owned)
-    assert sum(owned, Counter()) == Counter(rows(ring[:200]))
+    assert sum(owned, Counter()) == Counter(rows(splits["train"]))
     dataset = Dataset.open(out)
     assert dataset.num_parts == num_parts and dataset.part_method == method
 
@@ -77,18 +87,18 @@ def test_typed_graph(tmp_path, typed, num_parts, method):
     assert start == len(frame)
 
 
-def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
+def test_fingerprint_depends_on_the_triples_alone(tmp_path):
     """And partitions on the seed."""
     results = []
     layouts = [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
     for place, (num_parts, method, seed) in enumerate(layouts):
         options = Options(num_parts=num_parts, method=method, seed=seed, name="same")
-        partition_dataframe(ring, tmp_path / str(place), options=options)
+        partition_dataframe(RING, tmp_path / str(place), options=options)
         parts = np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy").tolist()
         results.append((Dataset.open(tmp_path / str(place)).fingerprint, parts))
     assert len({fingerprint for fingerprint, _ in results}) == 1
     assert results[1] == results[2] != results[3]
-    partition_dataframe(ring[:-1], tmp_path / "other")
+    partition_dataframe(RING[:-1], tmp_path / "other")
     assert Dataset.open(tmp_path / "other").fingerprint != results[0][0]
 
 
@@ -124,60 +134,31 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
         assert table.weights.tolist() == [weight_of[triples[i]] for i in table.triple_ids.tolist()]
 
 
-def test_duplicates_unseen_loops_and_isolated_entities_are_kept_and_counted(tmp_path):
-    train = [*[("a", "r", "b")] * 3, ("b", "r", "a"), ("a", "s", "a"), ("c", "r", "c")]
-    test = [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")]
-    train, test = (pd.DataFrame(triples, columns=ROLES) for triples in (train, test))
-    figures = partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
-    assert figures["splits"] == {"train": 6, "valid": 0, "test": 3}
-    assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
-    assert figures["unseen"]["test"] == {"entities": 2, "relations": 1, "triples": 2}
-    assert named_triples(tmp_path / "out", "test") == rows(test)
-    assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(train))
-
-
 SAID = "one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training"
 FEW = "19 triples are too few to split: all are for training"
 
 
-@pytest.mark.parametrize(
-    ("num", "words", "notes", "sizes"),
-    [
-        (240, [], [SAID], (216, 12, 12)),
-        (240, ["--split", "0.6,0.2,0.2"], [], (144, 48, 48)),
-        (240, ["--split", "1"], [], (240, 0, 0)),
-        (19, [], [FEW], (19, 0, 0)),
-    ],
-)
-def test_one_set_of_triples_is_split(tmp_path, ring, call, num, words, notes, sizes):
-    ring[:num].to_csv(tmp_path / "all.csv", index=False)
-    status, out, _ = call(tmp_path / "all.csv", *words, "--method", "random")
-    assert status == 0 and "header: head is 'head', relation is 'relation', tail is 'tail'\n" in out
-    assert [line for line in out.splitlines() if line in (SAID, FEW)] == notes
-    splits = [named_triples(tmp_path / "out", split) for split in ("train", "valid", "test")]
-    assert sum(map(Counter, splits), Counter()) == Counter(rows(ring[:num]))
-    # Five standard deviations of a binomial.
-    assert [len(split) for split in splits] == pytest.approx(sizes, abs=5 * (num * 0.9 * 0.1) ** 0.5)
-    assert all(bool(split) == bool(size) for split, size in zip(splits, sizes))
-
-
-def test_splits_of_the_user_stay(tmp_path, ring):
-    options = Options(split="auto")
-    figures = partition_dataframe(ring[1:], tmp_path / "two", ring[:1], options=options)
+def test_one_set_of_triples_is_split_and_splits_of_the_user_stay(tmp_path, call):
+    for num, words, notes, sizes in (
+        (240, "", [SAID], (216, 12, 12)),
+        (240, "--split 0.6,0.2,0.2", [], (144, 48, 48)),
+        (240, "--split 1", [], (240, 0, 0)),
+        (19, "", [FEW], (19, 0, 0)),
+    ):
+        RING[:num].to_csv(tmp_path / "all.csv", index=False)
+        status, out, _ = call(tmp_path / "all.csv", *words.split(), "--method", "random", "--overwrite")
+        assert status == 0 and "header: head is 'head', relation is 'relation', tail is 'tail'\n" in out
+        assert [line for line in out.splitlines() if line in (SAID, FEW)] == notes
+        splits = [named_triples(tmp_path / "out", split) for split in ("train", "valid", "test")]
+        assert sum(map(Counter, splits), Counter()) == Counter(rows(RING[:num]))
+        # Five standard deviations of a binomial.
+        assert [len(split) for split in splits] == pytest.approx(sizes, abs=5 * (num * 0.9 * 0.1) ** 0.5)
+        assert all(bool(split) == bool(size) for split, size in zip(splits, sizes))
+    figures = partition_dataframe(RING[1:], tmp_path / "two", RING[:1], options=Options(split="auto"))
     assert figures["splits"] == {"train": 239, "valid": 1, "test": 0}
     with pytest.raises(InputError, match="--split needs one set of triples, got train, test"):
-        partition_dataframe(ring, tmp_path / "out", test=ring, options=Options(split=(0.8, 0.1, 0.1)))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("method", ["metis", "ldg", "random"])
-def test_edges_are_balanced_in_a_skewed_graph(tmp_path, method):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000)})
-    frame["tail"] = (400 * rng.random(6000) ** 3).astype(int)
-    options = Options(num_parts=2, method=method)
-    figures = partition_dataframe(frame, tmp_path / "out", options=options)
-    assert figures["balance"]["edges"] < 1.15
+        partition_dataframe(RING, tmp_path / "no", test=RING, options=Options(split=(0.8, 0.1, 0.1)))
+    assert not (tmp_path / "no").exists()
 
 
 COUNTS = {
@@ -196,7 +177,7 @@ def test_counts(shared_datasets, tmp_path, call, name):
     assert figures["entity_types"] == {"entity": entities} and figures["num_relations"] == relations
     assert figures["splits"] == {"train": train, "valid": valid, "test": test}
     assert figures["unseen"]["valid_and_test"]["entities"] == unseen
-    assert figures["duplicates"] == {"train": 0, "valid": 0, "test": 0}
+    assert figures["duplicates"] == {"train": 0, "valid": 0, "test": 0} and figures["warnings"] == []
     assert figures["balance"]["edges"] < 1.1 and figures["balance"]["entities"] < 1.1
     with gzip.open(source / "test.tsv.gz", "rt", encoding="utf-8") as file:
         expected = [tuple(line.rstrip("\n").split("\t")) for line in file]
@@ -339,3 +320,155 @@ def test_command_and_training_of_touched_rows(tmp_path, capsys):
     assert {names[entity] for entity in moved.tolist()} == {"e003", "e005"}
     lines = (after.folder / "training_stats.json").read_text().splitlines()
     assert [json.loads(line)["stats"]["count"] for line in lines] == [2, 2, 2]
+
+
+NEAR = [(f"e{i}", "above", f"e{i + 1}") for i in range(9)]
+TRAIN = [*NEAR[:8], *((t, "below", h) for h, _, t in NEAR), ("e0", "likes", "e5")]
+"""Nine pairs, in both directions but for (e8, above, e9)."""
+
+
+def write_files(folder, **splits: list[tuple]):
+    folder.mkdir()
+    for name, rows in splits.items():
+        # An empty line first: it is no row, but counts as a line.
+        (folder / f"{name}.tsv").write_text("\n" + "".join("\t".join(row) + "\n" for row in rows))
+    return folder
+
+
+def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call):
+    test = [("e3", "likes", "e0"), ("e0", "likes", "e5"), TRAIN[3]]
+    source = write_files(tmp_path / "source", train=TRAIN, valid=[("e0", "likes", "e5")], test=test)
+    status, out, err = call(source, "--strict-splits")
+    assert (status, out) == (2, "")
+    assert err == (
+        "partition.py: error: 1 of 1 valid triples (100.0%) and 2 of 3 test triples (66.7%) stand in train "
+        f"too, e.g. {source}/valid.tsv:2: 'e0' 'likes' 'e5', also {source}/train.tsv:19: "
+        "--strict-splits refuses this; --drop-leaks exact leaves them out\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    # Without the option they are counted and kept.
+    status, out, err = call(source, "--json")
+    assert (status, err) == (0, "")
+    figures = json.loads(out)
+    assert figures["quality"]["leaks"]["test"]["in_train"] == {"triples": 2, "share": pytest.approx(2 / 3)}
+    assert figures["dropped_leaks"] == {} and figures["warnings"] == []
+    assert Dataset.open(tmp_path / "out").quality() == figures["quality"]
+
+
+def test_implied_triples_are_refused_above_a_share(tmp_path, call):
+    source = write_files(tmp_path / "source", train=TRAIN, test=[("e9", "likes", "e8"), NEAR[8]])
+    status, _, err = call(source, "--strict-splits=0.49")
+    assert status == 2 and not (tmp_path / "out").exists()
+    assert err == (
+        "partition.py: error: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
+        f"duplicate relation, e.g. {source}/test.tsv:3: 'e8' 'above' 'e9': --strict-splits allows a "
+        "share of 0.49; --drop-leaks implied leaves them out\n"
+    )
+    assert call(source, "--strict-splits=0.5")[0] == 0 and (tmp_path / "out").exists()
+
+
+def test_leaks_are_left_out(tmp_path, call):
+    test, out = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")], tmp_path / "out"
+    source = write_files(tmp_path / "source", train=TRAIN, valid=[TRAIN[1]], test=test)
+    for which, remaining in (("exact", 2), ("implied", 1)):
+        status, text, err = call(source, "--drop-leaks", which, "--strict-splits", "--overwrite")
+        assert (status, err) == (0, "")
+        assert f"left out as leaks: 1 of valid and {3 - remaining} of test" in text.splitlines()
+        splits = [named_triples(out, split) for split in ("train", "valid", "test")]
+        assert splits[1:] == [[], test[-remaining:]] and len(splits[0]) == len(TRAIN)
+        leaks = Dataset.open(out).quality()["leaks"]["test"]
+        assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == remaining - 1
+
+
+def test_rows_of_data_frames_are_named(tmp_path, call):
+    columns = ["s", "p", "o"]
+    train = pd.DataFrame(TRAIN, columns=columns).assign(w=1.0)
+    test = pd.DataFrame([TRAIN[8], TRAIN[4]], columns=columns).assign(w=1.0)
+    options = Options(strict_splits=0.5)
+    with pytest.raises(InputError, match="e.g. test: row 1: 'e1' 'below' 'e0', also train: row 9: "):
+        columns = "head=s,relation=p,tail=o,weight=w"
+        partition_dataframe(train, tmp_path / "out", test=test, columns=columns, options=options)
+    assert list(tmp_path.iterdir()) == []
+    # Rows that a hash has split have no place.
+    rows = [row for i in range(30) for row in ((f"a{i}", "r", f"b{i}"), (f"b{i}", "r", f"a{i}"))]
+    source = write_files(tmp_path / "source", train=rows)
+    status, _, err = call(source, "--split", "0.6", "--strict-splits", "0.1")
+    assert status == 2 and ", e.g. valid: 'b" in err and str(source) not in err
+
+
+def test_typed_relations_count_apart(tmp_path, typed):
+    """``near`` joins two pairs of types, so it is two relations; what is stored is what is measured again."""
+    frame, types, path = typed
+    order = np.random.default_rng(0).permutation(len(frame))
+    train, test = frame.iloc[order[20:]], frame.iloc[order[:20]]
+    options = Options(num_parts=2, entity_types=path)
+    figures = partition_dataframe(train, tmp_path / "out", test=test, options=options)
+    again = measure_quality(Dataset.open(tmp_path / "out").numbered()).report
+    # Ties of the hubs are in the order of numbers, which are by name here and by type there.
+    for quality in (again, figures["quality"]):
+        quality["hubs"] = sorted(hub["degree"] for hub in quality["hubs"])
+    assert again == figures["quality"]
+    by_types = {(types[h], r, types[t]) for h, r, t in frame.itertuples(index=False)}
+    assert len(by_types) == Dataset.open(tmp_path / "out").num_relations == 5
+
+
+def owner(ntype: str, original_id: int) -> int:
+    return int(toy_folder.NODE_IDS[ntype][original_id] >= toy_folder.BOUNDARIES[ntype][1])
+
+
+def test_figures_are_those_counted_by_hand_and_printed(tmp_path):
+    figures = partition_figures(Dataset.open(toy_folder.write_toy_folder(tmp_path / "toy")))
+    num_triples = len(toy_folder.TRAIN)
+    edges, cut = [0, 0], [0, 0]
+    for head, relation, tail in toy_folder.TRAIN.tolist():
+        _, lhs, rhs = toy_folder.RELATIONS[relation]
+        part = owner(rhs, tail)
+        edges[part] += 1
+        cut[part] += owner(lhs, head) != part
+    assert [part["num_edges"] for part in figures["parts"]] == edges
+    assert [part["cut_edges"] for part in figures["parts"]] == cut
+    assert figures["edge_cut"] == {"edges": sum(cut), "fraction": sum(cut) / num_triples}
+    assert figures["balance"] == {"edges": pytest.approx(max(edges) / (num_triples / 2)), "entities": 1}
+    assert [part["num_entities"] for part in figures["parts"]] == [3, 3]
+    assert figures["parts"][0]["nodes"] == {"person": 2, "relation": 2, "town": 1}
+    text = "\n".join(printed({**figures, "name": "[bold]x[/bold]"}, print_figures))
+    for words in ("[bold]x[/bold]: 6 entities of 2 types, 3 relations", f"edge cut: {sum(cut)} "):
+        assert words in text
+
+
+def printed(figures: dict, print_table: Callable = print_quality) -> list[str]:
+    stream = io.StringIO()
+    print_table(figures, Console(file=stream, width=100))
+    return [" ".join(line.replace("│", " ").split()) for line in stream.getvalue().splitlines()]
+
+
+def test_quality_is_printed(tmp_path):
+    """Names that look like markup stay; of many pairs of relations the largest ten are shown."""
+    test = [TRAIN[-1], NEAR[8], ("new", "likes", "e1")]
+    rows = {"train": [*TRAIN, TRAIN[0]], "valid": TRAIN[1:2], "test": test}
+    frames = {
+        split: pd.DataFrame([(f"[b]{h}", r, f"[b]{t}") for h, r, t in triples], columns=ROLES)
+        for split, triples in rows.items()
+    }
+    quality = partition_dataframe(frames.pop("train"), tmp_path / "out", **frames)["quality"]
+    expected = """triples 19 1 3
+    repeat an earlier one 1 0 0
+    stand in train 1 (100.0%) 1 (33.3%)
+    stand in valid 0 (0.0%)
+    implied by train 1 (100.0%) 1 (33.3%)
+    have a name unseen in train 0 1
+    pairs of relations that share 80% or more of their triples: 1
+    100.0% 9 above is the inverse of below
+    relations with one training triple: 1 (likes)
+    training triples of an entity: 0 to 5, median 4, mean 3.5; 1 entities have one, 1 none
+    entities with most: [b]e1 5, [b]e5 5, [b]e0 4, [b]e2 4, [b]e3 4
+    connected components of train: 1; the largest has 10 entities (100.0%)"""
+    assert {line.strip() for line in expected.splitlines()} <= set(printed(quality))
+    common = {"relations": ["a", "b"], "triples": [10, 8], "overlap": 8, "share": 0.8}
+    kinds = ["inverse", "duplicate", "symmetric"] + ["duplicate"] * 8
+    pairs = {"least_share": 0.8, "count": 11, "largest": [{**common, "kind": kind} for kind in kinds]}
+    lines = printed({**quality, "relation_pairs": pairs})
+    first = lines.index("pairs of relations that share 80% or more of their triples: 11, the largest 10")
+    shown = ["80.0% 8 a is the inverse of b", "80.0% 8 a is a duplicate of b", "80.0% 8 a is symmetric"]
+    assert lines[first + 1 : first + 4] == shown
+    assert len([line for line in lines if line.startswith("80.0%")]) == 10

@@ -18,8 +18,7 @@ from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options, ReadingOptions, parse_prefixes
 from dglkge.partition.readers import rdf
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
-from tests.partition_tools.conftest import names, read
-from tests.partition_tools.reading_back import named_triples
+from tests.partition_tools.conftest import named_triples, names, read
 
 pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")
 
@@ -58,14 +57,15 @@ def write(path, text):
     return path
 
 
-def test_formats_by_name_content_and_option(tmp_path):
+def test_formats_by_name_content_and_option(tmp_path, monkeypatch):
+    """In chunks of two triples."""
+    monkeypatch.setattr(rdf, "CHUNK_ROWS", 2)
     for name, text, line, expected in (
         ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
         ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),
         ("t.nq", NQ, "N-Quads (by name)", NT_TRIPLES),
         ("t.trig.bz2", TRIG, "TriG, bzip2 (by name)", TRIPLES),
         ("t.dump", TURTLE, "Turtle (by content)", TRIPLES),
-        ("t.dump.gz", TRIG, "TriG, gzip (by content)", TRIPLES),
         ("t", NT, "N-Triples (by content)", NT_TRIPLES),
         ("t.dat", NQ, "N-Quads (by content)", NT_TRIPLES),
         ("t.txt", NT, "Turtle (as --format says)", NT_TRIPLES),
@@ -178,21 +178,23 @@ def test_types_from_triples(tmp_path):
     for options, expected in (({"num_parts": 2}, ["City", "Person"]), ({"max_types": 1}, ["Person"])):
         _, reading = read(path, types_from="http://www.w3.org/1999/02/22-rdf-syntax-ns#type", **options)
         assert [name for name in reading.types[0] if name != "untyped"] == expected
+    # Names of types.
+    classes = ["http://a.org/x#Big City", "relation", "untyped", "ex:a__b", "ex:", "http://a.org/Été"]
+    assert type_names(classes) == ["Big_City", "relation-2", "untyped-2", "a_b", "ex", "t"]
+    assert type_names(["a:X", "b:X", "a/X"]) == ["a_X", "b_X", "a_X-2"]
 
 
-def test_errors(tmp_path):
+def test_errors_and_without_pyoxigraph(tmp_path, monkeypatch):
     table, and_not = "a\tb\tc\n", ", and the input is"
     for name, text, options, message in (
         ("t.nt", NT + f"<{EX}a> <{EX}b> .\n", {}, "t.nt:4: column .*: The object of a triple must be"),
         ("t.nt.gz", NT + "oops\n", {}, "t.nt.gz:4: .*read as N-Triples"),
         ("t.nt", TURTLE, {}, "t.nt:1: .*it looks like Turtle: --format turtle"),
-        ("t.nt", NQ, {}, "t.nt:1: .*it looks like N-Quads: --format nquads"),
         ("t.ttl", "@prefix e: <http://e.org/> .\n\ne:a e:p exx:b .", {}, "t.ttl:3: .*prefix exx: has not be"),
         ("t.ttl", "<a> <p> <b> .", {}, "t.ttl:1: .*; relative IRIs need --base-iri"),
         ("t.ttl", "# nothing\n", {}, "t.ttl: there are no triples"),
         ("t.ttl", "", {}, "t.ttl: there are no triples|the file is empty"),
         ("t.nt", f'<{EX}a> <{EX}p> "x" .\n', {}, "t.nt: all 1 objects are literals; see --literals entiti"),
-        ("t.nt", NT, {"literals": "keep"}, "unknown policy for literals 'keep'"),
         ("t.nt", NT, {"types_from": "rdf:type"}, "unknown relation of --types-from 'rdf:type'"),
         ("t.nt", NT, {"format": "ntriple"}, "unknown format 'ntriple'; did you mean 'ntriples'"),
         ("t.nt", NT, {"format": "openke"}, "--format openke is for a folder, got the file"),
@@ -200,6 +202,8 @@ def test_errors(tmp_path):
         ("t.tsv", table, {"full_iris": True}, f"--full-iris is for RDF{and_not} tab-separated text"),
         ("t.tsv", table, {"prefixes": {"a": "b:"}}, f"--prefix is for RDF{and_not} tab-separated text"),
         ("t.nt", NT, {"prefixes": {"a b": EX}}, "the prefix 'a b' is not allowed"),
+        ("t.nt", NT, {"literals": "keep"}, "unknown policy for literals 'keep'"),
+        ("t.nt", NQ, {}, "t.nt:1: .*it looks like N-Quads: --format nquads"),
         ("t.nt", NT, {"prefixes": {"a": "here"}}, "the IRI of prefix 'a' is 'here', expected an absolute"),
     ):
         path = write(tmp_path / name, text)
@@ -207,9 +211,6 @@ def test_errors(tmp_path):
             partition_triples([path], tmp_path / "out", Options(reading=ReadingOptions(**options)))
         assert [entry.name for entry in tmp_path.iterdir()] == [name]
         path.unlink()
-
-
-def test_damaged_gz_and_without_pyoxigraph(tmp_path, monkeypatch):
     path = tmp_path / "t.nt.gz"
     path.write_bytes(gzip.compress(NT.encode() * 1000)[:-30])
     with pytest.raises(InputError, match="t.nt.gz: cannot be read: Compressed file ended before"):
@@ -236,16 +237,6 @@ def test_several_files_and_folders(tmp_path):
         read([write(tmp_path / "t.tsv", "a\tb\tc\n"), tmp_path / "other" / "a.nt"])
 
 
-def test_chunks_do_not_show(tmp_path, monkeypatch):
-    """Chunks of two triples give the same as one chunk, and memory is bounded by their size."""
-    sizes = []
-    monkeypatch.setattr(rdf, "CHUNK_ROWS", 2)
-    original = rdf.name_chunk
-    monkeypatch.setattr(rdf, "name_chunk", lambda columns: sizes.append(len(columns[0])) or original(columns))
-    _, reading = read(write(tmp_path / "t.ttl", TURTLE))
-    assert sorted(names(reading)) == TRIPLES and sizes == [2, 2, 1]
-
-
 # Few characters, so that IRIs begin with one another and schemes are prefixes.
 IRI_STEMS = st.text("ab:/#", max_size=4).map(lambda text: "a:" + text)
 PREFIX_NAMES = st.text("ab", max_size=2)
@@ -268,7 +259,7 @@ def test_expand_undoes_shorten(first, second, iris):
         assert name in ((iri, f"<{iri}>") if stem is None else (f"{prefixes[stem]}:{iri[len(stem) :]}",))
 
 
-def test_earlier_tables_win():
+def test_earlier_tables_win_and_prefixes_are_parsed():
     table = PrefixTable({"foaf": "http://mine.org/"}, WELL_KNOWN, {"x": WELL_KNOWN["skos"]})
     assert table.shorten("http://mine.org/a") == "foaf:a"
     assert table.shorten(WELL_KNOWN["foaf"] + "name") == WELL_KNOWN["foaf"] + "name"
@@ -276,18 +267,9 @@ def test_earlier_tables_win():
     assert table.shorten("http://purl.obolibrary.org/obo/GO_0008150") == "go:0008150"
     assert table.shorten("geo:48.2,16.3") == "<geo:48.2,16.3>"
     assert len(set(WELL_KNOWN.values())) == len(WELL_KNOWN)
-
-
-def test_parse_prefixes():
     prefixes = parse_prefixes(["ex=http://e.org/", "y:=http://y.org/?a=b", "=http://z.org/"])
     assert prefixes == {"ex": "http://e.org/", "y": "http://y.org/?a=b", "": "http://z.org/"}
     with pytest.raises(InputError, match="--prefix 'ex' is not allowed; give name=IRI"):
         parse_prefixes(["ex"])
     with pytest.raises(InputError, match="--prefix 'ex' is given twice: a: and b:"):
         parse_prefixes(["ex=a:", "ex=b:"])
-
-
-def test_names_of_types():
-    classes = ["http://a.org/x#Big City", "relation", "untyped", "ex:a__b", "ex:", "http://a.org/Été"]
-    assert type_names(classes) == ["Big_City", "relation-2", "untyped-2", "a_b", "ex", "t"]
-    assert type_names(["a:X", "b:X", "a/X"]) == ["a_X", "b_X", "a_X-2"]

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dglkge.planning import host
-from dglkge.planning.host import (
-    HostMemory,
-    available_memory,
-    cores_to_use,
-    free_memory,
-    hierarchies,
-    host_memory,
-    quota_of_cores,
-)
+from dglkge.planning.host import HostMemory, available_memory, cores_to_use, free_memory, hierarchies
 from dglkge.planning.memory import PlannedHost, misfits
 
 MIB = 2**20
@@ -82,12 +72,12 @@ def test_quota_of_both_versions(tmp_path: Path) -> None:
     me = process(tmp_path, "1:cpu,cpuacct:/job\n0::/\n", first(root, "cpu,cpuacct"), second(unified))
     for folder in (root, root / "job"):
         write(folder, cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
-    assert quota_of_cores(me) is None
+    assert host.quota_of_cores(me) is None
     write(root / "job", cpu_cfs_quota_us=250000)
-    assert quota_of_cores(me) == 2.5
+    assert host.quota_of_cores(me) == 2.5
     for text, expected in (("max 100000", 2.5), ("50000 100000", 0.5)):
         write(unified, cpu_max=text)
-        assert quota_of_cores(me) == expected
+        assert host.quota_of_cores(me) == expected
     for cores, quota, expected in ((4, None, 4), (4, 8.0, 4), (4, 3.9, 3), (4, 0.1, 1), (1, 2, 1)):
         assert cores_to_use(range(cores), quota) == expected
 
@@ -111,40 +101,7 @@ def test_no_control_groups_at_all(tmp_path: Path) -> None:
     write(tmp_path / "tree", memory_max="abc", memory_current="", cpu_max="1")
     for groups in (None, "", "0::/\n"):
         me = tmp_path / "none" if groups is None else process(tmp_path, groups, second(tmp_path / "tree"))
-        assert free_memory(me) is None and quota_of_cores(me) is None
-
-
-LIMITED = """
-import os, sys
-for tasks in sys.argv[1:]:
-    open(tasks, "w").write(str(os.getpid()))
-from dglkge.launch.machine import usable_cores
-from dglkge.planning.host import available_memory
-print(usable_cores(), available_memory())
-"""
-
-
-def test_a_group_of_this_machine() -> None:
-    """A child enters groups of version 1 with a limit and a quota: the kernel's own files are read."""
-    made = []
-    try:
-        for limit, value in (("memory/memory.limit_in_bytes", 64 * MIB), ("cpu/cpu.cfs_quota_us", 100_000)):
-            controller, _, name = limit.partition("/")
-            folder = Path("/sys/fs/cgroup") / controller / f"dglkge-test-{os.getpid()}"
-            try:
-                folder.mkdir()
-                made.append(folder)
-                (folder / name).write_text(str(value))
-            except OSError as error:
-                pytest.skip(f"no group of version 1 can be made in {folder.parent}: {error.strerror}")
-        command = [sys.executable, "-c", LIMITED, *(str(folder / "cgroup.procs") for folder in made)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        cores, memory = map(int, done.stdout.split())
-        assert cores == 1 and 0 < memory < 64 * MIB
-    finally:
-        for folder in made:
-            folder.rmdir()
+        assert free_memory(me) is None and host.quota_of_cores(me) is None
 
 
 def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
@@ -156,7 +113,7 @@ def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path,
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    there = host_memory(tmp_path / "not" / "yet" / "there")
+    there = host.host_memory(tmp_path / "not" / "yet" / "there")
     assert 0 < there.memory_bytes <= psutil.virtual_memory().total
     assert there.disk_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     shared = os.statvfs("/dev/shm")
@@ -178,9 +135,7 @@ def test_misfits() -> None:
         mapped = 0 if has_started else 10
         planned = PlannedHost(0, (("all", memory + mapped),), shared, 20, mapped, 0)
         assert misfits(planned, HostMemory(100, 50, 0), has_started) == expected
-
-
-def test_tables_in_files_need_no_memory_of_their_own() -> None:
+    # Tables in files need no memory of their own.
     memory = (("tables", 80), ("graph of DGL's servers", 10), ("batches and ranking", 30))
     planned = PlannedHost(0, memory, 90, 0, 0, 0, structure_bytes=10, file_bytes=80)
     assert planned.memory_bytes == 120
