@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,11 @@ def twice_the_same_id(folder: Path) -> Path:
     return folder
 
 
+def with_several(folder: Path) -> Path:
+    shutil.copy(partitioned(folder) / "kg.json", folder / "other.json")
+    return folder
+
+
 NO_NODE, RELATION_KIND = {"_N": [[0, 40], [40, 40]]}, ReadingOptions(relation_attribute="kind")
 
 
@@ -200,6 +206,7 @@ NO_NODE, RELATION_KIND = {"_N": [[0, 40], [40, 40]]}, ReadingOptions(relation_at
          "graph.dgl: cannot be read as a partition of DGL: "),
         (lambda f: save(f / "g.bin", relational(torch.float32)), {},
          "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer"),
+        (with_several, {}, "has several graphs of DGL: kg.json, other.json"),
         (lambda f: partitioned(f, num_parts="two"), {}, "kg.json: is no description of DGL partitions: "),
         (lambda f: partitioned(f, node_map=NO_NODE), {}, "kg.json: partition 1 has no node of the type '_N'"),
         (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),

@@ -109,6 +109,18 @@ def test_a_factory_of_pykeen_keeps_ids_and_names():
         read({"training": factory(), "dev": factory(Else=0)})
 
 
+def test_pykeen_itself():
+    data = pytest.importorskip("pykeen.datasets", reason="PyKEEN is not installed").Nations()
+    reading = read(data)
+    assert ids(reading) == [tuple(row) for row in data.training.mapped_triples.tolist()]
+    assert dict(zip(reading.triples.entities, range(data.num_entities))) == data.training.entity_to_id
+
+
+def test_hugging_face_itself():
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    assert names(read(datasets.Dataset.from_pandas(FRAME))) == ROWS
+
+
 EDGES = {("person", "likes", "film"): [[0, 2], [1, 0]], ("film", "likes", "film"): [[1], [0]]}
 
 
@@ -130,6 +142,22 @@ def test_graphs_with_types():
     assert list(reading.triples.relations) == ["likes"]
     with pytest.raises(InputError, match="the input has entity types of its own"):
         read(data, Options(reading=ReadingOptions(types_from="type")))
+
+
+def test_types_from_a_relation():
+    kinds = [(name, "type", kind) for name, kind in zip(("Alice", "Bob", "Carol"), "xyx")]
+    reading = read([*ROWS, *kinds], Options(reading=ReadingOptions(types_from="type")))
+    assert reading.types[0] == ["x", "y"]
+    assert list(reading.triples.relations) == ["knows", "likes"] and len(reading.triples.splits["train"]) == 3
+
+
+def test_pytorch_geometric_itself():
+    geometric = pytest.importorskip("torch_geometric.data", reason="PyTorch Geometric is not installed")
+    data = geometric.HeteroData()
+    data["person"].num_nodes, data["film"].num_nodes = 3, 2
+    for key, ends in EDGES.items():
+        data[key].edge_index = torch.tensor(ends)
+    assert sorted(ids(read(data))) == [(1, 0, 0), (2, 0, 1), (4, 0, 0)]
 
 
 def test_what_is_refused():
