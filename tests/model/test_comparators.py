@@ -31,6 +31,13 @@ NARROW = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), SQUARED, COSINE]
 PROJECTED = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the compiled loops, or what an accelerator takes."""
+    if request.param == "torch":
+        monkeypatch.setattr(distances, "_compiled", lambda rows: False)
+
+
 def each(*members):
     return pytest.mark.parametrize("comparator", members, ids=[type(member).__name__ for member in members])
 
@@ -52,7 +59,6 @@ def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, sp
     cluster=st.booleans(),
 )
 def test_beyond_the_bound_float32_is_right(comparator, dim, log_scale, seed, cluster):
-    """Each candidate in turn is the true answer; all others are compared with it."""
     random = np.random.default_rng(seed)
     center = random.normal(size=dim) * 10.0**log_scale
     candidates = torch.from_numpy(rows_near(random, center if cluster else 0 * center, 40, 10.0**log_scale))
@@ -137,20 +143,24 @@ def test_euclidean_gradient_never_exceeds_that_of_a_distance():
             assert grad.norm(dim=1).min() > 0.9
 
 
-@pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
-def test_paths_agree_in_float32_also_where_numbers_coincide(function):
+@each(NegativeModulus(), NegativeL1(), ScaledL1())
+def test_float32_is_near_float64_also_where_numbers_coincide(comparator, path):
     random = torch.Generator().manual_seed(3)
-    query, candidates = torch.randn(70, 20, generator=random), torch.randn(90, 20, generator=random)
-    candidates[:5] = query[:5]
-    candidates[5:9, :3] = query[5:9, :3]
+    shapes = ((70, comparator.query_dim(20)), (90, 20), (70, 90))
+    query, candidates, weights = (torch.randn(shape, generator=random) for shape in shapes)
+    # Rows, and terms of 0: their gradient is 0.
+    query[:9, :4], candidates[:9, :4] = 0, 0
+    query[:5], candidates[:5] = 0, 0
     rows = [query.requires_grad_(), candidates.requires_grad_()]
-    weights = torch.randn(70, 90, generator=random)
-    results = {}
-    for compiled in (True, False):
-        with mock.patch.object(distances, "_compiled", lambda rows, answer=compiled: answer):
-            values = function(*rows)
-            results[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
-    torch.testing.assert_close(results[True], results[False], rtol=1e-5, atol=1e-5)
+    wide = [row.detach().double().requires_grad_() for row in rows]
+    values, expected = comparator.compare(*rows), comparator.compare_plainly(*wide)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-5)
+    gradients, expected_gradients = (
+        torch.autograd.grad((scores * weights).sum(), leaves)
+        for scores, leaves in ((values, rows), (expected, wide))
+    )
+    for gradient, expected_gradient in zip(gradients, expected_gradients):
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-4, atol=1e-4)
 
 
 @each(NegativeModulus(), NegativeL1())
@@ -265,13 +275,8 @@ def draw(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
     seed=st.integers(0, 100_000),
 )
 def test_beyond_the_bound_float32_is_right_of_projections(comparator, dim, log_scale, seed):
-    """Each candidate in turn is the true answer; all others are compared with it."""
     random = np.random.default_rng(seed)
-    center = random.normal(size=dim)
-    sizes = 10.0 ** random.uniform(-9, 0, size=(40, 1))
-    candidates = (center + sizes * random.normal(size=(40, dim))) * 10.0**log_scale
-    candidates[0] = center * 10.0**log_scale
-    rows = torch.from_numpy(candidates.astype(np.float32))
+    rows = torch.from_numpy(rows_near(random, random.normal(size=dim), 40, 1.0) * np.float32(10) ** log_scale)
     query = torch.from_numpy(random.normal(size=(6, comparator.query_dim(dim))))
     # The first part is where a candidate is, so that distances are small beside the numbers.
     first, parts = rows[:1].double(), query[:3, dim:]
@@ -280,19 +285,6 @@ def test_beyond_the_bound_float32_is_right_of_projections(comparator, dim, log_s
     else:
         query[:3, :dim] = torch.einsum("i,bij->bj", first[0], parts.reshape(-1, dim, dim))
     check_bound(comparator, query, rows)
-
-
-def test_scaled_gradients_in_float32(path):
-    rows = [draw(70, 40), draw(90, 20, 1)]
-    # Terms of 0, the gradient of which is 0.
-    rows[0][:5, :4], rows[1][:5, :4] = 0, 0
-    wide = [row.double().requires_grad_() for row in rows]
-    rows = [row.requires_grad_() for row in rows]
-    weights, comparator = draw(70, 90, 2), ScaledL1()
-    gradients = torch.autograd.grad((comparator.compare(*rows) * weights).sum(), rows)
-    plain = torch.autograd.grad((comparator.compare_plainly(*wide) * weights).sum(), wide)
-    for gradient, expected in zip(gradients, plain):
-        torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["pairre", "triplere", "transr", "transr_l1"])
