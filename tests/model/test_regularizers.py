@@ -11,7 +11,6 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
-from dglkge.training.building.components import configured_model, configured_regularizer
 from dglkge.typing import Side
 from tests.model.penalty_oracle import query_penalty
 from tests.model.regularizer_by_name import build_regularizer
@@ -40,10 +39,8 @@ def test_wrong_options(name, options, message):
     ("choice", "expected"),
     [
         (("auto", -1, "complex"), ("dura", 0.01)),
-        (("auto", 0.3, "distmult"), ("dura", 0.3)),
         (("auto", -1, "transe_l2"), ("none", 0)),
         (("n3", -1, "rotate"), ("n3", 0.01)),
-        (("n3", 0, "complex"), ("n3", 0)),
         (("none", -1, "complex"), ("none", 0)),
     ],
 )
@@ -118,14 +115,3 @@ def test_phases_and_projections_are_left_alone(name: str, num_penalized: int) ->
     factors = [row.unflatten(1, (2, -1)).norm(dim=1) if is_complex else row.abs() for row in rows[::2]]
     factors.append(rows[1][:, :num_penalized].abs())
     torch.testing.assert_close(penalties, WEIGHT * sum(row.pow(3).sum(1) for row in factors))
-
-
-@pytest.mark.parametrize(
-    ("name", "score_function"), [("dura", "transe_l1"), ("ivr", "transe_l2"), ("dura", "rotate")]
-)
-def test_distances_are_refused(name: str, score_function: str) -> None:
-    message = f"^regularizer.name {name} takes model.score_function .*complex.*; got {score_function}$"
-    fields = [f"regularizer.name={name}", f"model.score_function={score_function}"]
-    with pytest.raises(InputError, match=message):
-        config = load_config(None, ["dataset=d", *fields])
-        configured_regularizer(config, configured_model(config))
