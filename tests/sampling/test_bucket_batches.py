@@ -148,19 +148,6 @@ def test_another_batch_size_continues_at_the_same_triple(num_parts: int, num_set
     assert sorted(sum(batches, [])) == list(range(NUM_TRIPLES))
 
 
-def test_batches_with_new_buckets_are_told_of_as_they_begin() -> None:
-    told, plain = (toy_trainers(2, 1, 4, batch_size=20)[0] for _ in range(2))
-    seen: list[tuple[int, int]] = []
-    told.when_batch(lambda epoch, index: seen.append((epoch, index)))
-    for index in range(len(plain)):
-        told.begin(0, index)
-    # Told of are batches with other buckets than the batch before, and the first one of the next epoch.
-    told.begin(1, 0)
-    buckets = [list(dict.fromkeys(plain.batch(0, index).ranges)) for index in range(len(plain))]
-    expected = [index for index in range(len(plain)) if not index or buckets[index] != buckets[index - 1]]
-    assert seen == [*((0, index) for index in expected), (1, 0)] and 4 < len(expected) < len(plain)
-
-
 LIMIT_SECONDS = 30.0
 
 

@@ -220,17 +220,6 @@ def test_chunks_and_their_negatives_do_not_depend_on_the_number_of_trainers(num_
         assert len({negative for _, negative in drawn}) == len(drawn)
 
 
-def test_chunks_are_even_and_hardly_larger_than_configured() -> None:
-    assert edge_batches.num_chunks(0, 20) == 0
-    for size in (1, 19, 20, 22, 23, 44, 45, 46, 1000):
-        number = edge_batches.num_chunks(size, 20)
-        sizes = np.bincount(np.arange(size) * number // size, minlength=number)
-        assert len(sizes) == number and sizes.sum() == size
-        assert sizes.max() - sizes.min() <= 1 and sizes.max() <= 23
-        # As few as the limit allows.
-        assert number == next(num for num in range(1, size + 1) if size <= num * 20 * 9 / 8)
-
-
 @pytest.mark.parametrize("by_machine", [True, False])
 def test_rows_belong_to_their_triples_and_groups_to_their_pairs(by_machine: bool) -> None:
     order = TripleOrder(SETS, SEED, 0.2) if by_machine else None
