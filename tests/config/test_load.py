@@ -250,13 +250,9 @@ def test_the_schema_that_ships_is_that_of_the_code() -> None:
 PLUGIN = """
 from pydantic import Field
 from dglkge.model.losses import LossSettings, PairwiseLoss
-
 class Steep(PairwiseLoss):
-    help = "the difference times a slope"
-
     class Settings(LossSettings):
         slope: float = Field(2.0, gt=0)
-
     def pairs(self, positive, negative):
         return self.settings.slope * (negative - positive)
 """
@@ -277,8 +273,9 @@ def test_a_loss_of_an_installed_package_has_settings_of_its_own(tmp_path: Path) 
     entry = "[dglkge.losses]\nsteep = steep_losses:Steep\n"
     (tmp_path / "steep-1.0.dist-info" / "entry_points.txt").write_text(entry)
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (1, "6.0\n")
     assert "loss.slope is -3.0; allowed: a number above 0; " in done.stderr
     words = "loss.margin has no effect here; it is an option of hinge, margin_ranking, self_adversarial"

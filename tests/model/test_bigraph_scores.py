@@ -228,13 +228,14 @@ def test_several_operators_score_and_differentiate_as_each_relations_own(name):
 
 
 def test_dimensions():
-    with pytest.raises(InputError, match="the dimension must be even"):
-        build_model("none+complex_diagonal_dot", 5, True)
-    for name, (operator, _, bias) in NEW.items():
+    for name, (operator, _, has_bias) in {
+        **NEW,
+        "none+complex_diagonal_dot": ("complex_diagonal", "", 0),
+    }.items():
         if operator == "complex_diagonal":
             with pytest.raises(InputError, match=r"the dimension must be even .*, got 5"):
-                build_model(name, 5, False)
-        elif bias:
+                build_model(name, 5, True)
+        elif has_bias:
             with pytest.raises(InputError, match=r"at least 2 \(one number is the bias\), got 1"):
                 build_model(name, 1, True)
         else:

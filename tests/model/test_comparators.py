@@ -27,6 +27,7 @@ from tests.model.rounding import check_bound
 SQUARED, COSINE = comparators.NegativeSquaredL2(), comparators.Cosine()
 NARROW = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), SQUARED, COSINE]
 PROJECTED = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
+SEEDS = st.integers(0, 100_000)
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -49,13 +50,7 @@ def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, sp
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    comparator=st.sampled_from(NARROW),
-    dim=st.sampled_from([2, 10, 64, 400]),
-    log_scale=st.integers(-18, 15),
-    seed=st.integers(0, 100_000),
-    cluster=st.booleans(),
-)
+@given(st.sampled_from(NARROW), st.sampled_from([2, 10, 64, 400]), st.integers(-18, 15), SEEDS, st.booleans())
 def test_beyond_the_bound_float32_is_right(comparator, dim, log_scale, seed, cluster):
     random = np.random.default_rng(seed)
     center = random.normal(size=dim) * 10.0**log_scale
@@ -85,9 +80,7 @@ def test_values_and_gradients_equal_autograd_in_blocks_of_any_size(comparator, p
     random = torch.Generator().manual_seed(1)
     for num_queries, num_candidates in [(1, 1), (5, 9), (9, 2), (3, 0), (0, 3), (3, 130)]:
         shapes = [(num_queries, comparator.query_dim(8)), (num_candidates, 8)]
-        rows = [
-            torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes
-        ]
+        rows = [torch.randn(shape, generator=random).double().requires_grad_() for shape in shapes]
         weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
         expected = comparator.compare_plainly(*rows)
         expected_gradients = torch.autograd.grad((expected * weights).sum(), rows)
@@ -103,13 +96,11 @@ def test_values_and_gradients_equal_autograd_in_blocks_of_any_size(comparator, p
 class Sizes(TorchDispatchMode):
     """Notes the operations that run, and how many numbers the largest result has."""
 
-    def __init__(self):
-        super().__init__()
-        self.names, self.largest = [], 0
+    names, largest = (), 0
 
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         result = operation(*arguments, **(options or {}))
-        self.names.append(operation.overloadpacket.__name__)
+        self.names = (*self.names, operation.overloadpacket.__name__)
         if isinstance(result, torch.Tensor):
             self.largest = max(self.largest, result.numel())
         return result
@@ -237,18 +228,8 @@ def test_scores_and_gradients_are_near_those_of_float32(name):
                 assert (got - expected_gradient).norm() <= 0.05 * expected_gradient.norm()
 
 
-def draw(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, width, generator=generator, dtype=torch.float64).float()
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    comparator=st.sampled_from(PROJECTED),
-    dim=st.sampled_from([2, 10, 40]),
-    log_scale=st.integers(-8, 6),
-    seed=st.integers(0, 100_000),
-)
+@given(st.sampled_from(PROJECTED), st.sampled_from([2, 10, 40]), st.integers(-8, 6), SEEDS)
 def test_beyond_the_bound_float32_is_right_of_projections(comparator, dim, log_scale, seed):
     random = np.random.default_rng(seed)
     rows = torch.from_numpy(rows_near(random, random.normal(size=dim), 40, 1.0) * np.float32(10) ** log_scale)
@@ -266,7 +247,7 @@ def test_beyond_the_bound_float32_is_right_of_projections(comparator, dim, log_s
 def test_gradients_are_finite_where_entities_meet(name):
     model = build_model(name, 6, False)
     for scale, compare in itertools.product((0.0, 1e-3, 1.0, 1e3), (model.compare, model.compare_pairs)):
-        heads = scale * draw(4, 6)
+        heads = scale * torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
         relations = model.initial_rows(RELATION, torch.arange(4), seed=0, scale=0.0)
         rows = [row.requires_grad_() for row in (heads, relations, heads.clone())]
         scores = compare(model.query(rows[0], rows[1], Side.TAIL), rows[2])

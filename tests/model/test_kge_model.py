@@ -1,4 +1,4 @@
-"""First rows of entities and relations; optimizers and samplers by name."""
+"""First rows of entities and relations; optimizers, samplers and objectives by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dglkge import optim
 from dglkge.errors import InputError
 from dglkge.model import initializers
-from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS
 from dglkge.model.initializers import normal_rows, uniform_rows
 from dglkge.model.kge_model import build_model
 from dglkge.sampling.negatives import AllNegatives, MixedNegatives
@@ -72,19 +72,16 @@ def test_choices_are_the_classes():
     assert {rule for _, rule in OPTIMIZERS.items()} == set(rules)
     samplers = {name: NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS}
     assert samplers == {"all_entities": AllNegatives, "mixed": MixedNegatives}
+    smoothed = {name: "label_smoothing" in OBJECTIVES.get(name).Settings.model_fields for name in OBJECTIVES}
+    assert smoothed == {"negative_sampling": False, "one_vs_all": True, "k_vs_all": True}
 
 
 DRAWS = [normal_rows, uniform_rows]
+IDS = st.lists(st.integers(0, 2**40), max_size=30)
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    draw=st.sampled_from(DRAWS),
-    dim=st.integers(1, 9),
-    ids=st.lists(st.integers(0, 2**40), max_size=30),
-    cut=st.integers(0, 30),
-    seed=st.integers(-(2**63), 2**63 - 1),
-)
+@given(st.sampled_from(DRAWS), st.integers(1, 9), IDS, st.integers(0, 30), st.integers(-(2**63), 2**63 - 1))
 def test_same_in_any_split_and_blocks(draw, dim, ids, cut, seed):
     ids = np.array(ids, dtype=np.int64)
     whole = draw(ids, dim, seed, "person", 1.0)
