@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 
-def check_bound(
-    comparator: Any, query: torch.Tensor, candidates: torch.Tensor, may_overflow: bool = False
-) -> int:
+def check_bound(comparator: Any, query: torch.Tensor, candidates: torch.Tensor, may_overflow=False) -> int:
     """Take each candidate (N, D) float32 in turn as the true answer of each query (B, W) float64.
 
     Candidates that float32 finds better or worse by more than the bound are so in float64; returns the

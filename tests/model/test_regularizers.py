@@ -11,7 +11,6 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
-from dglkge.training.building.components import configured_model, configured_regularizer
 from dglkge.typing import Side
 from tests.model.penalty_oracle import query_penalty
 from tests.model.regularizer_by_name import build_regularizer
@@ -40,10 +39,8 @@ def test_wrong_options(name, options, message):
     ("choice", "expected"),
     [
         (("auto", -1, "complex"), ("dura", 0.01)),
-        (("auto", 0.3, "distmult"), ("dura", 0.3)),
         (("auto", -1, "transe_l2"), ("none", 0)),
         (("n3", -1, "rotate"), ("n3", 0.01)),
-        (("n3", 0, "complex"), ("n3", 0)),
         (("none", -1, "complex"), ("none", 0)),
     ],
 )
@@ -66,7 +63,7 @@ def made(name: str, model: KgeModel, p: float, **ratios: float) -> Regularizer:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equals_the_formula(name: str) -> None:
+def test_values_and_gradients_equal_the_formula(name: str) -> None:
     """Of queries, and of the rows of entities by themselves, with any leading dimensions."""
     for (score_function, reciprocal), side, p, has_ratios in itertools.product(
         MODELS, Side, [1.0, 2.0, 2.5, 3.0], [False, True]
@@ -75,39 +72,32 @@ def test_equals_the_formula(name: str) -> None:
         values = {"entity_ratio": 0.5, "relation_ratio": 0.0, "product_ratio": 3.0}
         fields = REGULARIZERS.get(name).Settings.model_fields
         ratios = {key: value for key, value in values.items() if has_ratios and key in fields}
-        anchors, relation_rows, answer = draw(model)
+        rows = anchors, relation_rows, answer = [row.requires_grad_() for row in draw(model)]
         regularizer = made(name, model, p, **ratios)
-        penalties = regularizer.query_penalties(model, anchors, relation_rows, answer, side)
+        penalties = regularizer.query_penalties(model, *rows, side)
         relations = relation_rows
         if reciprocal:
             relations = relation_rows[:, :DIM] if side is Side.TAIL else relation_rows[:, DIM:]
-        options = {
-            "is_complex": score_function == "complex" and name != "lp",
-            "is_turned": side is Side.HEAD and not reciprocal,
-            "p": p,
-            **ratios,
-        }
+        options = {"is_complex": score_function == "complex" and name != "lp", "p": p, **ratios}
+        options["is_turned"] = side is Side.HEAD and not reciprocal
         expected = WEIGHT * query_penalty(name, anchors, relations, answer, **options)
         torch.testing.assert_close(penalties, expected)
+        slopes = torch.linspace(-1, 2, NUM, dtype=torch.float64)
+        gradients = (torch.autograd.grad((values * slopes).sum(), rows) for values in (penalties, expected))
+        torch.testing.assert_close(next(gradients), next(gradients))
         if name in ("f2", "dura", "n3"):  # parts without and of the answer are the whole
             without = regularizer.query_penalties(model, anchors, relation_rows, None, side)
             torch.testing.assert_close(without + regularizer(answer), penalties)
-        none = torch.zeros_like(relations)
-        answer_penalties = query_penalty(name, torch.zeros_like(anchors), none, answer, **options)
-        torch.testing.assert_close(regularizer(answer), WEIGHT * answer_penalties)
-        torch.testing.assert_close(
-            regularizer(answer.expand(2, *answer.shape)), WEIGHT * answer_penalties.expand(2, NUM)
-        )
+        zeros = torch.zeros_like(anchors), torch.zeros_like(relations)
+        expected = WEIGHT * query_penalty(name, *zeros, answer, **options)
+        torch.testing.assert_close(regularizer(answer), expected)
+        torch.testing.assert_close(regularizer(answer.expand(2, *answer.shape)), expected.expand(2, NUM))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    for (score_function, reciprocal), side in itertools.product(MODELS, Side):
-        model = build_model(score_function, DIM, reciprocal)
-        rows = [row.requires_grad_() for row in draw(model)]
-        penalties = made(name, model, 3.0).query_penalties
-        assert torch.autograd.gradcheck(lambda *rows, m=model, s=side, of=penalties: of(m, *rows, s), rows)
+def test_rows_of_0_have_no_gradient(name: str) -> None:
     for p in (1.0, 2.0, 3.0):
+        model = build_model("complex", DIM, True)
         rows = [torch.zeros_like(row).requires_grad_() for row in draw(model)]
         regularizer = made(name, model, p)
         (regularizer.query_penalties(model, *rows, Side.HEAD) + regularizer(rows[0])).sum().backward()
@@ -125,14 +115,3 @@ def test_phases_and_projections_are_left_alone(name: str, num_penalized: int) ->
     factors = [row.unflatten(1, (2, -1)).norm(dim=1) if is_complex else row.abs() for row in rows[::2]]
     factors.append(rows[1][:, :num_penalized].abs())
     torch.testing.assert_close(penalties, WEIGHT * sum(row.pow(3).sum(1) for row in factors))
-
-
-@pytest.mark.parametrize(
-    ("name", "score_function"), [("dura", "transe_l1"), ("ivr", "transe_l2"), ("dura", "rotate")]
-)
-def test_distances_are_refused(name: str, score_function: str) -> None:
-    message = f"^regularizer.name {name} takes model.score_function .*complex.*; got {score_function}$"
-    fields = [f"regularizer.name={name}", f"model.score_function={score_function}"]
-    with pytest.raises(InputError, match=message):
-        config = load_config(None, ["dataset=d", *fields])
-        configured_regularizer(config, configured_model(config))

@@ -15,13 +15,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.sampling import negatives
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negatives import (
-    AllNegatives,
-    KnownAnswers,
-    MixedNegatives,
-    UniformNegatives,
-    WeightedDraw,
-)
+from dglkge.sampling.negatives import AllNegatives, KnownAnswers, MixedNegatives, UniformNegatives
 from dglkge.typing import RELATION, Side
 
 random = np.random.default_rng(1)
@@ -164,7 +158,7 @@ def test_each_place_of_the_cumulative_sum_is_one_number(weights: list[int], key:
     copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
     places = negatives.below(key, 50, len(copies))
     expected = [copies[place] for place in places]
-    assert WeightedDraw(np.array(weights)).draw(key, 50).tolist() == expected
+    assert negatives.WeightedDraw(np.array(weights)).draw(key, 50).tolist() == expected
 
 
 def test_global_negatives_do_not_depend_on_the_partitioning_and_local_ones_stay_local() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -46,19 +44,6 @@ def test_the_index_has_every_query_once_with_its_answers(block: int, monkeypatch
     assert got == {key: sorted(answers) for key, answers in expected.items()}
     assert list(got) == sorted(got)
     assert len(QueryIndex(KnownTriples([], 1))) == 0
-
-
-def check_runs(batches: QueryBatches, batch: Any) -> None:
-    """Hold that the runs cover the queries of a batch and say their side."""
-    end = 0
-    for run in batch.runs:
-        assert run.start == end < run.end
-        end = run.end
-        ids = batch.query_ids[run.start : run.end]
-        sides = batches.index.groups(ids) // batches.index.num_relations
-        assert set(sides.tolist()) == {0 if run.side is Side.TAIL else 1}
-        assert batches.asks_for(run.answer_type)[ids].all()
-    assert end == len(batch.query_ids)
 
 
 def test_answers_of_a_shard() -> None:
@@ -119,7 +104,15 @@ def test_every_query_is_trained_once_an_epoch_in_the_same_batch(parts, trainers,
             assert sorted(numbers) == sorted(getattr(whole, field))
             ids += numbers.tolist()
         for share, batch in zip(shares, batches):
-            check_runs(share, batch)
+            # The runs cover the queries of a batch and have their side.
+            bounds = [0, *(run.end for run in batch.runs)]
+            assert [run.start for run in batch.runs] == bounds[:-1] and bounds == sorted(set(bounds))
+            assert bounds[-1] == len(batch.query_ids)
+            for run in batch.runs:
+                ids = batch.query_ids[run.start : run.end]
+                sides = share.index.groups(ids) // share.index.num_relations
+                assert set(sides.tolist()) == {0 if run.side is Side.TAIL else 1}
+                assert share.asks_for(run.answer_type)[ids].all()
             layout = dataset.layout()
             for run in batch.pair_runs:
                 part = slice(run.start, run.end)

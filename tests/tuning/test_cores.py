@@ -20,7 +20,6 @@ from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 pytestmark = pytest.mark.usefixtures("build_here")
 
 NUM_NODES = 9
-
 edges = st.lists(st.tuples(st.integers(0, NUM_NODES - 1), st.integers(0, NUM_NODES - 1)), max_size=50)
 
 

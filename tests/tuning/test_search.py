@@ -1,8 +1,9 @@
-"""Plans of searches within the budget, and successive halving over Optuna's studies; trials are functions."""
+"""Search spaces, plans within the budget, successive halving over Optuna's studies; trials are functions."""
 
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +12,82 @@ from hypothesis import strategies as st
 
 from dglkge.errors import InputError, JobError
 from dglkge.tuning.search import Outcome, Rung, Search, choose_fidelity, plan_rungs
-from dglkge.tuning.space import Parameter, SearchSettings, Space
+from dglkge.tuning.space import Parameter, SearchSettings, Space, load_space
+
+LR = Parameter("optimizer.lr", low=0.01, high=1.0, log=True)
+GOOD = """
+set: {dataset: data/x, model: {dimension: 200}, training.num_epochs: 12}
+space:
+  optimizer.lr: {low: 1e-2, high: 1.0, log: true}
+  model.dimension: {low: 100, high: 400, step: 100}
+  loss.name: [softmax, self_adversarial]
+  regularizer.weight: [0, 1e-3, 0.1]
+  negatives.own_entity: [true, false]
+search: {trials: 20, budget: 2.5}
+"""
+
+
+def load(tmp_path, text, overrides=()):
+    (tmp_path / "space.yaml").write_text(text)
+    return load_space(tmp_path / "space.yaml", overrides)
+
+
+def test_every_kind_of_parameter(tmp_path):
+    space = load(tmp_path, GOOD, ["seed=3"])
+    assert space.config is None and space.search == SearchSettings(20, 4, 2.5, 0)
+    assert space.parameters == (
+        LR,
+        Parameter("model.dimension", low=100, high=400, step=100),
+        Parameter("loss.name", choices=("softmax", "self_adversarial")),
+        Parameter("regularizer.weight", choices=(0, 0.001, 0.1)),
+        Parameter("negatives.own_entity", choices=(True, False)),
+    )
+    assert [parameter.is_whole for parameter in space.parameters[:2]] == [False, True]
+    values = {"optimizer.lr": 1.5e-05, "negatives.own_entity": False, "regularizer.weight": 0}
+    config = space.configuration(values, ["training.num_epochs=2"])
+    assert (config.dataset, config.model.dimension, config.seed) == ("data/x", 200, 3)
+    assert (config.optimizer.lr, config.training.num_epochs) == (1.5e-05, 2)
+    assert config.negatives.own_entity is False
+    (tmp_path / "base.yaml").write_text("dataset: data/y\nmodel: {dimension: 50}\n")
+    space = load(tmp_path, f"config: {tmp_path}/base.yaml\nspace: {{optimizer.lr: [0.1]}}")
+    config = space.configuration({"optimizer.lr": 0.1})
+    assert (config.dataset, config.model.dimension) == ("data/y", 50) and space.search == SearchSettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- 1", "expected 'key: value' lines"),
+        ("spaces: {}", "unknown key 'spaces'; did you mean 'space'?"),
+        ("set: {dataset: x}", "space is not given"),
+        ("space: {}", "space is {}; allowed: at least 1"),
+        ("space: {optimiser.lr: [1]}", "unknown field 'optimiser.lr'; did you mean 'optimizer.lr'"),
+        ("space: {training.num_epochs: [1]}", "training.num_epochs cannot be searched"),
+        ("space: {optimizer.lr: []}", "is []; allowed: at least 1"),
+        ("space: {optimizer.lr: [0.1, 0.1]}", "allowed: each value once"),
+        ("space: {optimizer.lr: {low: 1}}", "optimizer.lr: high is not given"),
+        ("space: {optimizer.lr: {low: 1, high: 1}}", "allowed: low below high"),
+        ("space: {optimizer.lr: {low: 0, high: 1, log: true}}", "with log a low above 0"),
+        ("space: {optimizer.lr: {low: 1, high: 2, log: true, step: 1}}", "without log a step above 0"),
+        ("space: {optimizer.lr: {low: -1, high: 2}}", "optimizer.lr is -1.0; allowed: a number above 0"),
+        ("space: {loss.name: [softmax]}\nset: {dataset: x, model.dimension: x}", "dimension is 'x'; allowed"),
+        ("space: {optimizer.lr: [1]}\nsearch: {trial: 3}", "unknown key 'trial'; did you mean 'trials'"),
+        ("space: {optimizer.lr: [1]}\nsearch: {seed: -1}", "seed is -1; allowed: at least 0"),
+        ("config: /no.yaml\nspace: {optimizer.lr: [1]}", "cannot read the configuration /no.yaml"),
+    ],
+)
+def test_mistakes_in_a_space(tmp_path, text, words):
+    if text.startswith("space: {") and "set:" not in text:
+        text = f"set: {{dataset: x}}\n{text}"
+    with pytest.raises(InputError, match=re.escape(words)):
+        load(tmp_path, text)
+
 
 some_shares = st.lists(st.floats(0.001, 1), max_size=12).map(lambda rest: [1.0, *sorted(rest, reverse=True)])
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    num_trials=st.integers(1, 200),
-    reduction=st.integers(2, 6),
-    budget=st.floats(1, 10),
-    full_epochs=st.integers(1, 300),
-    shares=some_shares,
-)
+@given(st.integers(1, 200), st.integers(2, 6), st.floats(1, 10), st.integers(1, 300), some_shares)
 def test_plans_keep_the_budget(num_trials, reduction, budget, full_epochs, shares):
     try:
         rungs = plan_rungs(num_trials, reduction, budget, full_epochs, shares)
@@ -76,19 +140,16 @@ def test_fidelity_against_all_choices(cost, full_epochs, shares):
         ((9, 4, 1, 10), "a budget of 1 full trainings is too small for a search over 9 trials: the winner's"),
     ],
 )
-def test_mistakes(arguments, words):
+def test_impossible_plans(arguments, words):
     with pytest.raises(InputError, match=words):
         plan_rungs(*arguments, [1.0, 0.5])
 
 
 pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")
 
-PARAMETERS = (
-    Parameter("optimizer.lr", low=0.01, high=1.0, log=True),
-    Parameter("model.dimension", low=10, high=80, step=10),
-    Parameter("loss.name", choices=("softmax", "logistic")),
-    Parameter("negatives.own_entity", choices=(True, False)),
-)
+DIMENSION = Parameter("model.dimension", low=10, high=80, step=10)
+LOSS = Parameter("loss.name", choices=("softmax", "logistic"))
+PARAMETERS = (LR, DIMENSION, LOSS, Parameter("negatives.own_entity", choices=(True, False)))
 SPACE = Space(None, (), PARAMETERS, SearchSettings(trials=9, reduction=3, seed=5))
 RUNGS = [Rung(9, 4, 0.2, 1, 10), Rung(3, 2, 0.5, 3, 10), Rung(1, 0, 1.0, 10, 10)]
 
@@ -136,7 +197,6 @@ def test_best_of_each_rung_go_on(whole):
 @pytest.mark.parametrize("interrupted_at", [0, 4, 11])
 def test_an_interrupted_search_goes_on(tmp_path, whole, interrupted_at):
     log, ended = [], []
-
     with pytest.raises(KeyboardInterrupt):
         Search(SPACE, RUNGS, tmp_path).run(runner(log, {interrupted_at: KeyboardInterrupt()}))
     states = [record["state"] for record in Search(SPACE, RUNGS, tmp_path).records()]
@@ -177,7 +237,7 @@ def test_first_failures_end_the_search(tmp_path):
 
 
 def test_equal_settings_are_promoted_once(tmp_path):
-    space, log = Space(None, (), PARAMETERS[2:3], SearchSettings(9, 3)), []
+    space, log = Space(None, (), (LOSS,), SearchSettings(9, 3)), []
     run_trial = runner(log, value=lambda values: float(values["loss.name"] == "softmax"))
     assert Search(space, RUNGS, tmp_path).run(run_trial) == {"loss.name": "softmax"}
     assert [job.values["loss.name"] for job in log[9:]] == ["softmax", "logistic"]
