@@ -26,9 +26,7 @@ class Kvstore:
     """Stands for DGL's: rows of all machines by node id, those of one machine as a view."""
 
     def __init__(self, rows: torch.Tensor, start: int, end: int) -> None:
-        self.rows = rows
-        self.local_partition = rows[start:end]
-        self.pulled: list[int] = []
+        self.rows, self.local_partition, self.pulled = rows, rows[start:end], []
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
         self.pulled += ids.tolist()
@@ -44,7 +42,7 @@ def layout() -> PartitionLayout:
 def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[TableSet]:
     """The tables as each of two machines sees them; rows hold their original id."""
     rows = {name: expected(torch.from_numpy(layout.original_ids(name).copy())) for name in layout.ntypes}
-    graph, machine = SimpleNamespace(get_node_partition_policy=str), 0
+    graph = SimpleNamespace(get_node_partition_policy=str)
 
     class Embedding:
         def __init__(self, count: int, dim: int, name: str, part_policy: str) -> None:
@@ -81,14 +79,12 @@ def test_rows_are_found_by_original_id_and_only_those_of_others_are_pulled(table
 
 def test_shards_of_all_machines_hold_every_row_once(tables: list[TableSet]) -> None:
     shards = [machine["entity"].shard(index, 3) for machine in tables for index in range(3)]
-    ids = torch.cat([shard.original_ids for shard in shards])
-    assert sorted(ids.tolist()) == list(range(60))
+    assert sorted(torch.cat([shard.original_ids for shard in shards]).tolist()) == list(range(60))
     all_ids = torch.arange(60)
     places = torch.stack([shard.locate(all_ids) for shard in shards])
     assert ((places >= 0).sum(0) == 1).all()
     for shard, place in zip(shards, places):
-        here = place >= 0
-        torch.testing.assert_close(shard.rows[place[here]], expected(all_ids[here]))
+        torch.testing.assert_close(shard.rows[place[place >= 0]], expected(all_ids[place >= 0]))
         torch.testing.assert_close(shard.rows, expected(shard.original_ids))
 
 
@@ -96,9 +92,8 @@ def test_ranking_pulls_the_rows_of_its_queries_and_no_table(tables, layout):
     data = Dataset.open(toy_dataset(num_parts=2))
     triples = np.asarray(data.split("test")[:3])
     shards = {"entity": [machine["entity"].shard(0, 1) for machine in tables]}
-    evaluator = RankingEvaluator(
-        build_model("complex", DIM, reciprocal=False), data.relations.relations, Protocol(filtered=False)
-    )
+    model = build_model("complex", DIM, reciprocal=False)
+    evaluator = RankingEvaluator(model, data.relations.relations, Protocol(filtered=False))
     evaluator.evaluate(triples, None, tables[0], shards)
     queried = {"entity": np.unique(triples[:, [0, 2]]), RELATION: np.unique(triples[:, 1])}
     for name, ids in queried.items():

@@ -10,6 +10,7 @@ import resource
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,8 +20,7 @@ from dglkge.distributed import dgl_memory
 from dglkge.embeddings import mapped_rows
 from dglkge.embeddings.mapped_rows import MappedFile, MappedRows, find_mapped_files, is_on_disk
 
-NUM_ROWS, DIM = 1 << 14, 256
-"""16 MiB: 4 ranges of 4 MiB."""
+NUM_ROWS, DIM = 1 << 14, 256  # 4 ranges of 4 MiB
 
 
 @pytest.fixture
@@ -62,7 +62,6 @@ def two_mappings(file: Path) -> tuple[torch.Tensor, torch.Tensor, MappedRows, Ma
     """Map a file twice, which is to the kernel as by two processes, the first of which is the leader."""
     rows = mapped(file), mapped(file)
     leader, other = (MappedRows.from_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
-    assert leader is not None and other is not None
     return *rows, leader, other
 
 
@@ -76,9 +75,7 @@ def test_a_range_is_read_ahead_and_pushed_out_with_its_numbers(file: Path) -> No
     rows = mapped(file)
     if resident(rows, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
-    quarter = NUM_ROWS // 4
-    pages = MappedRows.from_tensor(rows, 4, drops=True)
-    assert pages is not None
+    quarter, pages = NUM_ROWS // 4, MappedRows.from_tensor(rows, 4, drops=True)
     advise(pages, "read_ahead", 1)
     # The kernel reads asynchronously; touching the rows waits for it.
     assert float(rows[quarter : 2 * quarter].sum()) > 0
@@ -128,42 +125,27 @@ def test_others_map_what_the_leader_has_read(file: Path, monkeypatch: pytest.Mon
     if resident(first, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
     (piece,) = leader.pieces(1)
-    ends: list[float] = []
-
-    def follow() -> None:
-        other.map_ahead(*piece)
-        ends.append(time.monotonic())
-
-    seen = threading.Thread(target=follow)
-    seen.start()
+    follower = threading.Thread(target=other.map_ahead, args=piece)
+    follower.start()
     time.sleep(0.1)
-    assert not ends
-    before = time.monotonic()
+    assert follower.is_alive()
     leader.read_ahead(*piece)
-    seen.join(30)
-    assert ends and ends[0] >= before
+    follower.join(30)
+    assert not follower.is_alive()
     # Nobody reads the others: each is waited for, until it was in vain too often.
     monkeypatch.setattr(mapped_rows, "WAIT_SECONDS", 0.02)
-    looks = []
-    for _ in range(mapped_rows.MOST_VAIN + 2):
-        looks.append(0)
-
-        def look() -> bool:
-            looks[-1] += 1
-            return False
-
+    looks = [mock.Mock(return_value=False) for _ in range(mapped_rows.MOST_VAIN + 2)]
+    for look in looks:
         other._wait_until(look)
-    assert min(looks[:-2]) > 1 and looks[-2:] == [1, 1]
+    num_looks = [look.call_count for look in looks]
+    assert min(num_looks[:-2]) > 1 and num_looks[-2:] == [1, 1]
 
 
 def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path) -> None:
     evict(file)
     rows = mapped(file)
-    half = NUM_ROWS // 2
-    pages = MappedRows.from_tensor(rows, 2)
-    assert pages is not None
-    address, num_bytes = pages.pieces(1)[0]
-    if not pages.map_ahead(address, num_bytes):
+    half, pages = NUM_ROWS // 2, MappedRows.from_tensor(rows, 2)
+    if not pages.map_ahead(*pages.pieces(1)[0]):
         pytest.skip("this kernel does not map ahead")
     advise(pages, "map_ahead", 1)
 
@@ -187,7 +169,6 @@ def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
     expected = array[::1000].copy()
     rows = mapped(file)
     pages = MappedRows.from_array(array, drops=True)
-    assert pages is not None
     assert array.sum() > 0 and resident(rows, 0, NUM_ROWS) == 1.0
     for address, num_bytes in pages.pieces_between(4096, 8192):
         assert pages.drop(address, num_bytes)
@@ -274,10 +255,8 @@ def test_maps_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
         "4000-5000 rw-p 00000000 00:00 0 \n"
         "5000-6000 rw-s 00000000 00:05 9     /dev/shm/x (deleted)\n"
     )
-    expected = [
-        MappedFile("/data/my table", 0x1800, 0x3000, 0x2800),
-        MappedFile("/data/1.my table", 0x3000, 0x3400),
-    ]
+    second = MappedFile("/data/1.my table", 0x3000, 0x3400)
+    expected = [MappedFile("/data/my table", 0x1800, 0x3000, 0x2800), second]
     assert find_mapped_files(0x1800, 0x1C00, maps) == expected
     for address, num_bytes in ((0x4000, 16), (0x5000, 16), (0x9000, 16), (0x1800, 0x3000)):
         assert find_mapped_files(address, num_bytes, maps) == []

@@ -3,32 +3,124 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup, FoundRows, RequestedLookup
-from tests.embeddings.memory_tables import Machines, assert_rows, draw, expect, run_trainers
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.narrow_rows import widen
 from tests.optim.test_exchanges import ThreadGroup, Threads
+from tests.optim.test_shared_messages import in_processes
 
-LAYOUTS = [[0, 1], [0, 0, 1], [2, 1, 0, 0, 2, 1], [0, 0]]
-"""The machine of each rank."""
+SIZES = {"entity": ((40, 7, 33), 5), "town": ((3, 0, 9), 2), "relation": ((1, 6, 2), 8)}
+"""Of each table: rows on each of three machines, and its width."""
+
+
+class MemoryTable:
+    """The rows of one table as one machine sees them: its own are a view on all."""
+
+    def __init__(self, rows: torch.Tensor, starts: np.ndarray, machine: int) -> None:
+        self.dim = rows.shape[1]
+        self.range_starts = starts
+        self.first_node_id, self.end_node_id = int(starts[machine]), int(starts[machine + 1])
+        self.local_rows = rows[self.first_node_id : self.end_node_id]
+
+    def __len__(self) -> int:
+        return int(self.range_starts[-1])
+
+    def widened(self, places: np.ndarray) -> torch.Tensor:
+        return widen(self.local_rows, places)
+
+
+class Machines:
+    """All rows of all tables, and the tables as each machine sees them."""
+
+    def __init__(self, num_machines: int, narrow: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.rows, self.starts = {}, {}
+        for name, (sizes, dim) in SIZES.items():
+            sizes = (sum(sizes[: 4 - num_machines]), *sizes[4 - num_machines :])
+            self.starts[name] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            rows = torch.randn(int(self.starts[name][-1]), dim, generator=generator)
+            self.rows[name] = rows if name == "relation" else rows.to(narrow)
+
+    def tables(self, machine: int) -> dict[str, Any]:
+        return {name: MemoryTable(rows, self.starts[name], machine) for name, rows in self.rows.items()}
+
+    def is_local(self, name: str, ids: torch.Tensor, machine: int) -> torch.Tensor:
+        return (ids >= self.starts[name][machine]) & (ids < self.starts[name][machine + 1])
+
+
+def run_trainers(
+    machines: Machines, machine_of: Sequence[int], trainer: Callable, wire_dtype=torch.float32, staleness=0
+) -> list[Any]:
+    """Run ``trainer(rank, machine, lookup)`` in a thread for each rank; returns what each returned."""
+    shared = Threads(len(machine_of))
+
+    def run(rank: int) -> Any:
+        tables = machines.tables(machine_of[rank])
+        group: Any = ThreadGroup(shared, rank)
+        exchange = RowExchange(group, machine_of[rank], list(tables.values()), wire_dtype)
+        try:
+            lookup = ExchangeLookup(tables, exchange, staleness)
+            return trainer(rank, machine_of[rank], lookup)
+        except BaseException:
+            shared.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(len(machine_of)) as pool:
+        return list(pool.map(run, range(len(machine_of))))
+
+
+def expect(machines: Machines, rows: dict, table_ids: dict, machine: int, wire_dtype=torch.float32) -> dict:
+    """Rows as the trainer of a machine should see them: those of others as ``rows`` has them, narrowed."""
+    expected = {}
+    for name, ids in table_ids.items():
+        local = machines.is_local(name, ids, machine)[:, None]
+        remote = rows[name][ids].to(wire_dtype).float()
+        expected[name] = torch.where(local, machines.rows[name][ids].float(), remote)
+    return expected
+
+
+def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, rows in expected.items():
+        torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
+
+
+def draw(machines: Machines, step: int, rank: int) -> dict[str, torch.Tensor]:
+    """Return what a trainer wants in a step: repeated ids, sometimes none, sometimes a table not at all."""
+    random = np.random.default_rng((step, rank))
+    table_ids = {}
+    for place, (name, rows) in enumerate(machines.rows.items()):
+        turn = (step + rank + place) % 5
+        if turn != 4:
+            table_ids[name] = torch.from_numpy(random.integers(0, len(rows), 30 * turn))
+    return table_ids
+
+
+LAYOUTS = [[0, 1], [0, 0, 1], [2, 1, 0, 0, 2, 1], [0, 0]]  # the machine of each rank
 
 NUM_STEPS = 10
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("layout, wire_dtype", list(zip(LAYOUTS, [torch.float32, torch.bfloat16] * 2)))
-@pytest.mark.parametrize("narrow", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout, wire_dtype", list(zip(LAYOUTS, [FLOAT32, BFLOAT16] * 2)))
+@pytest.mark.parametrize("narrow", [FLOAT32, torch.float16])
 def test_every_trainer_gets_the_rows_that_it_asks_for(layout, wire_dtype, narrow, ahead):
-    """As float32; tables of 16 bits beside one of float32 in one message."""
-    wire_dtype = wire_dtype if narrow == torch.float32 else torch.float32
+    wire_dtype = wire_dtype if narrow == FLOAT32 else FLOAT32
     machines = Machines(max(layout) + 1, narrow)
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup) -> None:
@@ -59,15 +151,9 @@ def test_rows_that_are_still_read_are_not_overwritten_by_those_of_the_next_batch
     run_trainers(machines, [0, 1], trainer, staleness=1)
 
 
-@pytest.mark.parametrize(
-    ("wire_dtype", "narrow"),
-    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)],
-)
+@pytest.mark.parametrize("wire_dtype, narrow", [(FLOAT32, FLOAT32), (BFLOAT16, FLOAT32), (FLOAT32, BFLOAT16)])
 def test_bytes_to_other_machines_are_counted(wire_dtype: torch.dtype, narrow: torch.dtype) -> None:
-    """Distinct ids of four bytes, their rows, and the numbers of rows; nothing for the own machine's.
-
-    Rows of 16 bits travel as they are, padded to whole numbers of those of 32.
-    """
+    """Distinct ids of four bytes, their rows (of 16 bits padded to 32), and their numbers; no own rows."""
     machines, layout = Machines(2, narrow), [0, 0, 1]
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup) -> int:
@@ -137,8 +223,7 @@ def test_rows_of_one_array_are_read_when_they_are_copied() -> None:
     assert np.array_equal(FoundRows.in_array(LOCAL, places).copied().numpy(), LOCAL[places])
     assert np.array_equal(FoundRows.in_array(LOCAL).copied().numpy(), LOCAL)
     room = torch.full((3, 7), torch.nan)
-    copied = FoundRows.in_array(LOCAL).part(slice(2, 5)).copied(room)
-    assert copied is room
+    assert FoundRows.in_array(LOCAL).part(slice(2, 5)).copied(room) is room
     assert np.array_equal(room.numpy(), LOCAL[2:5])
     rows = LOCAL.copy()
     located = FoundRows.in_array(rows, np.array([4]))
@@ -159,10 +244,8 @@ class Servers:
     """DGL's servers: read rows when they are asked, and answer in any order."""
 
     def __init__(self, machines: Machines) -> None:
-        self.machines = machines
+        self.machines, self.num_asked, self._random = machines, 0, np.random.default_rng(3)
         self.answers: list[Any] = []
-        self.num_asked = 0
-        self._random = np.random.default_rng(3)
 
     def ask(self, requests: list[tuple[int, Any]]) -> dict[int, int]:
         places = {}
@@ -194,19 +277,15 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return made
 
 
-def lookup_of(machines: Machines, machine: int) -> RequestedLookup:
-    tables = machines.tables(machine)
-    for name, table in tables.items():
-        table.embedding = SimpleNamespace(_tensor=SimpleNamespace(_name=name))
-        table.typed = lambda rows: rows
-    return RequestedLookup(tables, AHEAD)
-
-
 @pytest.mark.parametrize("machine", [0, 1, 2])
 def test_remote_rows_are_those_of_the_request_and_own_rows_of_now(servers: Servers, machine: int) -> None:
     """The oracle keeps all tables as they were at each step; a batch is asked for three steps before."""
     machines, seen, asked_at = servers.machines, [], {}
-    lookup, away = lookup_of(machines, machine), 0
+    tables, away = machines.tables(machine), 0
+    for name, table in tables.items():
+        table.embedding = SimpleNamespace(_tensor=SimpleNamespace(_name=name))
+        table.typed = lambda rows: rows
+    lookup = RequestedLookup(tables, AHEAD)
     for step in range(12):
         seen.append({name: rows.clone() for name, rows in machines.rows.items()})
         table_ids = draw(machines, step, machine)
@@ -231,3 +310,51 @@ def test_remote_rows_are_those_of_the_request_and_own_rows_of_now(servers: Serve
             rows += 1 + step
     lookup.finish()
     assert servers.num_asked >= away > 0
+
+
+MACHINE_OF = [0, 1, 1]
+
+
+def make_lookup(machines: Machines, rank: int, staleness: int, timeout_seconds: float = 60) -> ExchangeLookup:
+    group = Alltoall(timeout_seconds, own_group=True, purpose="lookup of rows", duty="train every batch")
+    tables: dict[str, Any] = machines.tables(MACHINE_OF[rank])
+    exchange = RowExchange(group, MACHINE_OF[rank], list(tables.values()), torch.float32)
+    return ExchangeLookup(tables, exchange, staleness)
+
+
+def train(rank: int, machines: Machines, staleness: int) -> None:
+    """Look rows up ahead while sums run in the default group; the oracle is a copy of the tables before."""
+    lookup = make_lookup(machines, rank, staleness)
+    before = {name: rows.clone() for name, rows in machines.rows.items()}
+    for step in range(30):
+        table_ids = draw(machines, step, rank)
+        rows = before if staleness and step else machines.rows
+        assert_rows(lookup.rows(step, table_ids), expect(machines, rows, table_ids, MACHINE_OF[rank]))
+        if step < 29:
+            lookup.announce(step + 1, draw(machines, step + 1, rank))
+        lookup.before_update()
+        total = torch.ones(100)
+        dist.all_reduce(total)  # as the optimizer's exchange: nobody writes before all have come
+        assert (total == len(MACHINE_OF)).all()
+        for name, rows in machines.rows.items():
+            before[name].copy_(rows)
+            rows += 1 + step
+        dist.barrier()
+
+
+def leave_early(rank: int, machines: Machines, _: int) -> None:
+    """Rank 2 ends without a word; the others say who is missing, in the foreground and in the background."""
+    lookup = make_lookup(machines, rank, 1, timeout_seconds=20)
+    lookup.rows(0, draw(machines, 0, rank))
+    if rank == 2:
+        os._exit(0)
+    lookup.announce(1, draw(machines, 1, rank))
+    lookup.before_update()
+    with pytest.raises((ConnectionError, TimeoutError), match="lookup of rows: .*trainer"):
+        lookup.rows(1, draw(machines, 1, rank))
+
+
+@pytest.mark.parametrize("work, staleness", [(train, 0), (train, 1), (leave_early, 1)])
+def test_processes_exchange_rows_over_gloo(tmp_path: Path, work: Any, staleness: int) -> None:
+    answers = in_processes(tmp_path, lambda rank: work(rank, Machines(2), staleness))
+    assert answers == [None, None, None if work is train else "no answer"]

@@ -18,8 +18,6 @@ RELATIONS = [Relation("knows", "person", "person"), Relation("visits", "person",
 
 
 class MemoryRows:
-    """A RowSource over whole tables."""
-
     def __init__(self, tables: dict[str, torch.Tensor]) -> None:
         self.tables = tables
 
@@ -28,11 +26,8 @@ class MemoryRows:
 
 
 class MemoryShard:
-    """A RowShard: some rows of a table in any order."""
-
     def __init__(self, table: torch.Tensor, ids: torch.Tensor) -> None:
-        self.original_ids = ids
-        self.rows = table[ids]
+        self.original_ids, self.rows = ids, table[ids]
         self._place = torch.full((len(table),), -1)
         self._place[ids] = torch.arange(len(ids))
 
@@ -43,8 +38,7 @@ class MemoryShard:
 def split_rows(table: torch.Tensor, num_shards: int, seed: int = 0) -> list[MemoryShard]:
     """Deal a table's rows out to shards at random; some may get none."""
     random = np.random.default_rng(seed)
-    owner = random.integers(num_shards, size=len(table))
-    order = random.permutation(len(table))
+    owner, order = random.integers(num_shards, size=len(table)), random.permutation(len(table))
     return [MemoryShard(table, torch.from_numpy(order[owner[order] == shard])) for shard in range(num_shards)]
 
 
@@ -57,16 +51,14 @@ class World:
     tables: dict[str, torch.Tensor]
     known: np.ndarray
     triples: np.ndarray
-    options: dict[str, Any] = field(default_factory=dict)
-    """Of the evaluator."""
+    options: dict[str, Any] = field(default_factory=dict)  # of the evaluator
     bonus: dict[tuple[Side, int, int, int], float] = field(default_factory=dict)
     """Added to scores, by side, given entity, relation and candidate."""
 
     def evaluate(self, protocol: Protocol, num_shards: int = 1, known=None, **more):
         """Rank with the evaluator, the rows dealt out to some shards."""
-        shards = {
-            type_: split_rows(self.tables[type_], num_shards, seed=num_shards) for type_ in ("person", "town")
-        }
+        types = ("person", "town")
+        shards = {type_: split_rows(self.tables[type_], num_shards, seed=num_shards) for type_ in types}
         evaluator = RankingEvaluator(self.model, RELATIONS, protocol, **self.options, bonus=self._bonus)
         return evaluator.evaluate(self.triples, known, MemoryRows(self.tables), shards, **more)
 
@@ -88,9 +80,8 @@ class World:
         for side in Side:
             for triple in self.triples.tolist():
                 candidate_type = RELATIONS[triple[1]].candidate_type(side)
-                for candidate in np.flatnonzero(
-                    draw.random(len(self.tables[candidate_type])) < 1 / 3
-                ).tolist():
+                is_drawn = draw.random(len(self.tables[candidate_type])) < 1 / 3
+                for candidate in np.flatnonzero(is_drawn).tolist():
                     key = side, triple[side.anchor_column], triple[1], candidate
                     self.bonus[key] = float(draw.choice([0.5, 1.0, 4.0]))
 
@@ -112,7 +103,6 @@ class World:
         return greater, equal, negatives
 
     def score(self, triple: np.ndarray, side: Side) -> float:
-        """Score one triple by the scalar formula."""
         relation = RELATIONS[triple[1]]
         head, tail = self.tables[relation.lhs][triple[0]], self.tables[relation.rhs][triple[2]]
         row = self.tables[RELATION][triple[1]]
@@ -125,18 +115,13 @@ class World:
 
 
 def assert_same(result: RankingResult, expected: RankingResult) -> None:
-    """Hold that two rankings have the same ranks among as many candidates."""
     for side in Side:
         assert result.ranks[side].tolist() == expected.ranks[side].tolist()
         assert result.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
 
 
 def toy_world(name, reciprocal, dim=4, num_people=23, num_towns=7, seed=0, grid=False):
-    """Draw a world.
-
-    With ``grid`` all rows are small integers, so that many scores are equal and none is rounded. Without,
-    rows are normal, but a third of them are copies of others, and some are 0.
-    """
+    """Draw a world: with ``grid`` of small integers; else normal, a third of the rows copies, some 0."""
     random = np.random.default_rng(seed)
     dim = fitting_dim(name, dim)
     model = build_model(name, dim, reciprocal)
@@ -158,10 +143,9 @@ def toy_world(name, reciprocal, dim=4, num_people=23, num_towns=7, seed=0, grid=
 
     def triples(num_triples: int) -> np.ndarray:
         relation = random.integers(len(RELATIONS), size=num_triples)
-        tails = np.where(relation == 0, num_people, num_towns)
-        return np.stack(
-            [random.integers(num_people, size=num_triples), relation, random.integers(tails)], axis=1
-        )
+        heads = random.integers(num_people, size=num_triples)
+        tails = random.integers(np.where(relation == 0, num_people, num_towns))
+        return np.stack([heads, relation, tails], axis=1)
 
     tested = triples(int(random.integers(1, 25)))
     known = np.concatenate([tested[: len(tested) // 2], triples(60)])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dglkge.kernels.jit import compiled
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,16 +47,15 @@ CHAINS = """
 import numpy as np
 
 def chains_of(ids, gradients):
-    keys, heads, last, links = [], [], {}, np.full(len(ids), -1)
+    heads, last, links = {}, {}, np.full(len(ids), -1)
     for source, key in enumerate(ids.tolist()):
         if key in last:
             links[last[key]] = source
-        else:
-            keys.append(key)
-            heads.append(source)
+        heads.setdefault(key, source)
         last[key] = source
     addresses = gradients.__array_interface__["data"][0] + gradients.strides[0] * np.arange(len(ids))
-    return np.array(keys), (np.array(heads), links, addresses, np.ones(len(ids), np.int64))
+    chain = np.array(list(heads.values())), links, addresses, np.ones(len(ids), np.int64)
+    return np.array(list(heads)), chain
 """
 """Linked lists of gradient rows as of dglkge.optim.row_chains, whose package would import torch and DGL."""
 
@@ -126,7 +126,6 @@ def step(folder: Path, num_hits: int, row: float = -4.0, before: str = "", home:
 
 
 def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path, with_machine_code: Path) -> None:
-    """The loop over rows calls the rule of another file, which is edited between two processes."""
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
     step(tmp_path, num_hits=1)
     (package / "short" / "rules.py").write_text(RULE.replace("-= ", "-= 3 * "), encoding="utf-8")
@@ -147,7 +146,6 @@ print(rows[0].tolist(), len(update.stats.cache_hits))
 
 
 def test_the_loop_of_a_users_formula_is_cached_until_the_formula_changes(tmp_path: Path) -> None:
-    """The formula is in no file of the package: its own file counts."""
     copied_package(tmp_path)
     rule = tmp_path / "my_rule.py"
     changed = RULE.replace("-= ", "-= 2 * ")
@@ -161,12 +159,10 @@ def test_the_loop_of_a_users_formula_is_cached_until_the_formula_changes(tmp_pat
 def test_results_do_not_depend_on_the_cache(tmp_path: Path) -> None:
     """Compiled, loaded from the cache, or loaded after a part of the loop: the same bits."""
     copied_package(tmp_path)
-    runs = [
-        run(DIGEST_OF_ADAM_STEPS, tmp_path, str(tmp_path), *arguments).stdout.split()
-        for arguments in ([], [], ["part first"])
-    ]
-    assert [num_hits for _, num_hits in runs] == ["0", "1", "1"]
-    assert len({digest for digest, _ in runs}) == 1
+    programs = [[], [], ["part first"]]
+    runs = [run(DIGEST_OF_ADAM_STEPS, tmp_path, str(tmp_path), *words).stdout.split() for words in programs]
+    digests, num_hits = zip(*runs)
+    assert num_hits == ("0", "1", "1") and len(set(digests)) == 1
 
 
 def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
@@ -179,23 +175,33 @@ def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "contents"), [("nbi", b""), ("nbc", b"no machine code")])
 def test_a_damaged_cache_is_no_obstacle(tmp_path, with_machine_code, kind, contents):
-    """An index that was cut off, and code that was overwritten: the loop is compiled again."""
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
     (file,) = (package / "short" / "__pycache__").glob(f"loops.update*.{kind}")
     file.write_bytes(contents)
     step(tmp_path, num_hits=0)
 
 
-def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
-    """Machine code that cannot be written (a limit on the size of files stands for the full disk)."""
+FULL_DISK = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+"""
+NO_LOCKS = """
+import errno, fcntl
+def flock(*arguments):
+    raise OSError(errno.ENOLCK, 'No locks')
+fcntl.flock = flock
+"""
+
+
+@pytest.mark.parametrize("before, num_hits", [(FULL_DISK, [0]), (NO_LOCKS, [0, 1])], ids=["disk", "locks"])
+def test_a_full_disk_or_a_file_system_without_locks_is_no_obstacle(tmp_path, before, num_hits):
     copied_package(tmp_path)
-    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))"
-    step(tmp_path, num_hits=0, before=limited)
+    for number in num_hits:
+        step(tmp_path, number, before=before)
 
 
 def test_one_process_compiles_a_loop_and_others_wait(tmp_path: Path) -> None:
-    """Processes of a job start together, without a cache: one of them compiles, the others load its code."""
     copied_package(tmp_path)
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: run(ONE_STEP, tmp_path, str(tmp_path)), range(4)))
@@ -217,17 +223,8 @@ def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
     step(tmp_path, num_hits=1, before=impatient)
 
 
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path) -> None:
-    """Neither taking nor releasing the lock may fail the loop."""
-    copied_package(tmp_path)
-    without = "import errno, fcntl\n\ndef flock(*arguments):\n    raise OSError(errno.ENOLCK, 'No locks')\n\n"
-    for num_hits in (0, 1):
-        step(tmp_path, num_hits, before=without + "fcntl.flock = flock")
-
-
 def test_loops_keep_not_a_number() -> None:
     """Sums may be reordered, but NaN and infinity keep their meaning: the loops test for them."""
-    from dglkge.kernels.jit import compiled
 
     @compiled
     def total(numbers: np.ndarray) -> float:

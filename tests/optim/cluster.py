@@ -48,20 +48,13 @@ def partitions(num_parts: int, num_nodes: tuple[tuple[str, int], ...] = tuple(NU
 
 
 def run_cluster(
-    worker: str,
-    num_trainers: int,
-    *,
-    num_servers: int = 1,
-    num_machines: int = 1,
-    arguments: Any = None,
-    timeout_seconds: float = 150,
-    expected_status: dict[int, int] | None = None,
-) -> list[Any]:
+    worker: str, num_trainers: int, *, num_servers=1, num_machines=1, arguments: Any = None,
+    timeout_seconds=150, expected_status: dict[int, int] | None = None,
+) -> list[Any]:  # fmt: skip
     """Run a function of ``workers`` in every trainer and return what each returned, by rank.
 
-    Servers are those of a machine. Trainers are dealt out to machines in
-    turn, so that ranks are not in the order of machines. Where ``expected_status`` is given, also empty, the
-    trainers leave without DGL's shutdown messages, with status 0 or that of their rank.
+    Servers are those of a machine; trainers are dealt out to machines in turn. Where ``expected_status`` is
+    given, also empty, trainers leave without DGL's shutdown messages, with status 0 or that of their rank.
     """
     with tempfile.TemporaryDirectory(prefix="optim_cluster_") as name:
         folder, source = Path(name), partitions(num_machines)

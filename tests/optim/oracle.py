@@ -11,11 +11,7 @@ import torch
 from dglkge import optim
 
 NUM_ROWS = 50
-EVERYTHING = torch.arange(NUM_ROWS)
-"""Ids of the rows of a table in standalone mode."""
-
-NUM_HUB_READS = 6
-"""A hub is in every batch several times."""
+EVERYTHING = torch.arange(NUM_ROWS)  # ids of the rows of a table in standalone mode
 
 
 @dataclass
@@ -61,7 +57,7 @@ def batch(step: int, num_rows: int, dim: int, num_ids: int = 40) -> tuple[torch.
     """Ids with duplicates and a hub, and multiples of 1/8, sums of which are exact on any wire."""
     generator = torch.Generator().manual_seed(1000 * dim + step)
     ids = torch.randint(num_rows, (num_ids,), generator=generator)
-    ids[:NUM_HUB_READS] = num_rows // 2
+    ids[:6] = num_rows // 2
     gradients = torch.randint(-8, 9, (num_ids, dim), generator=generator) / 8
     return ids, gradients
 
@@ -113,15 +109,11 @@ class Oracle:
 
     def SparseAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
         total = self.state["sum"]
-        total[touched] += gradient**2
-        root = total[touched].sqrt() + self.options.get("eps", 1e-10)
+        total[touched] += gradient**2 if total.ndim == 2 else (gradient**2).mean(1)
+        root = total[touched].reshape(len(touched), -1).sqrt() + self.options.get("eps", 1e-10)
         self.rows[touched] -= self.case.lr * gradient / root
 
-    def RowAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
-        total = self.state["sum"]
-        total[touched] += (gradient**2).mean(1)
-        root = total[touched].sqrt()[:, None] + self.options.get("eps", 1e-10)
-        self.rows[touched] -= self.case.lr * gradient / root
+    RowAdagrad = SparseAdagrad
 
     def SparseAdam(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
         """Adam, lazily on touched rows."""

@@ -15,14 +15,11 @@ from tests.optim.oracle import EVERYTHING, batch, start_rows
 IDS = torch.tensor([1, 2])
 
 
-@pytest.mark.parametrize(
-    ("num_trainers", "num_machines"), [(1, 1), (3, 1), (2, 2)], ids=["alone", "one machine", "two machines"]
-)
+@pytest.mark.parametrize(("num_trainers", "num_machines"), [(1, 1), (3, 1), (2, 2)])
 def test_the_mean_of_duplicates_gives_dgls_numbers(num_trainers: int, num_machines: int) -> None:
     """12 steps with a hub and uneven shares. DGL's Adagrad gets its sum of squares back after each step."""
-    arguments = {"num_steps": 12, "process_group": True}
-    worker = "beside"
-    for results in run_cluster(worker, num_trainers, num_machines=num_machines, arguments=arguments):
+    options = {"num_machines": num_machines, "arguments": {"num_steps": 12, "process_group": True}}
+    for results in run_cluster("beside", num_trainers, **options):
         assert list(results) == ["SparseAdagrad", "SparseAdam"]
         for (their_rows, their_state), (rows, state) in results.values():
             assert (rows != start_rows(60, 3)).any(1).sum() == 60
@@ -31,11 +28,8 @@ def test_the_mean_of_duplicates_gives_dgls_numbers(num_trainers: int, num_machin
 
 
 def test_parts_of_dgl_are_loaded_by_any_trainer(tmp_path: Path) -> None:
-    """Each trainer loads the part that DGL's optimizer saved on the next one: no row is lost, and the roots
-    that DGL keeps on the CPU become sums."""
-    arguments = {"folder": tmp_path}
-    results = run_cluster("load_parts", 4, num_machines=2, arguments=arguments)
-    for roots, total, lr in results:
+    """Each loads what DGL's optimizer saved on the next one: no row is lost; DGL's roots become sums."""
+    for roots, total, lr in run_cluster("load_parts", 4, num_machines=2, arguments={"folder": tmp_path}):
         assert roots.count_nonzero() > 0
         torch.testing.assert_close(total, roots.square(), rtol=0, atol=0)
         assert lr == pytest.approx(0.25)
@@ -43,7 +37,6 @@ def test_parts_of_dgl_are_loaded_by_any_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_epsilon_inside_the_root_gives_the_numbers_of_dgl_optim(make_table, kernels: str) -> None:
-    """``dgl.optim.SparseAdagrad``, DGL's optimizer for tables of one machine."""
     name = f"inside_{kernels}"
     twin = dgl.nn.NodeEmbedding(50, 4, name, init_func=lambda rows: rows.copy_(start_rows(50, 4)))
     dgls = dgl.optim.SparseAdagrad([twin], lr=0.1, eps=0.25)
@@ -110,17 +103,10 @@ def test_two_optimizers_must_not_step_one_embedding(make_table) -> None:
         with pytest.raises(ValueError, match=message):
             step()
     assert torch.equal(other.weight[EVERYTHING], start_rows(50, 4))
+    # Adagrad's state has the name of RowAdagrad's, so only one of them can live.
+    with pytest.raises(ValueError, match=rf"keeps its state '{table.name}_sum' with rows \(4,\), this"):
+        RowAdagrad([table], lr=0.1)
     SparseAdagrad([other], lr=0.1).step()
     del first
     second.step()
-
-
-def test_state_of_another_shape_is_refused(make_table) -> None:
-    """Adagrad's state has the name of RowAdagrad's, so only one of them can live."""
-    table = make_table()
-    first = SparseAdagrad([table], lr=0.1)
-    message = rf"another optimizer keeps its state '{table.name}_sum' with rows \(4,\), this"
-    with pytest.raises(ValueError, match=message):
-        RowAdagrad([table], lr=0.1)
-    del first
-    RowAdagrad([table], lr=0.1).step()
+    RowAdagrad([table], lr=0.1)

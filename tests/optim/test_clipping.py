@@ -19,23 +19,20 @@ from tests.optim.oracle import EVERYTHING, Case, Oracle, batch, start_rows
 TABLES = [("user", 6), ("item", 3)]
 
 
+BOTH = [(0.7, 0.4, "mean", "auto"), (0.7, 0.4, "sum", "reference")]
+
+
 @pytest.mark.parametrize(
     ("norm", "value", "duplicates", "kernels"),
-    [
-        (0.5, None, "sum", "auto"),
-        (None, 0.25, "mean", "reference"),
-        (0.7, 0.4, "mean", "auto"),
-        (0.7, 0.4, "sum", "reference"),
-    ],
+    [(0.5, None, "sum", "auto"), (None, 0.25, "mean", "reference"), *BOTH],
 )
 def test_clipping_is_torchs_on_the_merged_gradients(make_table, norm, value, duplicates, kernels) -> None:
     """Two tables; duplicates are merged first, then value, then norm over both, then weight decay."""
-    tables = [make_table(4), make_table(7)]
+    tables, lengths = [make_table(4), make_table(7)], []
     optimizer = SparseAdagrad(tables, lr=0.1, eps=1e-6, duplicates=duplicates, kernels=kernels)
     optimizer.clip_gradients(norm, value)
     weights = [torch.nn.Parameter(start_rows(50, dim).double()) for dim in (4, 7)]
     dense = torch.optim.Adagrad(weights, lr=0.1, eps=1e-6)
-    lengths = []
     for step in range(60):
         sparse = []
         for table, weight in zip(tables, weights):
@@ -64,8 +61,7 @@ def test_rows_that_are_not_finite_are_not_part_of_the_norm(make_table, kernels) 
     gradients = torch.zeros(3, 4)
     gradients[0, 0], gradients[1, 1], gradients[2, 2] = math.inf, math.nan, 8.0
     optimizer.step_rows([(table, torch.tensor([0, 1, 2]), gradients)])
-    expected = torch.zeros(50, 4)
-    length = 2.0 / (2.0 + 1e-6)
+    expected, length = torch.zeros(50, 4), 2.0 / (2.0 + 1e-6)
     expected[2, 2] = 0.1 * length / (length + 0.5)
     torch.testing.assert_close(start_rows(50, 4) - table.weight[EVERYTHING], expected, rtol=1e-5, atol=1e-7)
 
@@ -82,20 +78,16 @@ def test_limits_are_checked_and_can_be_removed(make_table) -> None:
     optimizer.step_rows([(table, EVERYTHING[:1], torch.full((1, 4), 3.0))])
     assert optimizer.state_tensors(table)["sum"][EVERYTHING[:1]].tolist() == [[9.0] * 4]
     alone = SparseAdagrad([make_table()], lr=0.1, synchronous=False)
+    alone.clip_gradients(value=1.0)
     with pytest.raises(ValueError, match="norm needs synchronous=True"):
         alone.clip_gradients(norm=1.0)
-    alone.clip_gradients(value=1.0)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_groups_have_rules_of_their_own(make_table, kernels) -> None:
-    """A group inherits learning rate and links, which work around every rule; epsilon is the rule's own.
-
-    Two tables have one name, and differ in their node type.
-    """
-    kinds = [("thing", 6), ("other", 3), ("thing", 5)]
-    names = [f"shared_{kernels}", f"shared_{kernels}", ""]
-    tables = [make_table(dim, ntype=ntype, name=name) for (ntype, dim), name in zip(kinds, names)]
+    """A group inherits learning rate and links; epsilon is the rule's own. Two tables have one name."""
+    name = f"shared_{kernels}"
+    tables = [make_table(6, name=name), make_table(3, ntype="other", name=name), make_table(5)]
     decay = {"weight_decay": 0.3, "decoupled_weight_decay": True}
     options = {"weight_decay": 0.02, "decoupled_weight_decay": False}
     groups: list[dict[str, Any]] = [

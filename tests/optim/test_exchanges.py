@@ -35,7 +35,6 @@ def add_merged(totals: np.ndarray, rows: GradientRows, selected: np.ndarray) -> 
 
 
 def in_threads(size: int, run: Callable[[int], Any]) -> list[Any]:
-    """Run a function of the rank in as many threads; returns what each returned."""
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
         return [future.result(timeout=100) for future in futures]
@@ -63,9 +62,7 @@ class ThreadGroup:
     def counts(self, counts: np.ndarray) -> np.ndarray:
         return np.stack([sent[self.rank] for sent in self.gather(counts.copy())])
 
-    def messages(
-        self, sent: np.ndarray, sent_bytes: list[int], received: np.ndarray, received_bytes: Any
-    ) -> None:
+    def messages(self, sent: np.ndarray, sent_bytes: list, received: np.ndarray, received_bytes: Any) -> None:
         cuts = np.cumsum([0, *sent_bytes])
         pieces = [sent[start:end].copy() for start, end in zip(cuts, cuts[1:])]
         arrived = [from_one[self.rank] for from_one in self.gather(pieces)]
@@ -78,10 +75,7 @@ class ThreadGroup:
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_rows_of_one_trainer_alone_do_not_travel(is_elsewhere: bool, tmp_path, monkeypatch) -> None:
-    """Two trainers of a machine share memory: ids of rows that both have, and only their rows, are sent.
-
-    Where the ids of processes are others, an address names some other process's file, and all is sent.
-    """
+    """Of two on a machine; if process ids differ, an address names another's file, and all is sent."""
     if is_elsewhere:
         (tmp_path / "short").write_text("of another process")
         file = (tmp_path / "short").open("rb")
@@ -157,10 +151,7 @@ def test_asynchronous_trainers_do_not_wait() -> None:
 
 @pytest.mark.parametrize("max_lag", [1, 4])
 def test_machines_that_do_not_wait(max_lag: int) -> None:
-    """Every gradient is applied once, on a trainer of the row's machine, by the end of a drain.
-
-    No trainer is ever more than ``max_lag`` steps ahead; flags arrive at the same step of all trainers.
-    """
+    """Each gradient is applied once, on the row's machine, by the end of a drain; flags arrive together."""
     num_steps, size, num_rows, threads = 40, 3, 12, Threads(3)
     machines, starts = [0, 1, 0], np.array([0, 5, num_rows])
     started, flagged = [0] * size, [{} for _ in range(size)]
@@ -172,13 +163,11 @@ def test_machines_that_do_not_wait(max_lag: int) -> None:
         chains, group = chains_of((2,)), ThreadGroup(threads, rank)
 
         def apply() -> None:
-            assert exchange.lagged is not None
             rows = exchange.lagged.arrived[0]
             add_merged(totals[0, rank], rows, np.arange(rows.num_keys))
 
         options = {"synchronous": False, "max_lag": max_lag, "apply": apply}
         exchange = StepExchange(group, machines[rank], [starts], chains, wire_of((2,)), **options)
-        assert exchange.lagged is not None
         for period in range(2):
             threads.barrier.wait()
             started[rank] = 0
@@ -222,29 +211,25 @@ def test_an_error_between_machines_ends_the_next_step() -> None:
     def run(rank: int) -> None:
         arguments = (Broken(threads, rank), rank, [np.array([0, 4, 9])], chains_of((2,)), wire_of((2,)))
         exchange = StepExchange(*arguments, synchronous=False, max_lag=2)
-        assert exchange.lagged is not None
         list(exchange.run())
-        with pytest.raises(ConnectionError, match="trainer 1 is gone"):
-            exchange.lagged.drain()
-        with pytest.raises(ConnectionError, match="trainer 1 is gone"):
-            list(exchange.run())
+        for wait in (exchange.lagged.drain, lambda: list(exchange.run())):
+            with pytest.raises(ConnectionError, match="trainer 1 is gone"):
+                wait()
 
     in_threads(2, run)
 
 
 def test_many_tables() -> None:
     """The header grows with the number of tables: a hundred node types are exchanged at once."""
-    threads, num_tables = Threads(2), 100
-    dims = (1,) * num_tables
+    threads, dims = Threads(2), (1,) * 100
 
     def run(rank: int) -> tuple[int, list[int]]:
         chains, group = chains_of(dims), ThreadGroup(threads, rank)
-        exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire_of(dims))
+        exchange = StepExchange(group, 0, [np.array([0, 9])] * 100, chains, wire_of(dims))
         for table, chain in enumerate(chains):
             chain.add(np.array([table % 9]), np.ones((1, 1), np.float32))
         num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)
-        return num_updated, exchange.finish(np.arange(num_tables))[0].tolist()
+        return num_updated, exchange.finish(np.arange(100))[0].tolist()
 
-    results = in_threads(2, run)
-    assert sum(num_updated for num_updated, _ in results) == num_tables
-    assert all(sums == [2 * table for table in range(num_tables)] for _, sums in results)
+    num_updated, sums = zip(*in_threads(2, run))
+    assert sum(num_updated) == 100 and sums == ([*range(0, 200, 2)],) * 2

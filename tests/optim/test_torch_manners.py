@@ -58,7 +58,6 @@ def test_each_gradient_counts_once_and_nothing_stays_behind(adagrad) -> None:
 
 
 def test_schedulers_set_the_learning_rate(make_table) -> None:
-    """StepLR, a warm-up with LambdaLR, and ReduceLROnPlateau."""
     table = make_table()
     optimizer = SparseAdam([table], lr=0.8)
     step_lr = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -86,8 +85,7 @@ def test_groups_may_be_added(make_table) -> None:
         torch.testing.assert_close(rows[1] - table.weight[IDS][0], torch.full((table.embedding_dim,), lr))
 
 
-def test_closure(adagrad) -> None:
-    """step(closure) computes the loss and returns it, also under no_grad."""
+def test_a_closure_computes_the_loss_also_under_no_grad(adagrad) -> None:
     table, optimizer = adagrad
 
     def closure() -> float:
@@ -117,9 +115,10 @@ def test_overlap_fences_rows_and_state(make_table) -> None:
     assert table.weight[IDS].abs().sum() == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_options_are_named(make_table) -> None:
+    """Before anything is made; the embedding stays free for another optimizer."""
+    table = make_table()
+    for arguments, message in (
         ({"lr": -1}, "lr must be a finite number >= 0, got -1"),
         ({"eps": float("nan")}, "eps must be a finite number >= 0, got nan"),
         ({"weight_decay": -0.5}, "weight_decay must be a finite number >= 0, got -0.5"),
@@ -131,13 +130,9 @@ def test_overlap_fences_rows_and_state(make_table) -> None:
         ({"timeout_seconds": 0}, "timeout_seconds must be positive, got 0"),
         ({"kernels": "plain"}, "kernels must be 'auto' or 'reference', got 'plain'"),
         ({"bias_correction": "none"}, "bias_correction must be 'row' or 'global', got 'none'"),
-    ],
-)
-def test_bad_options_are_named(make_table, arguments, message) -> None:
-    """Before anything is made; the embedding stays free for another optimizer."""
-    table = make_table()
-    with pytest.raises(ValueError, match=message):
-        SparseAdam([table], **{"lr": 0.1, **arguments})
+    ):
+        with pytest.raises(ValueError, match=message):
+            SparseAdam([table], **{"lr": 0.1, **arguments})
     SparseAdam([table], lr=0.1)
 
 
@@ -145,11 +140,7 @@ def test_wrong_objects_are_named(make_table) -> None:
     """A parameter of torch, an embedding twice, ids and shapes that do not fit, a foreign embedding."""
     table, other = make_table(), make_table()
     for parameters, error, message in (
-        (
-            [torch.nn.Parameter(torch.zeros(2))],
-            TypeError,
-            "updates dgl.distributed.DistEmbedding only",
-        ),
+        ([torch.nn.Parameter(torch.zeros(2))], TypeError, "updates dgl.distributed.DistEmbedding only"),
         ([], ValueError, "empty parameter list"),
         ([table, "table"], TypeError, "got str"),
         ([table, table], ValueError, f"embedding 'node~thing~{table.name}' is given twice"),

@@ -25,10 +25,8 @@ def rank_and_size() -> tuple[int, int]:
 
 def make_table(graph: Any, kind: str, dim: int, name: str) -> Any:
     """An embedding for the nodes or edges of a type; its rows are :func:`start_rows`, by id."""
-    if kind in graph.etypes:
-        num_rows, policy = graph.num_edges(kind), graph.get_edge_partition_policy(kind)
-    else:
-        num_rows, policy = graph.num_nodes(kind), graph.get_node_partition_policy(kind)
+    of = "edge" if kind in graph.etypes else "node"
+    num_rows, policy = getattr(graph, f"num_{of}s")(kind), getattr(graph, f"get_{of}_partition_policy")(kind)
     table = dgl.distributed.DistEmbedding(num_rows, dim, name, part_policy=policy)
     first, rows = local_rows(table.weight)
     rows.copy_(start_rows(num_rows, dim)[first : first + len(rows)])
@@ -160,10 +158,10 @@ def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
     if rank == 1:
         del content["emb_states"]["damaged"]["ids"]
     torch.save(content, f"{path}_0")
-    errors = []
-    for call in (optimizer.load, lambda path: optimizer.save(path.parent / "none" / "a" if rank else path)):
+    errors, target = [], path.parent / "none" / "a" if rank else path
+    for call, place in ((optimizer.load, path), (optimizer.save, target)):
         try:
-            call(path)
+            call(place)
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}")
     return errors
@@ -177,9 +175,8 @@ def saved_ids(graph: Any, arguments: Any) -> Any:
     """Ids of the rows that this trainer saves: trainer 0 alone, then all, where steps are not synchronous."""
     table, other = make_table(graph, "user", 2, "lone"), make_table(graph, "user", 2, "hogwild")
     optimizer = optim.SparseAdagrad([table], lr=0.1)
-    alone = None
-    if rank_and_size()[0] == 0:
-        alone = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist()
+    is_first = rank_and_size()[0] == 0
+    alone = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist() if is_first else None
     barrier()
     hogwild = optim.SparseAdagrad([other], lr=0.1, synchronous=False)
     barrier()
@@ -207,7 +204,6 @@ def overflow(graph: Any, arguments: Any) -> Any:
 
 
 def misuse(graph: Any, arguments: dict[str, Any]) -> None:
-    """Collect what every kind of misuse raises on each trainer."""
     rank, size = rank_and_size()
     caught: dict[str, Any] = {}
 
@@ -280,18 +276,13 @@ def stop(graph: Any, arguments: dict[str, Any]) -> str:
 
 
 def leave(result: Any, together: bool = False) -> None:
-    """Write the result and end this process without DGL's shutdown, which waits for all clients.
-
-    ``together``: stay until all trainers have written theirs, so that none of them sees another one end.
-    """
+    """Write the result and end without DGL's shutdown; ``together``: not before all have written theirs."""
     rank, size = rank_and_size()
     folder = Path(os.environ["TEST_FOLDER"])
     torch.save(result, folder / f"unfinished{rank}.pt")
     os.replace(folder / f"unfinished{rank}.pt", folder / f"result{rank}.pt")
     deadline = time.monotonic() + 60
-    while together and time.monotonic() < deadline:
-        if all((folder / f"result{other}.pt").exists() for other in range(size)):
-            break
+    while together and len([*folder.glob("result*.pt")]) < size and time.monotonic() < deadline:
         time.sleep(0.02)
     os._exit(0)
 
@@ -311,7 +302,6 @@ def clipped(graph: Any, arguments: dict[str, Any]) -> list[Any]:
     return rows
 
 
-#: Arguments with which both are made: epsilons that show in every number.
 OPTIONS: dict[str, dict[str, Any]] = {
     "SparseAdagrad": {"lr": 0.1, "eps": 0.05},
     "SparseAdam": {"lr": 0.01, "eps": 1e-3, "betas": (0.8, 0.95)},
@@ -319,10 +309,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def beside(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Rows and state of DGL's optimizers and of ours after the same steps.
-
-    DGL's Adagrad writes the root over the sum of squares; here the sum is put back after each step.
-    """
+    """Rows and state of DGL's optimizers (Adagrad's roots are undone after each step) and of ours."""
     results = {}
     for name, options in OPTIONS.items():
         twin, table = (make_table(graph, "user", 3, f"{name}_{kind}") for kind in ("twin", "table"))
@@ -347,8 +334,7 @@ def undo_root(total: Any, touched: torch.Tensor, eps: float) -> None:
     barrier()
     first, rows = local_rows(total)
     if rank_and_size()[0] < dgl.distributed.get_num_machines():
-        places = touched.unique() - first
-        places = places[(places >= 0) & (places < len(rows))]
+        places = torch.isin(torch.arange(first, first + len(rows)), touched)
         rows[places] = (rows[places] - eps).square()
     barrier()
 
