@@ -1,9 +1,11 @@
-"""The errors that users see: kinds, and the text of an unknown name."""
+"""Errors that users see, registries of names, and locks where the file system has none."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import sys
 
 import pytest
 
@@ -17,6 +19,8 @@ from dglkge.errors import (
     unknown_name,
     write_error,
 )
+from dglkge.file_lock import try_lock, wait_for_lock
+from dglkge.registry import Registry, import_modules
 
 
 def test_exit_statuses():
@@ -57,3 +61,49 @@ def test_unknown_name_among_many_is_short():
     assert far == "unknown entity 'Paris'; 1000 are known, among them '/m/00000', '/m/00001'"
     near = str(unknown_name("entity", "/m/000123", known[:1000], limit=2))
     assert near.startswith("unknown entity '/m/000123'; did you mean '/m/") and near.count("'") == 6
+
+
+def test_members_are_found_by_name_and_registered_once():
+    shapes = Registry("shape")
+    members = {name: shapes.register(name)(type(name, (), {})) for name in ("square", "circle")}
+    assert shapes.get("circle") is members["circle"] and shapes.get("square") is members["square"]
+    assert list(shapes) == ["circle", "square"] and len(shapes) == 2
+    assert len(Registry("colour")) == 0 and list(Registry("colour")) == []
+    with pytest.raises(InputError, match="^unknown shape 'sqare'; did you mean 'square'. known: 'circle', '"):
+        shapes.get("sqare")
+    with pytest.raises(ValueError, match=r"^the shape 'circle' is registered already$"):
+        shapes.register("circle")(int)
+    marker = object()
+    assert shapes.register("marker")(marker) is shapes.get("marker") is marker
+
+
+@pytest.mark.parametrize("is_searched", [True, False])
+def test_an_import_leaves_the_search_path_as_it_was(tmp_path, monkeypatch, is_searched):
+    """The current folder is searched last, and keeps its place where it is searched anyway."""
+    name = f"own_module_{is_searched}".lower()
+    (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    path = [str(tmp_path), *sys.path] if is_searched else [item for item in sys.path if item != str(tmp_path)]
+    monkeypatch.setattr(sys, "path", list(path))
+    import_modules([name])
+    assert name in sys.modules
+    assert sys.path == path
+
+
+@pytest.mark.parametrize("lock", [try_lock, lambda file: wait_for_lock(file, 0.1)])
+def test_a_file_system_without_locks(lock, tmp_path, monkeypatch, caplog):
+    """Commands go on with a warning; any other failure of the disk is an error."""
+
+    def fail(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with open(tmp_path / "lock", "w") as file:
+        number = errno.ENOLCK
+        assert lock(file)
+        assert f"the file system of {tmp_path}/lock has no locks (No locks available)" in caplog.text
+        number = errno.EIO
+        with pytest.raises(OSError, match="Input/output error"):
+            lock(file)
+        number = errno.EWOULDBLOCK
+        assert not lock(file)

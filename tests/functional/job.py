@@ -44,14 +44,8 @@ def run(
     command: Sequence[str], status: int | None = 0, folder: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, within the limit; it must end with the status, unless that is None."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_SECONDS,
-        cwd=folder,
-        env={**environment(), **variables},
-    )
+    options = {"capture_output": True, "text": True, "timeout": TIME_LIMIT_SECONDS, "cwd": folder}
+    done = subprocess.run(command, env={**environment(), **variables}, **options)
     if status is not None and done.returncode != status:
         raise AssertionError(f"ended with {done.returncode}, expected {status}:\n{done.stdout}{done.stderr}")
     return done

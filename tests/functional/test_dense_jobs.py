@@ -52,9 +52,7 @@ def test_an_own_module_does_not_depend_on_the_trainers(tmp_path: Path) -> None:
     assert_same_training(run, alone)
 
 
-@pytest.mark.skipif(
-    autocast_problem("cpu", torch.float16) is not None, reason="torch has no float16 autocast on the CPU"
-)
+@pytest.mark.skipif(autocast_problem("cpu", torch.float16) is not None, reason="no float16 on the CPU")
 @pytest.mark.parametrize("sharding", ["replicated", pytest.param("fsdp", marks=NEEDS_SLICES)])
 def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, sharding: str) -> None:
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", *SETTINGS]

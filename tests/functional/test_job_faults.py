@@ -100,9 +100,8 @@ def test_a_second_job_is_refused_and_the_next_goes_on_after_kill(tmp_path: Path)
         config = (output / "config.json").read_bytes()
         second = commands.train_alone(*small, "training.num_epochs=7", "training.batch_size=24", status=2)
         (line,) = [line for line in second.stderr.splitlines() if "error:" in line]
-        assert line.startswith(
-            f"train.py: error: {output} is in use: another job writes there, trainer (pid {first.pid}) on "
-        )
+        told = f"{output} is in use: another job writes there, trainer (pid {first.pid}) on "
+        assert line.startswith(f"train.py: error: {told}")
         assert "Traceback" not in second.stderr
         assert (output / "config.json").read_bytes() == config and first.poll() is None
         first.kill()
@@ -120,9 +119,8 @@ def test_a_flipped_bit_is_one_line(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-12] ^= 1  # a head, which stays a valid id
     path.write_bytes(content)
-    command = commands.launch_command(
-        tmp_path, 1, (f"dataset={dataset}", f"output={tmp_path / 'run'}", "training.num_epochs=1")
-    )
+    words = (f"dataset={dataset}", f"output={tmp_path / 'run'}", "training.num_epochs=1")
+    command = commands.launch_command(tmp_path, 1, words)
     done = commands.run(command, status=2)
     assert f"{path} is damaged: its CRC-32 is" in done.stdout + done.stderr
     commands.run(command, DGLKGE_NO_VERIFY="1")
@@ -130,10 +128,7 @@ def test_a_flipped_bit_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_run_survives_random_faults(tmp_path, monkeypatch):
-    """Nothing that was published is lost, and the tables are those of an undisturbed run, bit by bit.
-
-    A short form of ``benchmarks/faults.py``.
-    """
+    """Nothing that was published is lost, and the tables are those of an undisturbed run, bit by bit."""
     random.seed(7)
     monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
     dataset = toy_dataset()

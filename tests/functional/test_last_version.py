@@ -103,9 +103,8 @@ def test_epochs_and_the_best_are_kept_and_a_damaged_newest_version_falls_back(tm
     # At the end of each of 4 epochs, and after those of its first 3 batches before which 6 ms have passed.
     newest, before = open_checkpoint(run).version, tables(run)
     assert 4 <= newest <= 4 * 4
-    assert [(line["epoch_idx"], line["stats"]["count"]) for line in records(run)] == [
-        (epoch, 192) for epoch in range(4)
-    ]
+    counts = [(line["epoch_idx"], line["stats"]["count"]) for line in records(run)]
+    assert counts == [(epoch, 192) for epoch in range(4)]
 
     (folder / "checkpoint_version.txt").write_text("", encoding="utf-8")
     words = settings(toy_dataset(), run, "evaluation.split=none")

@@ -125,9 +125,7 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     num_triples = len(Dataset.open(data).split("train"))
     for epoch in (0, 1):
         passes = [record for record in buckets if record["epoch_idx"] == epoch]
-        held_out = sum(
-            record["eval_stats_after"]["count"] for record in passes if "eval_stats_after" in record
-        )
+        held_out = sum(line["eval_stats_after"]["count"] for line in passes if "eval_stats_after" in line)
         assert held_out == 3 + -(-(num_triples - 30) // 10)
         assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
     # One of the sets, and all triples: each has buckets of its own.

@@ -19,12 +19,8 @@ from tests.functional import job as commands
 from tests.functional.results import json_lines
 from tests.toy_kg import ring_triples, toy_dataset
 
-SETTINGS = {
-    "model.dimension": 16,
-    "negatives.num_uniform": 10,
-    "training.batch_size": 48,
-    "training.num_epochs": 2,
-}
+SETTINGS = {"model.dimension": 16, "negatives.num_uniform": 10, "training.batch_size": 48}
+SETTINGS |= {"training.num_epochs": 2}
 SCRIPT = """
 import json, sys
 import pandas as pd
@@ -32,10 +28,8 @@ import dglkge
 output, epochs, rows, progress = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shown"
 frame = pd.read_csv(sys.argv[5], dtype=str)
 settings = {**json.loads(sys.argv[6]), "training.num_epochs": epochs}
-run = dglkge.train(
-    frame.iloc[:rows], "distmult", output=output, trainers=1, settings=settings, columns="s,p,o",
-    progress=progress,
-)
+options = {"output": output, "trainers": 1, "columns": "s,p,o", "progress": progress}
+run = dglkge.train(frame.iloc[:rows], "distmult", settings=settings, **options)
 first = frame.iloc[0]
 answers = run.predict_tails(first["s"], first["p"], k=1000)
 print(json.dumps({
@@ -77,10 +71,8 @@ def test_train_resume_and_refuse(tmp_path):
     # Other triples: refused, and nothing is changed.
     before = files_of(tmp_path / "run")
     done = commands.run([*warm.python(), *command(tmp_path, 3, rows=50)], status=1)
-    assert done.stderr.splitlines()[-1] == (
-        f"dglkge.errors.InputError: {tmp_path}/run has a run of other triples or splits; give "
-        "overwrite=True or another output"
-    )
+    told = "has a run of other triples or splits; give overwrite=True or another output\n"
+    assert done.stderr.endswith(f"\ndglkge.errors.InputError: {tmp_path}/run {told}")
     assert files_of(tmp_path / "run") == before
 
 
@@ -168,26 +160,18 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
         ({"valid": 3}, "valid is of type int; expected a data frame"),
         ({"splits": 0.9}, "unknown argument of dglkge.train 'splits'; did you mean 'split'"),
         ({"split": "a"}, "split 'a' is not allowed; give one or three fractions"),
-        ({"split": [0.9, 0.1]}, "split '0.9,0.1' is not allowed; give one or three fractions"),
-        ({"split": object}, "split is .*, of type type; expected the share of train"),
         ({"seed": "x"}, "seed is 'x', of type str; expected a whole number"),
         ({"columns": "a,b"}, "^columns 'a,b' does not give head, relation and tail"),
-        ({"columns": 3}, "columns is '3', of type int; expected a text"),
         ({"reading": {"format": "tsv"}}, "reading is for files and folders"),
-        ({"reading": 3}, "reading is '3', of type int; expected a mapping"),
         ({"output": ""}, "output is ''; expected the path of a folder"),
-        ({"output": 3}, "output is 3; expected the path of a folder"),
         ({"output": __file__}, "output is .*, which is a file; expected a folder"),
         ({"output": "/proc/my/run"}, "/proc/my/run( cannot be made|, and /proc is not a folder)"),
         ({"config": "fb15k237/comple"}, "config: there is no file .*did you mean 'fb15k237/complex'"),
-        ({"config": 3}, "config is '3', of type int; expected a YAML file or the name of a recipe"),
         ({"settings": [1]}, "settings is '.1.', of type list; expected a mapping"),
         ({"settings": {"training": {"epochs": 3}}}, "unknown key 'training.epochs'"),
         ({"settings": {"seed": object()}}, "settings: seed is .*, of type object; expected a number"),
         ({"trainers": "two"}, "trainers is 'two', of type str; expected a whole number"),
         ({"trainers": np.int64(0)}, "trainers is 0; expected at least 1"),
-        ({"score_function": 3}, "score_function is '3', of type int; expected a name: complex"),
-        ({"score_function": "complx"}, "unknown score function 'complx'; did you mean 'complex'"),
         ({"score_function": "TransE"}, "unknown score function 'transe'; did you mean .*'transe_l1'"),
     ],
 )
@@ -230,24 +214,11 @@ def test_what_is_refused_creates_nothing(tmp_path):
             dglkge.train(toy_dataset(), output=tmp_path / "run", **more)
 
 
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (0.9, (0.9, 0.05, 0.05)),
-        (np.float32(0.5), (0.5, 0.25, 0.25)),
-        ("0.8,0.2,0", (0.8, 0.2, 0)),
-        ((0.8, 0.2, 0), (0.8, 0.2, 0)),
-        (np.array([0.5, 0.25, 0.25]), (0.5, 0.25, 0.25)),
-        (1, (1, 0, 0)),
-        (None, "auto"),
-    ],
-)
-def test_forms_of_a_split(split, expected):
-    made = DataOptions(split=split).to_options("x", False).split
-    assert made == expected if expected == "auto" else made == pytest.approx(expected)
-
-
-def test_forms_of_settings():
+def test_forms_of_a_split_of_settings_and_of_a_configuration(tmp_path, monkeypatch):
+    thirds = (np.float32(0.5), np.array([0.5, 0.25, 0.25]), "0.5,0.25,0.25", (0.5, 0.25, 0.25))
+    splits = [DataOptions(split=split).to_options("x", False).split for split in (*thirds, 1)]
+    assert splits == [pytest.approx((0.5, 0.25, 0.25))] * 4 + [(1, 0, 0)]
+    assert DataOptions(split=None).to_options("x", False).split == "auto"
     nested = {"training": {"num_epochs": np.int32(3), "objective": {"name": "x"}}, "lr": np.float64(0.5)}
     expected = ["training.num_epochs=3", "training.objective.name=x", "lr=0.5", "model.score_function=rotate"]
     assert overrides(nested, "RotatE") == expected
@@ -256,9 +227,6 @@ def test_forms_of_settings():
     assert overrides(values, None) == expected
     # A component of one's own keeps its name.
     assert overrides({}, "MyScore") == ["model.score_function=MyScore"]
-
-
-def test_a_configuration_is_a_file_or_a_recipe(tmp_path, monkeypatch):
     name = "fb15k237/complex"
     assert config_file(name) == recipe_file(name) and config_file(None) is None
     monkeypatch.chdir(tmp_path)

@@ -118,16 +118,11 @@ def test_an_installed_wheel_needs_no_repository(wheel_file, tmp_path):
     commands, folder = environment_with(wheel_file, tmp_path / "venv"), tmp_path / "elsewhere"
     write_splits(folder / "triples", ring_triples())
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["OMP_NUM_THREADS"] = "1"
 
     def run(command: str, *words: str) -> str:
-        done = subprocess.run(
-            [str(commands / command), *words],
-            cwd=folder,
-            env={**env, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        options = {"cwd": folder, "env": env, "capture_output": True, "text": True, "timeout": 240}
+        done = subprocess.run([str(commands / command), *words], **options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

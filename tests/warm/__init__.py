@@ -1,12 +1,8 @@
 """Python commands for tests that begin as copies of a process which has imported torch and DGL.
 
-The imports take three CPU seconds in each process of a job, more than everything else that a small job does.
-:func:`python` gives the words to put before a script, in place of ``python``. What runs is a copy (``fork``)
-of a process of :mod:`tests.warm.server`; :mod:`tests.warm.client`, which the test sees, passes signals on and
-ends with the same status. Servers and trainers of a launched job become clients of copies too.
-
-:func:`runners` leaves launchers, node programs and process numbers as they are: a server or trainer that
-a node program has started becomes the client of a copy, which is on the same host of ``tests/cluster``.
+The imports take three CPU seconds in each process of a job. :func:`python` gives the words to put in place of
+``python``: what runs is a copy (``fork``) of :mod:`tests.warm.server`; :mod:`tests.warm.client`, which the
+test sees, passes signals on and ends with the same status. So do servers and trainers of a launched job.
 
 Tests that look at processes (their numbers, children, command lines, environment), or that change what an
 import sees, use plain ``python``. Servers and trainers that are copies are named after their role and number.
@@ -66,11 +62,10 @@ if script == "script_runner.py" or script == "build_graph.py" and {build!r} in o
 
 
 def runners(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which servers and trainers of launched jobs are copies.
+    """Return an environment in which servers and trainers of launched jobs are clients of copies.
 
-    Their launchers and node programs are ordinary processes. A process that one has started connects to
-    the server as a client, which takes 20 ms instead of 3 s: it has the number, environment and command line
-    that a test looks for, and what it stands for dies with it.
+    Their launchers and node programs are ordinary processes. A client has the number, environment and command
+    line that a test looks for, and its copy is on the same host of ``tests/cluster``.
     """
     folder = _server().socket.with_name("site")
     path = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -1,9 +1,7 @@
 """Stands for a process that :mod:`tests.warm.server` runs: same standard streams, signals and status.
 
-This file is a program of its own with the standard library only: ``client.py script.py args...``,
-``client.py -m module args...``, ``client.py -c program args...`` or ``client.py --serve socket``. A node
-program is an ordinary process, whose servers and trainers are clients. What multiprocessing has opened for
-its own server is passed on, too.
+Has arguments as ``python``, or ``--serve SOCKET``; imports the standard library only. A node program is an
+ordinary process, whose servers and trainers are clients.
 """
 
 from __future__ import annotations
@@ -20,15 +18,6 @@ ACTIONS = ("-c", "-m", "--serve")
 """What is no flag of the interpreter, which a copy has from the process that it is a copy of."""
 FORK_SERVER = "from multiprocessing.forkserver import main;"
 """How the program begins that multiprocessing starts for processes that are copies of one another."""
-
-
-def is_open(number: int) -> bool:
-    """Whether a descriptor is open: the one that has listed them is not any more."""
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def main() -> int:
@@ -53,9 +42,9 @@ def main() -> int:
         del arguments[0]
     streams = [0, 1, 2]
     if arguments[0] == "-c" and arguments[1].startswith(FORK_SERVER):
-        streams += [
-            number for number in map(int, os.listdir("/proc/self/fd")) if number > 2 and is_open(number)
-        ]
+        # But for the one that has listed them.
+        numbers = map(int, os.listdir("/proc/self/fd"))
+        streams += [number for number in numbers if number > 2 and os.path.exists(f"/proc/self/fd/{number}")]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(os.environ["DGLKGE_TEST_WARM_SOCKET"])
     ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]

@@ -1,11 +1,8 @@
 """Imports torch, DGL and dglkge once, and runs what clients ask for in copies of itself.
 
 ``python -m tests.warm.server SOCKET`` says ``ready`` and its number when it listens, imports for the first
-client, and ends with its standard input. It never starts a thread: a copy of a process has only the thread
-that made it. A copy can be such a server too, for the clients of another socket.
-
-A copy leaves :func:`serve` with the function that it has to run, and nothing of the server is below it.
-Streams, working folder, environment, signals and ``sys.path`` are those that the client has sent.
+client, and ends with its standard input. It never starts a thread, which copies would not have. A copy can be
+such a server too. It leaves :func:`serve` with the function that it has to run.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ NAMESPACES = ("net", "uts", "mnt", "pid")
 """Of the hosts of tests/cluster; the last one holds for children only."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
-RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGCHLD)
+RESET = (*FORWARDED, signal.SIGCHLD)
 MOST_STREAMS = 16
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -166,7 +163,7 @@ def _copy(request: Request, streams: Sequence[int], client: int) -> Callable[[],
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in streams]
     for number, descriptor in zip(request.streams, moved):
         os.dup2(descriptor, number)
-    become(request.environment, request.folder, request.ignored, request.streams)
+    become(request)
     if request.arguments[0] == "--serve":
         return lambda: serve_too(request.arguments[1])
     if request.arguments[0].endswith("/script_runner.py"):
@@ -215,12 +212,11 @@ def _stand_for(child: int, held: int) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def become(
-    environment: dict[str, str], folder: str, ignored: Sequence[int] = (), kept: Sequence[int] = ()
-) -> None:
+def become(request: Request) -> None:
     """Take over what a new program starts with: environment, folder, signals, streams, random numbers."""
+    environment, ignored = request.environment, request.ignored
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in kept:
+        if number > 2 and number not in request.streams:
             with contextlib.suppress(OSError):  # that of the list
                 os.close(number)
     signal.set_wakeup_fd(-1)
@@ -228,7 +224,7 @@ def become(
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     if signal.SIGINT not in ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(folder)
+    os.chdir(request.folder)
     before = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
     os.environ.update(environment)
@@ -246,11 +242,8 @@ def become(
 
 
 def _stream(descriptor: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
-    raw = io.FileIO(descriptor, "w", closefd=False)
-    binary = io.BufferedWriter(raw)
-    return io.TextIOWrapper(
-        binary, "utf-8", errors, line_buffering=os.isatty(descriptor), write_through=unbuffered
-    )
+    binary, is_terminal = open(descriptor, "wb", closefd=False), os.isatty(descriptor)
+    return io.TextIOWrapper(binary, "utf-8", errors, line_buffering=is_terminal, write_through=unbuffered)
 
 
 def serve_too(path: str) -> NoReturn:
@@ -304,15 +297,14 @@ def main() -> None:
     """Serve; in copies run what they have to."""
     action = serve(sys.argv[1])
     while True:
-        error: BaseException | None = None
         try:
             action()
-        except Become as become_error:
-            action = become_error.action
-            continue
-        except BaseException as raised:
-            error = raised
-        end(error)
+        except Become as error:
+            action = error.action
+        except BaseException as error:
+            end(error)
+        else:
+            end(None)
 
 
 def end(error: BaseException | None) -> NoReturn:
