@@ -73,9 +73,8 @@ def test_ctrl_c_ends_it(start, run, dataset, refusal):
 def test_in_the_background_with_a_token(start, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
-    # Plain Python: its command line is looked at.
     options = ("--port", "0", "--json", "--token", str(tmp_path / "token"), "--host", "localhost")
-    process = start(*options, command=[sys.executable])
+    process = start(*options, command=[sys.executable])  # whose command line is looked at
     facts = facts_of(process)
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(f"{facts['url']}model")
@@ -129,10 +128,8 @@ def test_a_signal_ends_what_an_agent_asks(start):
     "words, text",
     [
         ("--host 0.0.0.0", "so --token FILE is needed; allowed without one: 127.0.0.1, ::1, localhost"),
-        ("--port 65536", "--port must be 0 to 65535, got 65536"),
         ("--host no.such.host", "--host 'no.such.host' has no address"),
         ("--threads 0", "--threads must be 1 to"),
-        ("--faiss-from 0", "--faiss-from must be at least 1"),
         (f"--token {TOKEN}", "--token takes a file"),
         ("--token -", "the token that was entered has 5 characters"),
     ],
@@ -147,7 +144,6 @@ def test_mistakes(refusal, run, monkeypatch, words, text):
     "content, mode, text",
     [
         (b"short\n", 0o600, "has 5 characters, at least 16 are needed"),
-        (b"", 0o600, "has 0 characters"),
         ("пароль-пароль-пароль".encode(), 0o600, "has other characters than ASCII"),
         (b"\xff" * 20, 0o600, "is not text in UTF-8"),
         (TOKEN.encode(), 0o644, "other users can read the file of --token: its mode is 644; chmod 600 it"),
@@ -157,4 +153,4 @@ def test_tokens_that_cannot_be_used(refusal, run, tmp_path, content, mode, text)
     (tmp_path / "token").write_bytes(content)
     (tmp_path / "token").chmod(mode)
     line = refusal("serve", run, "--port", "0", "--token", tmp_path / "token")
-    assert text in line and (not content or content.decode("latin-1").strip() not in line)
+    assert text in line and content.decode("latin-1").strip() not in line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,9 +18,8 @@ from dglkge.inference.links import adapter, missing_links
 from dglkge.inference.links.adapter import Examples, QuestionMaker, fit_adapter
 from dglkge.inference.logic import And, Fact, Not, Or, Question, parse
 from dglkge.inference.truth import calibrate
-from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import build_model
-from dglkge.typing import RELATION, Side
+from dglkge.typing import Side
 from tests.checkpoint.toy_checkpoint import calibrated
 from tests.inference.link_scores import all_scores, known_pairs
 
@@ -31,14 +29,12 @@ QUESTIONS = {
     "2p": "?x : (person1, knows, ?y), (?y, lives_in, ?x)",
     "3p": "?x : (person1, knows, ?y), (?y, lives_in, ?z), (?z, lies_in, ?x)",
     "2i": "?x : (person1, knows, ?x), (person2, knows, ?x)",
-    "3i": "?x : (person1, knows, ?x), (person2, knows, ?x), (?x, lives_in, town3)",
     "pi": "?x : (person1, knows, ?y), (?y, lives_in, ?x), (person2, lives_in, ?x)",
     "ip": "?x : (person1, knows, ?y), (person2, knows, ?y), (?y, lives_in, ?x)",
     "backwards": "?x : (?x, lives_in, ?t), (?t, lies_in, country1)",
     "2u": "?x : (person1, knows, ?x) or (person2, knows, ?x)",
     "up": "?x : ((person1, knows, ?y) or (person2, knows, ?y)), (?y, lives_in, ?x)",
     "2in": "?x : (person1, knows, ?x), not (person2, knows, ?x)",
-    "3in": "?x : (person1, knows, ?x), (person7, knows, ?x), not (person2, knows, ?x)",
     "inp": "?x : (person1, knows, ?y), not (person2, knows, ?y), (?y, lives_in, ?x)",
     "pin": "?x : (person1, knows, ?y), (?y, lives_in, ?x), not (person2, lives_in, ?x)",
     "pni": "?x : not ((person1, knows, ?y), (?y, lives_in, ?x)), (person2, lives_in, ?x)",
@@ -66,25 +62,22 @@ def expected_values(run, kind, splits):
     def through(starts, relation):
         return (starts[:, None] * relation).max(0)
 
-    people, towns, countries = (run.tables.vocabulary(type_) for type_ in ("person", "town", "country"))
+    people, countries = (run.tables.vocabulary(type_) for type_ in ("person", "country"))
     knows, lives, lies = links("knows"), links("lives_in"), links("lies_in")
-    a, b, c = (knows[people.id(name)] for name in ("person1", "person2", "person7"))
+    a, b = (knows[people.id(name)] for name in ("person1", "person2"))
     home_of_b = lives[people.id("person2")]
-    in_town3 = links("lives_in", Side.HEAD)[:, towns.id("town3")]
     in_country1 = links("lies_in", Side.HEAD)[:, countries.id("country1")]
     return {
         "1p": a,
         "2p": through(a, lives),
         "3p": through(through(a, lives), lies),
         "2i": a * b,
-        "3i": a * b * in_town3,
         "pi": through(a, lives) * home_of_b,
         "ip": through(a * b, lives),
         "backwards": through(in_country1, links("lives_in", Side.HEAD).T),
         "2u": 1 - (1 - a) * (1 - b),
         "up": through(1 - (1 - a) * (1 - b), lives),
         "2in": a * (1 - b),
-        "3in": a * c * (1 - b),
         "inp": through(a * (1 - b), lives),
         "pin": through(a, lives) * (1 - home_of_b),
         "pni": (1 - through(a, lives)) * home_of_b,
@@ -125,38 +118,25 @@ def test_screening_in_bfloat16_changes_no_answer(run, monkeypatch, screened):
         np.testing.assert_allclose(answers["probability"], expected["probability"], atol=1e-6)
 
 
-def narrow_search(monkeypatch, tables, dim, norm):
-    monkeypatch.setattr(missing_links, "LEAST_ROWS", 1)
-    monkeypatch.setattr(missing_links, "SCREENED", 1)
-    model = build_model("distmult", dim, reciprocal=True)
-    search = missing_links.LikelyCandidates(model, tables, lambda _type: norm)
-    search.is_narrow = True
-    return search
-
-
 @pytest.mark.parametrize("width", [40, 30])
 def test_bounds_of_bfloat16_skip_no_candidate(width, monkeypatch):
-    """Of rows as wide as queries, and of narrower ones, which have zeros at their end."""
+    """Of rows as wide as queries, and of narrower ones, which have zeros at their end; one shard has none."""
+    monkeypatch.setattr(missing_links, "LEAST_ROWS", 1)
+    monkeypatch.setattr(missing_links, "SCREENED", 1)
     draws = torch.Generator().manual_seed(1)
     rows = (torch.randn(1003, 40, generator=draws) * torch.logspace(0, -2, 40))[:, :width].contiguous()
     query = torch.randn(5, 40, generator=draws)
-    meta = SimpleNamespace(dim=40, entity_types={"entity": 1003}, relations=[])
-    tables = WholeTables(Path(), meta, {"entity": rows, RELATION: rows[:0]})
-    search = narrow_search(monkeypatch, tables, 40, float(rows.norm(dim=1).max()))
+    ids = torch.arange(1003)
+    shards = [SimpleNamespace(rows=rows[part], original_ids=ids[part]) for part in (slice(0), slice(1003))]
+    tables = SimpleNamespace(meta=SimpleNamespace(dim=40), shards=lambda _type: shards)
+    norm, model = float(rows.norm(dim=1).max()), build_model("distmult", 40, reciprocal=True)
+    search = missing_links.LikelyCandidates(model, tables, lambda _type: norm)
+    search.is_narrow = True
     exact = query[:, :width].double() @ rows.double().T
     for low in (-0.5, 0.0, 4.0, 1e9):
         blocks = list(search.search("entity", query, low))
         pairs = {pair for row, ids, _ in blocks for pair in zip(row.tolist(), ids.tolist())}
         assert pairs == {tuple(pair) for pair in torch.nonzero(exact >= low).tolist()}
-
-
-def test_a_shard_without_rows_has_no_likely_candidates(monkeypatch):
-    rows, ids = torch.ones(3, 4), torch.arange(3)
-    shards = [SimpleNamespace(rows=rows[start:], original_ids=ids[start:]) for start in (3, 0)]
-    tables = SimpleNamespace(meta=SimpleNamespace(dim=4), shards=lambda _type: shards)
-    search = narrow_search(monkeypatch, tables, 4, 2.0)
-    blocks = search.search("entity", torch.ones(1, 4), 0.5)
-    assert [ids.tolist() for _, ids, _ in blocks] == [[], [0, 1, 2]]
 
 
 def test_a_narrow_beam_takes_the_best(run):
@@ -179,8 +159,6 @@ def test_text_is_read_as_the_tree():
         ("?x : (person1, knows, ?y)", "no triple has it"),
         ("?x : (person1, knows, ?x", "not closed"),
         ("?x : (person1, knows)", "got 2 parts"),
-        ("?x : (nothing, knows)", "got 2 parts"),
-        ("?x : (persona, knows, ?x)", "persona"),
         ("?x : (person1, know, ?x)", "knows"),
         ("?x : (person1, knows, ?x), (?x, lies_in, ?y)", "no way"),
         ("?x : (?x, near, ?y)" + "".join(f", (?x{n}, near, ?y{n})" for n in range(30)), "several ways"),

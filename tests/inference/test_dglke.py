@@ -16,17 +16,9 @@ from tests.toy_kg import toy_dataset
 
 GAMMA = 12.0
 HIDDEN = 8
-MODELS = {
-    "TransE": "transe_l2",
-    "TransE_l1": "transe_l1",
-    "TransE_l2": "transe_l2",
-    "DistMult": "distmult",
-    "ComplEx": "complex",
-    "RotatE": "rotate",
-    "RESCAL": "rescal",
-    "SimplE": "simple",
-    "TransR": "transr_l1",
-}
+MODELS = {"TransE": "transe_l2", "TransE_l1": "transe_l1", "TransE_l2": "transe_l2", "TransR": "transr_l1"}
+MODELS |= {"DistMult": "distmult", "ComplEx": "complex", "RotatE": "rotate", "RESCAL": "rescal"}
+MODELS["SimplE"] = "simple"
 
 
 def scores(model, heads, relations, tails):
@@ -101,6 +93,11 @@ class Ours:
         return all(np.array_equal(checkpoint[name][:].numpy(), rows) for name, rows in tables.items())
 
 
+def edit_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 @pytest.fixture(scope="module")
 def dataset():
     return Dataset.open(toy_dataset())
@@ -154,32 +151,25 @@ def test_there_and_back(model, dataset, tmp_path, convert, call):
 
 
 @pytest.mark.parametrize(
-    ("maps", "delimiter", "swapped"),
+    ("maps", "delimiter", "is_swapped"),
     [
         (("entities.dict", "relations.dict"), "\t", False),
         (("entities.tsv", "relations.tsv"), "|", False),
         (("my_nodes.csv", "my_edges.csv"), ",", True),
     ],
 )
-def test_id_maps_of_other_forms(maps, delimiter, swapped, dataset, tmp_path, convert):
-    folder = tmp_path / "theirs"
+def test_id_maps_of_other_forms(maps, delimiter, is_swapped, dataset, tmp_path, convert):
+    """DGL-KE writes them into ``data_path``, not beside the embeddings."""
+    folder, data = tmp_path / "theirs", tmp_path / "data"
     dglke = Ours(folder, dataset, "DistMult", maps=maps)
-    edit_config(delimiter=delimiter)(folder)
+    data.mkdir()
+    edit_config(folder, delimiter=delimiter, data_path=str(data))
     for file in maps:
         rows = [line.split("\t") for line in (folder / file).read_text().splitlines()]
-        lines = [delimiter.join(row[::-1] if swapped else row) for row in rows]
-        (folder / file).write_text("\n".join(lines) + "\n")
+        lines = [delimiter.join(row[::-1] if is_swapped else row) for row in rows]
+        (data / file).write_text("\n".join(lines) + "\n")
+        (folder / file).unlink()
     assert dglke.has_rows_of(convert(folder))
-
-
-def test_id_maps_are_found_where_the_data_lies(dataset, tmp_path, convert):
-    """DGL-KE writes them into ``data_path``, not beside the embeddings."""
-    dglke, data = Ours(tmp_path / "theirs", dataset, "ComplEx"), tmp_path / "data"
-    data.mkdir()
-    for file in ("entities.tsv", "relations.tsv"):
-        (tmp_path / "theirs" / file).rename(data / file)
-    edit_config(data_path=str(data))(tmp_path / "theirs")
-    assert dglke.has_rows_of(convert(tmp_path / "theirs"))
 
 
 def test_without_config_or_any_map(dataset, tmp_path, convert, caplog):
@@ -193,60 +183,27 @@ def test_without_config_or_any_map(dataset, tmp_path, convert, caplog):
     assert np.array_equal(rows, dglke.entities[dglke.order])
 
 
-def edit_config(**values):
-    def edit(folder):
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-    return edit
-
-
-def remove(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def cut_map(folder):
-    path = folder / "entities.tsv"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-
-def rename_model(folder):
-    for table in ("entity", "relation"):
-        (folder / f"my_ring_RotatE_{table}.npy").rename(folder / f"my_ring_ConvE_{table}.npy")
-    edit_config(model_name="ConvE")(folder)
-
-
-def narrow(folder):
-    np.save(folder / "my_ring_RotatE_entity.npy", np.zeros((60, HIDDEN), np.float32))
-
-
-def nothing(folder):
-    """Leave the folder as it is."""
-
-
 @pytest.mark.parametrize(
-    ("damage", "more", "words"),
+    ("changes", "options", "words"),
     [
-        (remove("config.json"), "", "config.json is missing: RotatE's phases are scaled by its gamma"),
-        (edit_config(gamma="twelve"), "", "config.json: gamma is 'twelve'; allowed: a number above -2"),
-        (edit_config(gamma=-2), "", "config.json: gamma is -2; allowed: a number above -2"),
-        (edit_config(hidden_dim=9), "", "hidden_dim is 9, but the rows of relations have 8 numbers"),
-        (edit_config(model_name="ComplEx"), "", "config.json says ComplEx, the file my_ring_RotatE_entity.n"),
-        (remove("entities.tsv"), "", "config.json names the id map entities.tsv, which is neither in"),
-        (cut_map, "", "entities.tsv: got ids of 59 rows, expected each of 0 to 59 once"),
-        (rename_model, "", "dglkge has no DGL-KE model 'ConvE'; known: TransE, TransE_l1, TransE_l2, Dist"),
-        (narrow, "", "rows of relations have 8 numbers, rotate with entities of 8 needs 4"),
-        (nothing, "--score-function complex", "the files are DGL-KE's RotatE, --score-function says complex"),
-        (nothing, "--reciprocal", "DGL-KE has no reciprocal relations; leave --reciprocal out"),
-        (nothing, "--dataset TYPED", "files have one entity type, the data set has country, person, town"),
+        (None, "", "config.json is missing: RotatE's phases are scaled by its gamma"),
+        ({"gamma": -2}, "", "config.json: gamma is -2; allowed: a number above -2"),
+        ({"hidden_dim": 9}, "", "hidden_dim is 9, but the rows of relations have 8 numbers"),
+        ({"model_name": "ComplEx"}, "", "config.json says ComplEx, the file my_ring_RotatE_entity.n"),
+        ({"emp_file": "e.tsv"}, "", "config.json names the id map e.tsv, which is neither in"),
+        ({"emp_file": "relations.tsv"}, "", "relations.tsv: got ids of 4 rows, expected each of 0 to 59"),
+        ({}, "--score-function complex", "the files are DGL-KE's RotatE, --score-function says complex"),
+        ({}, "--reciprocal", "DGL-KE has no reciprocal relations; leave --reciprocal out"),
+        ({}, "--dataset TYPED", "files have one entity type, the data set has country, person, town"),
     ],
 )
-def test_what_does_not_fit_is_refused(damage, more, words, dataset, tmp_path, call):
-    Ours(tmp_path / "theirs", dataset, "RotatE")
-    damage(tmp_path / "theirs")
+def test_what_does_not_fit_is_refused(changes, options, words, dataset, tmp_path, call):
+    Ours(tmp_path / "theirs", dataset, "RotatE", config=changes is not None)
+    if changes:
+        edit_config(tmp_path / "theirs", **changes)
     arguments = ["--from", "dglke", "--to", "run", "--dataset", dataset.path, "--output", tmp_path / "run"]
-    more = [toy_dataset(typed=True) if word == "TYPED" else word for word in more.split()]
-    status, _, err = call("checkpoint", "convert", tmp_path / "theirs", *arguments, *more)
+    arguments += [toy_dataset(typed=True) if word == "TYPED" else word for word in options.split()]
+    status, _, err = call("checkpoint", "convert", tmp_path / "theirs", *arguments)
     assert status == 2 and words in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
@@ -262,20 +219,10 @@ def test_a_folder_is_opened_as_it_is(dataset, tmp_path, caplog):
     cosines = dglke.entities @ dglke.entities[3] / np.linalg.norm(dglke.entities, axis=1)
     cosines[3] = -np.inf
     assert run.similar(names[3], k=1)["entity"].tolist() == [names[int(cosines.argmax())]]
-    (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
-    assert np.array_equal(np.load(written), dglke.entities[dglke.order])
-
-
-def test_what_a_folder_does_not_have(dataset, tmp_path):
-    folder = tmp_path / "theirs"
-    Ours(folder, dataset, "DistMult")
-    run = open_run(folder, dataset="data/mine")
-    words = f"{folder} --from dglke --to run --dataset data/mine --output {folder}_converted"
-    for ask in (run.inspect, lambda: run.evaluate("test")):
-        with pytest.raises(InputError, match=words):
-            ask()
-    with pytest.raises(InputError, match="unknown table 'person'; known: 'entity', 'relation'"):
-        run.nearest("e001", "person")
-    np.save(folder / "my_ring_DistMult_relation.npy", np.zeros((dataset.num_relations, 5), np.float32))
-    with pytest.raises(InputError, match="have 5 numbers, distmult with entities of 8 needs 8"):
-        open_run(folder)
+    run.export("npy", tmp_path / "out", ["entity"])
+    assert np.array_equal(np.load(tmp_path / "out" / "entity.npy"), dglke.entities[dglke.order])
+    with pytest.raises(InputError, match="--from dglke --to run --dataset "):
+        run.evaluate("test")
+    np.save(tmp_path / "theirs" / "my_ring_RotatE_entity.npy", np.zeros((60, HIDDEN), np.float32))
+    with pytest.raises(InputError, match="relations have 8 numbers, rotate with entities of 8 needs 4"):
+        open_run(tmp_path / "theirs")

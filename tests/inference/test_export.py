@@ -1,22 +1,27 @@
-"""Exported files hold the same float32 numbers, each read back by its own program."""
+"""Exported files, each read back by its own program, and the folder for the Hugging Face hub."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import io
+import json
+import re
 import shutil
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, JobError, StorageError
+from dglkge.errors import InputError, StorageError
 from dglkge.inference.exports import export, import_tables
 from dglkge.inference.exports import files as export_files
 from dglkge.inference.exports.export import export_tables
+from dglkge.inference.exports.files import text_output, write_outputs
 from dglkge.inference.run import open_run
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
@@ -59,15 +64,14 @@ def test_files_have_the_forms_of_their_programs(toy, tmp_path):
 def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
     checkpoint, _ = toy
 
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
     export_tables(checkpoint, ["person"], "tsv", tmp_path / "out", overwrite=False)
     before = (tmp_path / "out/person.tsv").read_bytes()
     written = export._write_tsv
 
     def full_at_the_film(table, file):
-        written(table, file) if table.name == "person" else full()
+        if table.name == "film":
+            raise OSError(28, "No space left on device")
+        written(table, file)
 
     monkeypatch.setitem(export.FORMATS, "tsv", (export.each_table(".tsv", full_at_the_film), ""))
     with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
@@ -88,9 +92,7 @@ def named(tmp_path, names, **changes):
     [
         ("tsv", "a\tb", r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet"),
         ("projector", "a\tb", "has a tab, which separates fields or lines in the format projector"),
-        ("dglke", "a\tb", "has a tab, .* in the format dglke"),
         ("npy", "a\rb", "has a carriage return, which separates fields or lines in the format npy"),
-        ("faiss", "a\rb", "has a carriage return"),
         ("huggingface", "a\rb", "has a carriage return"),
         ("word2vec", "x y", "'x y' of table 'person' becomes 'x_y' in the format word2vec, as another"),
         ("np", "b", "unknown format 'np'; did you mean 'npy'"),
@@ -107,10 +109,7 @@ def test_names_come_back_from_parquet_and_damaged_tsv_is_refused(tmp_path):
     names = ["a\tb", "x y", 'say "no"']
     export_tables(named(tmp_path, names), ["person"], "parquet", tmp_path / "out", overwrite=False)
     assert import_tables.READERS["parquet"](tmp_path / "out", "person")[0] == names
-    for line, words in (
-        ("b\t1\tx", "film.tsv:2: 'x' is no number"),
-        ("b\t1", "2: a name and 1 numbers, exp"),
-    ):
+    for line, words in {"b\t1\tx": "film.tsv:2: 'x' is no number", "b\t1": "2: a name and 1 num"}.items():
         (tmp_path / "film.tsv").write_text(f"a\t1\t2\n{line}\n")
         with pytest.raises(InputError, match=words):
             import_tables.READERS["tsv"](tmp_path, "film")
@@ -154,13 +153,9 @@ def test_parquet_is_read_by_duckdb_and_polars(run, tmp_path):
     assert [groups.row_group(group).num_rows for group in range(groups.num_row_groups)] == [7] * 5 + [5]
 
 
-@pytest.fixture
-def faiss():
-    return pytest.importorskip("faiss", reason="needs faiss-cpu")
-
-
-def test_faiss_holds_all_rows_and_finds_the_best_answers(run, tmp_path, faiss):
+def test_faiss_holds_all_rows_and_finds_the_best_answers(run, tmp_path):
     """The query of a model whose score is an inner product finds in the index what prediction finds."""
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
     run.export("faiss", tmp_path)
     for table in run.tables_in_order:
         index = faiss.read_index(str(tmp_path / f"{table}.faiss"))
@@ -178,7 +173,8 @@ def test_faiss_holds_all_rows_and_finds_the_best_answers(run, tmp_path, faiss):
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
-def test_faiss_with_another_metric_finds_the_exact_neighbours(run, tmp_path, faiss, metric):
+def test_faiss_with_another_metric_finds_the_exact_neighbours(run, tmp_path, metric):
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
     run.export("faiss", tmp_path, ["person"], metric=metric)
     index = faiss.read_index(str(tmp_path / "person.faiss"))
     rows = rows_of(run, "person")[1].astype(np.float64)
@@ -196,15 +192,6 @@ def test_metrics_of_score_functions():
     metrics = {"inner-product": ["complex", "distmult", "rescal"], "cosine": ["translation_cos"]}
     for metric, names in {**metrics, "l2": ["transe_l2", "transe_l1", "rotate"]}.items():
         assert {SCORE_FUNCTIONS.get(name).metric for name in names} == {metric}
-
-
-def test_a_release_of_faiss_with_another_form_is_refused(run, tmp_path, faiss, monkeypatch):
-    written = faiss.serialize_index(faiss.IndexFlatIP(6))
-    monkeypatch.setattr(faiss, "serialize_index", lambda _: np.append(np.zeros(8, np.uint8), written))
-    words = f"faiss {faiss.__version__} writes an index in a form that is not known"
-    with pytest.raises(JobError, match=words):
-        run.export("faiss", tmp_path, ["person"])
-    assert not list(tmp_path.glob("*.faiss*"))
 
 
 def test_lancedb(run, tmp_path, monkeypatch):
@@ -227,18 +214,13 @@ def test_lancedb(run, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="town.lance exists; give --overwrite to replace it"):
         run.export("lancedb", out, ["person", "town"])
     assert not (out / "person.lance").exists()
-
-    def full(*_arguments):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
+        patch.setattr("os.replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(Exception, match="No space left"):
             run.export("lancedb", out, ["town"], overwrite=True)
     assert lancedb.connect(out).open_table("town").count_rows() == 10
     run.export("lancedb", out, ["person", "town"], overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == tables
-    assert lancedb.connect(out).open_table("town").count_rows() == 10
 
 
 def test_projector(run, tmp_path):
@@ -253,9 +235,8 @@ def test_projector(run, tmp_path):
     for embedding in embeddings:
         rows = projector_plugin._read_tensor_tsv_file(str(tmp_path / embedding.tensor_path))
         lines = (tmp_path / embedding.metadata_path).read_text(encoding="utf-8").split("\n")[:-1]
-        (title, second), *fields = (line.split("\t") for line in lines)
-        assert (title, second) == ("name", "type")
-        assert {type_ for _, type_ in fields} == {embedding.tensor_name}
+        titles, *fields = (line.split("\t") for line in lines)
+        assert titles == ["name", "type"] and {type_ for _, type_ in fields} == {embedding.tensor_name}
         assert same([name for name, _ in fields], rows, run, embedding.tensor_name)
     # A sample of a large table
     run.export("projector", tmp_path / "sample", ["person", "town"], max_rows=12)
@@ -277,7 +258,6 @@ def test_qdrant(run, tmp_path):
         for table in run.tables_in_order:
             points, _ = client.scroll(table, limit=1000, with_vectors=True)
             points = sorted(points, key=lambda point: point.id)
-            assert [point.id for point in points] == list(range(len(points)))
             assert {point.payload["type"] for point in points} == {table}
             assert same([point.payload["name"] for point in points], [p.vector for p in points], run, table)
         # The best tails are the nearest by the query that the model makes: ComplEx is a product.
@@ -290,8 +270,6 @@ def test_qdrant(run, tmp_path):
         server = qdrant.QdrantClient(":memory:")
         client.migrate(server)
         assert server.query_points("town", query=query[0].tolist(), limit=4).points == hits
-    with pytest.raises(InputError, match="qdrant exists; give --overwrite"):
-        run.export("qdrant", tmp_path / "out")
     (path,) = run.export("qdrant", tmp_path / "out", ["town"], overwrite=True, metric="cosine")
     with contextlib.closing(qdrant.QdrantClient(path=str(path))) as client:
         hits = client.query_points("town", query=run.tables["town"]["town3"].tolist(), limit=4).points
@@ -299,11 +277,149 @@ def test_qdrant(run, tmp_path):
         assert not client.collection_exists("person")
 
 
-def test_each_block_is_written_before_the_next_is_read(monkeypatch):
-    monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 10)
-    calls = mock.Mock()
-    calls.gather.side_effect = lambda table, ids: torch.zeros(len(ids), 4)
-    table = export_files.ExportedTable(calls, "entity", [str(id_) for id_ in range(35)], (35, 4))
-    export_files.write_rows(calls, table.blocks())
-    assert [name for name, *_ in calls.mock_calls] == ["gather", "write"] * 4
-    assert [len(written) for (written,), _ in calls.write.call_args_list] == [160, 160, 160, 80]
+HITS = {"hits@1": 0.5, "hits@3": 0.7, "hits@10": 0.9}
+RESULT = {
+    "protocol": {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"},
+    "ties": {"realistic": {"both": {}}, "pessimistic": {"both": {}}},
+    "both": {"mr": 3.5, "mrr": 0.61, **HITS, "auc": 0.9, "num_queries": 28},
+}
+
+
+@pytest.fixture
+def hub(folder, tmp_path):
+    raw = {**RESULT, "protocol": {**RESULT["protocol"], "filtering": "raw"}, "num_triples": 14, "version": 1}
+    (folder / "metrics.json").write_text(json.dumps({"test": RESULT}))
+    (folder / "metrics-test-raw.json").write_text(json.dumps(raw))
+    old = {**raw, "protocol": {**raw["protocol"], "ties": "optimistic"}, "version": 0}
+    (folder / "metrics-test-raw-optimistic.json").write_text(json.dumps(old))
+    open_run(folder).export("huggingface", tmp_path / "hub")
+    return tmp_path / "hub"
+
+
+def test_card_is_one_of_the_hub(hub):
+    huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+    card = huggingface_hub.ModelCard.load(hub / "README.md")
+    assert card.data.library_name == "dglkge" and "link-prediction" in card.data.tags
+    results = card.data.eval_results
+    metrics = {(result.metric_name, result.metric_value) for result in results if result.metric_type == "mrr"}
+    assert metrics == {
+        ("mrr (test, filtered, all candidates, realistic ties)", 0.61),
+        ("mrr (test, raw, all candidates, realistic ties, 14 triples)", 0.61),
+    }
+    assert {(result.task_type, result.dataset_split) for result in results} == {("link-prediction", "test")}
+    assert "| test, filtered, all candidates, realistic ties | 3.5000 | 0.6100 | 0.5000 |" in card.text
+    assert "optimistic" not in card.text
+
+
+def test_examples_of_the_card_work(hub, run, monkeypatch):
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    card = (hub / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(examples) == 2
+    monkeypatch.chdir(hub)
+    printed = []
+    for example in examples:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(example, {})
+        printed.append(out.getvalue())
+    head, relation = re.search(r"predict_tails\('(.+?)', '(.+?)'", examples[0]).groups()
+    assert printed[0].strip() == str(run.predict_tails(head, relation, k=5, known="keep")).strip()
+    near = run.similar(head, 4)
+    lines = [line.split(" ") for line in printed[1].splitlines()]
+    assert [line[0] for line in lines] == [head, *near["entity"]]
+    assert np.allclose([float(line[1]) for line in lines[1:]], near["cosine"], atol=1e-6)
+
+
+def test_dglkge_reads_the_folder_like_the_run(hub, run, dataset):
+    copy, columns = open_run(hub, str(dataset.path)), ["entity", "known_from"]
+    original, other = (model.predict_tails("person3", "near (person → town)", k=10) for model in (run, copy))
+    assert original[columns].equals(other[columns]) and original["known_from"].notna().any()
+    assert np.allclose(original["score"], other["score"], rtol=1e-5)
+    assert run.evaluate("test").to_dict() == copy.evaluate("test").to_dict()
+    with pytest.raises(InputError, match="hub does not say where its dataset .* is; say it with --dataset"):
+        open_run(hub).evaluate("test")
+    words = "written by dglkge checkpoint export --format huggingface and is no checkpoint"
+    with pytest.raises(InputError, match=words):
+        copy.inspect()
+
+
+def test_export_of_the_folder_is_the_same_folder(hub, tmp_path):
+    safe_open = pytest.importorskip("safetensors", reason="needs safetensors").safe_open
+    with safe_open(hub / "model.safetensors", framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    open_run(hub).export("huggingface", tmp_path / "again")
+    again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    files = {path.name: path.read_bytes() for path in hub.iterdir()}
+    card = again.pop("README.md")  # only a run has metrics
+    assert files.pop("README.md") != card and b"Not measured." in card and files == again
+
+
+def test_paths_and_modules_stay_here(folder, tmp_path, hub):
+    config = json.loads((hub / "config.json").read_text())
+    assert str(folder) not in json.dumps(config) and "dataset_path" not in config
+    config["training"]["imports"] = ["os.path", str(tmp_path / "evil.py")]
+    (hub / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    open_run(hub).predict_tails("person3", "knows")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_names_lead_out_of_no_folder(hub, tmp_path):
+    """Neither at reading nor at export: names of entity types and data sets are parts of file names."""
+    config = json.loads((hub / "config.json").read_text())
+    types = {f"../{name}": count for name, count in config["entity_types"].items()}
+    (hub / "config.json").write_text(json.dumps({**config, "entity_types": types}))
+    with pytest.raises(InputError, match=r"config.json is damaged: '../\w+' is no name of an entity type"):
+        open_run(hub)
+    (tmp_path / "out").mkdir()
+    output = text_output("../evil_entity.npy", "")
+    with pytest.raises(InputError, match=r"would write '../evil_\S+', which is no file name in"):
+        write_outputs([output], tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "evil_entity.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("config.json", lambda text: text.replace(b'"score_function"', b'"score"'), "damaged: KeyError"),
+        ("town.names.txt", lambda text: text[:-1], "names.txt is cut off"),
+        ("model.safetensors", lambda text: text[:200], "model.safetensors is damaged or has no tensor"),
+        ("model.safetensors", lambda text: text.replace(b"[40,", b"[20,", 1), "has shape .*, config.json sa"),
+    ],
+)
+def test_damage(hub, name, change, words):
+    path = hub / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=words):
+        open_run(hub).similar("town1", entity_type="town")
+
+
+def test_pushed_to_the_hub_and_opened_there(run, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    httpx, errors = importlib.import_module("httpx"), importlib.import_module("huggingface_hub.errors")
+    refused = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+
+    def upload_folder(repo_id, folder_path):
+        shutil.copytree(folder_path, tmp_path / repo_id)
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/5")
+
+    def snapshot_download(repo_id, revision):
+        if not (tmp_path / repo_id).exists():
+            raise errors.RepositoryNotFoundError("404 Client Error.\nNot found", response=refused)
+        return tmp_path / repo_id if revision in (None, "v1") else None
+
+    with pytest.raises(InputError, match="^push_to_hub a b: Repo id must"):
+        run.push_to_hub("a b")
+    answers = {"create_repo": None, "upload_folder": upload_folder, "snapshot_download": snapshot_download}
+    for name, answer in answers.items():  # with the arguments that the client's functions have
+        monkeypatch.setattr(hub, name, mock.create_autospec(getattr(hub, name), side_effect=answer))
+    assert run.push_to_hub("me/graph") == "https://hub/me/graph/commit/5"
+    hub.create_repo.assert_called_once_with("me/graph", private=True, exist_ok=True)
+    for url in ("hf://me/graph", "hf://me/graph@v1"):
+        assert (open_run(url).tables["town"][:] == run.tables["town"][:]).all()
+    with pytest.raises(InputError, match="^hf://me/other: 404 Client Error. Not found"):
+        open_run("hf://me/other")
+    hub.create_repo.side_effect = httpx.ConnectError("Connection refused")
+    with pytest.raises(InputError, match="^push_to_hub me/graph: Connection refused"):
+        run.push_to_hub("me/graph")

@@ -28,8 +28,7 @@ def plain():
 
 
 def toy_run(folder, dataset, score_function="complex", config=N3, **changes) -> Run:
-    save_toy_run(folder, dataset, score_function, config=config, **changes)
-    return Run(open_checkpoint(folder))
+    return Run(open_checkpoint(save_toy_run(folder, dataset, score_function, config=config, **changes)))
 
 
 def with_dense_parameters(run, score_function, options=None):
@@ -41,12 +40,8 @@ def frame(*triples) -> pd.DataFrame:
     return pd.DataFrame(triples, columns=["head", "relation", "tail"])
 
 
-FACTS = frame(
-    ("new", "turn_1", "e005"),
-    ("e003", "turn_7", "new"),
-    ("new", "turn_1", "e009"),
-    ("e050", "turn_13", "new"),
-)
+TRIPLES = [("new", "turn_1", "e005"), ("e003", "turn_7", "new"), ("new", "turn_1", "e009")]
+FACTS = frame(*TRIPLES, ("e050", "turn_13", "new"))
 
 
 def definition(run: Run, facts: pd.DataFrame, score_function: str):
@@ -183,12 +178,9 @@ def test_times_of_triples(tmp_path):
         (frame(("Ada", "near", "town2")), "person or town"),
         (frame(("Ada", "lives_in", "country1")), "none"),
         (frame(("Ada", "lives", "town1")), "row 0: .*lives_in"),
-        (frame(("Ada", "knows", "Bob")), "no triple joins the new entity 'Ada'"),
-        (frame(("Ada", "knows", "Ada")), "no triple joins the new entity 'Ada'"),
         (frame(("Ada", "knows", "Ada"), ("Bob", "knows", "person1")), "no triple joins the new entity 'Ada'"),
         (frame(("Ada", "lives_in", "town1")).drop(columns="tail"), "no column tail"),
         (frame(("Ada", "lives_in", "town1"), ("Ada", "lives_in", None)), "row 1: .* is missing"),
-        (frame(("Ada", np.nan, "town1")), "row 0: .* is missing"),
     ],
 )
 def test_triples_that_give_no_row_are_refused(tmp_path, dataset, facts, words):

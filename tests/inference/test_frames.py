@@ -14,7 +14,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference import search
-from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
+from dglkge.inference.choices import ALL, CANDIDATES, Known
 from dglkge.inference.search import LinkQuery, most_similar
 from dglkge.typing import Side
 from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, save_toy, save_toy_run, toy_meta, toy_tables
@@ -46,8 +46,6 @@ def test_tails_and_heads(run, dataset):
         assert frame.set_index("entity")["known_from"][answer] == "valid"
     assert len(run.predict_tails(*names[:2], k=2)) == 2
     assert names[2] not in run.predict_tails(*names[:2], k=1000, known="drop")["entity"].tolist()
-    with pytest.raises(InputError, match="treatment of known answers 'hide'; known: 'drop', 'keep', 'mark'"):
-        run.predict_tails(*names[:2], known="hide")
     with pytest.raises(InputError, match="unknown choice of candidates 'sen'; did you mean 'seen'"):
         run.predict_tails(*names[:2], candidates="sen")
 
@@ -67,8 +65,6 @@ def test_relations(run, dataset):
     assert names[1] not in dropped["relation"].tolist()
     with pytest.raises(InputError, match="no relation joins the types of 'country0' and 'person1'"):
         run.predict_relations("country0", "person1")
-    with pytest.raises(InputError, match="answers must be at least 1, got 0"):
-        run.predict_relations(names[0], names[2], k=0)
 
 
 def test_many_queries_of_all_kinds(run, dataset):
@@ -124,8 +120,6 @@ def test_scores_of_triples(run, dataset):
     assert set(scored["known_from"].iloc[good]) == {"train"}
     assert np.isnan(scored.loc[105, "score"]) and "unknown" in scored.loc[105, "problem"]
     assert scored.loc[107, "problem"].startswith("a triple has head, relation and tail; got (")
-    with pytest.raises(InputError, match="row 105: unknown entity 'nobody'|row 105: relation"):
-        run.score(frame, strict=True)
     with pytest.raises(InputError, match="the triples have no column relation and no column tail; they have"):
         run.score(pd.DataFrame({"head": ["a"], "x": ["b"]}))
     assert len(run.score(frame.iloc[:0])) == 0
@@ -146,8 +140,6 @@ def test_similar_and_embeddings(run, dataset):
     assert frame["cosine"].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
     with pytest.raises(InputError, match="several entity types: say which of country, person, town"):
         run.embeddings()
-    with pytest.raises(InputError, match="names are a list of texts; got the text 'person3'"):
-        run.embeddings("person3")
 
 
 def test_metrics_as_a_frame(run):
@@ -159,18 +151,8 @@ def test_metrics_as_a_frame(run):
     label, sides = next(iter(result.per_relation().items()))
     assert by_relation.loc[(label, "head"), "mr"] == sides["head"].mr
     assert set(result.to_frame(by="category")["category"]) == set(result.per_category())
-    with pytest.raises(InputError, match="unknown way of dividing the queries 'x'"):
-        result.to_frame(by="x")
     with pytest.raises(InputError, match="unknown split 'tests'; did you mean 'test'"):
         run.evaluate("tests")
-
-
-def test_without_its_data_set_nothing_is_marked(folder):
-    run = dglkge.open_run(folder, dataset="/nowhere")
-    for question in ({}, {"known": Known.KEEP, "candidates": SEEN}):
-        with pytest.raises(InputError, match="/nowhere is no dataset folder"):
-            run.predict_tails("person1", "knows", **question)
-    assert run.predict_tails("person1", "knows", known=Known.KEEP)["known_from"].isna().all()
 
 
 def test_buckets_then_edge_sets_then_all(run, dataset):
@@ -181,13 +163,12 @@ def test_buckets_then_edge_sets_then_all(run, dataset):
         *buckets, edge_set = [result for result in results if result.edge_set == name]
         assert [part.bucket for part in buckets] == sorted({part.bucket for part in buckets})
         # Every triple is in the bucket of its own ids, with the rank of the evaluation in one go.
-        expected: dict[tuple[int, int], list[tuple[int, float, float]]] = {}
-        for place, (head, relation_id, tail) in enumerate(dataset.split(name).tolist()):
+        expected, ranks = {}, zip(whole.ranks[Side.HEAD], whole.ranks[Side.TAIL])
+        for (head, relation_id, tail), ranks_of_triple in zip(dataset.split(name).tolist(), ranks):
             relation = dataset.relations[relation_id]
             halves = [dataset.num_entities(type_) // 2 for type_ in (relation.lhs, relation.rhs)]
-            ranks = (whole.ranks[Side.HEAD][place], whole.ranks[Side.TAIL][place])
             bucket = (int(head >= halves[0]), int(tail >= halves[1]))
-            expected.setdefault(bucket, []).append((relation_id, *ranks))
+            expected.setdefault(bucket, []).append((relation_id, *ranks_of_triple))
         assert len(expected) > 1
         for _, bucket, result in buckets:
             rows = zip(result.relation_ids.tolist(), result.ranks[Side.HEAD], result.ranks[Side.TAIL])
@@ -211,20 +192,10 @@ def test_results_come_one_by_one_and_triples_of_the_caller_are_true(run, dataset
     expected = run.evaluate(Protocol(split="mine"), triples, also_known=[triples])
     assert whole.edge_set == "mine" and whole.result.to_dict() == expected.to_dict()
     assert everything.result.both == whole.result.both
-
-
-@pytest.mark.parametrize(
-    ("edge_sets", "num_ranges", "message"),
-    [
-        ("tset", 1, "unknown edge set 'tset'; did you mean 'test'"),
-        ([], 1, "there is no edge set to rank"),
-        ({"mine": np.empty((0, 3), np.int64)}, 1, "the edge set 'mine' has no triples"),
-        ("test", 0, "num_ranges must be at least 1, got 0"),
-    ],
-)
-def test_mistakes_are_errors_before_anything_is_ranked(run, edge_sets, num_ranges, message):
-    with pytest.raises(InputError, match=message):
-        run.evaluate_buckets(edge_sets, num_ranges=num_ranges)
+    refused = {"edge set 'tset'; did you mean 'test'": "tset", "has no triples": {"mine": triples[:0]}}
+    for words, edge_sets in refused.items():
+        with pytest.raises(InputError, match=words):
+            run.evaluate_buckets(edge_sets)
 
 
 def test_numbers_that_rows_determine_are_found_and_others_are_not(run):
@@ -242,21 +213,8 @@ def test_numbers_that_rows_determine_are_found_and_others_are_not(run):
     frame = run.predict_numbers(dict(zip(names, draws)))
     # What is not determined is predicted by the mean.
     assert frame.attrs["r2"] < 0.2 and frame["predicted"].std() < 0.7 * draws.std()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"nobody": 1.0}, "nobody"),
-        ({"person1": np.nan}, "the value of 'person1' is nan; expected a finite number"),
-        (None, "3 entities have a value; at least 10 are needed"),
-    ],
-)
-def test_refusals_of_numbers(run, change, words):
-    pytest.importorskip("sklearn")
-    values = {f"person{number}": 1.0 * number for number in range(3 if change is None else 20)}
-    with pytest.raises(InputError, match=words):
-        run.predict_numbers({**values, **(change or {})})
+    with pytest.raises(InputError, match="the value of 'person1' is nan; expected a finite number"):
+        run.predict_numbers({**known_numbers, "person1": np.nan})
 
 
 def expected_answers(scores, splits, query, known, candidates):
@@ -277,26 +235,16 @@ def expected_answers(scores, splits, query, known, candidates):
     return [(id_, split_of.get(id_) if known is Known.MARK else None) for id_ in ids], values[ids]
 
 
-CASES = [
-    (
-        name,
-        number % 2 == 0,
-        list(Known)[number % 3],
-        CANDIDATES[number // 2 % 2],
-        (1, 200, 1 << 20)[number % 3],
-    )
-    for number, name in enumerate([*sorted(RELATION_WIDTH), "complex", "transe_l2", "complex"])
-]
-"""Every score function, and every pair of the other choices."""
+MODELS = [*sorted(RELATION_WIDTH), "complex", "transe_l2", "complex"]
 
 
-@pytest.mark.parametrize("score_function, reciprocal, known, candidates, block_bytes", CASES)
-def test_answers_against_brute_force(
-    tmp_path, dataset, monkeypatch, score_function, reciprocal, known, candidates, block_bytes
-):
-    monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
+@pytest.mark.parametrize("number, score_function", [*enumerate(MODELS)])
+def test_answers_against_brute_force(tmp_path, dataset, monkeypatch, number, score_function):
+    """Every score function, and every pair of the other choices."""
+    known, candidates = list(Known)[number % 3], CANDIDATES[number // 2 % 2]
+    monkeypatch.setattr(search, "BLOCK_BYTES", (1, 200, 1 << 20)[number % 3])
     monkeypatch.setattr(search, "QUERIES_AT_A_TIME", 2)
-    run = dglkge.open_run(save_toy_run(tmp_path, dataset, score_function, reciprocal=reciprocal))
+    run = dglkge.open_run(save_toy_run(tmp_path, dataset, score_function, reciprocal=number % 2 == 0))
     # Few triples, so that not all entities are seen; some stand in both splits.
     splits = {"train": dataset.split("train")[::8], "test": dataset.split("train")[4::12]}
     run._known_by_split = {split: KnownTriples([triples], 5) for split, triples in splits.items()}
@@ -313,23 +261,9 @@ def test_answers_against_brute_force(
         np.testing.assert_allclose([answer.score for answer in got], values, rtol=1e-4)
 
 
-def uniform_run(path, value, **changes):
-    """Save a run with the same number everywhere, and open it."""
-    meta = toy_meta("distmult", **changes)
-    tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.fill_(value)
-    save_toy(path, meta, tables)
-    return dglkge.open_run(path)
-
-
-def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
-    (answers,) = uniform_run(tmp_path, 1.0).answer([LinkQuery(Side.TAIL, 0, 0)], 23, Known.KEEP)
-    assert [answer.entity_id for answer in answers] == list(range(23))
-
-
 @pytest.mark.parametrize("block_bytes", [1, 1 << 20])
-def test_similar_entities_against_cosines_one_by_one(run, tmp_path, monkeypatch, block_bytes):
+def test_similar_entities_and_equal_scores(run, tmp_path, monkeypatch, block_bytes):
+    """Against cosines one by one; what is equal stands in the order of ids."""
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
     ids, rows = torch.tensor([3, 22, 3]), run.tables["person"][:].double().numpy()
     for id_, answers in zip(ids.tolist(), most_similar(run.tables, "person", ids, k=5)):
@@ -338,23 +272,27 @@ def test_similar_entities_against_cosines_one_by_one(run, tmp_path, monkeypatch,
         expected = np.argsort(-cosines)[:5]
         assert [other for other, _ in answers] == expected.tolist()
         np.testing.assert_allclose([cosine for _, cosine in answers], cosines[expected], atol=1e-5)
-    # Among few, and rows of zeros
-    few, ids = uniform_run(tmp_path / "few", 0.0, num_people=3).tables, torch.tensor([1])
-    assert most_similar(few, "person", ids, k=9) == [[(0, 0.0), (2, 0.0)]]
+    meta = toy_meta("distmult")
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.zero_()
+    save_toy(tmp_path / "zeros", meta, tables)
+    zeros, ids = dglkge.open_run(tmp_path / "zeros"), torch.tensor([1])
+    (answers,) = zeros.answer([LinkQuery(Side.TAIL, 0, 0)], 23, Known.KEEP)
+    assert [answer.entity_id for answer in answers] == list(range(23))
+    expected = [(id_, 0.0) for id_ in range(23) if id_ != 1]
+    assert most_similar(zeros.tables, "person", ids, k=99) == [expected]
     with pytest.raises(InputError, match="at least 1, got -1"):
-        most_similar(few, "person", ids, k=-1)
+        most_similar(zeros.tables, "person", ids, k=-1)
 
 
 @pytest.mark.parametrize(
     ("side", "entity", "relation", "expected"),
     [
-        (Side.TAIL, "person1", "knows", "knows"),
         (Side.HEAD, "town1", "near (town → town)", "near (town → town)"),
-        # The entity settles which relation.
         (Side.TAIL, "person1", "near", "near (person → town)"),
         (Side.TAIL, "town1", "near", "near (town → town)"),
         (Side.HEAD, "town1", "near", "say which: 'near (person → town)', 'near (town → town)'"),
-        (Side.TAIL, "persn1", "knows", "unknown entity 'persn1'; did you mean 'person1'"),
         (Side.TAIL, "person1", "know", "unknown relation 'know'; did you mean 'knows'"),
         (Side.TAIL, "town1", "knows", "unknown entity 'town1'"),
     ],

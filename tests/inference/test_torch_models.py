@@ -30,10 +30,7 @@ def toy_run(path, score_function, reciprocal=True, relations=ONE_PAIR):
     meta = toy_meta(score_function, relations, reciprocal, dim=dim)
     if kind.has_times:
         meta = dataclasses.replace(meta, times=("2001",), score_options={"num_times": 1})
-    tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
-    save_toy(path, meta, tables)
+    save_toy(path, meta, toy_tables(meta, finite=True))
     run = Run(open_checkpoint(path))
     if kind.has_module:
         module = build_model(score_function, dim, reciprocal).module
@@ -121,15 +118,11 @@ def test_pykeen_has_the_same_scores(tmp_path, factory, score_function, mode):
 def test_what_other_packages_cannot_take_is_refused(tmp_path, factory):
     with pytest.raises(InputError, match="so the factory needs create_inverse_triples=True"):
         toy_run(tmp_path / "a", "complex").pykeen_model(factory(False))
-    words = "PyKEEN has models .* of complex, .*; got rotate, person; run.torch"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match="PyKEEN has models .* of complex, .*; got rotate, person"):
         toy_run(tmp_path / "b", "rotate").pykeen_model(factory(True))
-    with pytest.raises(InputError, match="got complex, person, film"):
-        toy_run(tmp_path / "c", "complex", relations=TWO_PAIRS).pykeen_model(factory(True))
     pytest.importorskip("torch_geometric", reason="needs torch_geometric")
-    words = "torch_geometric.nn.kge has models .* complex, distmult; got transe_l2"
-    with pytest.raises(InputError, match=words):
-        toy_run(tmp_path / "d", "transe_l2").geometric_model()
+    with pytest.raises(InputError, match="nn.kge has models .* complex, distmult; got complex, person"):
+        toy_run(tmp_path / "c", "complex", relations=TWO_PAIRS).geometric_model()
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])

@@ -29,12 +29,7 @@ def stats_lines() -> list[dict]:
     lines: list[dict] = []
     for number, (epoch, done) in enumerate(places):
         place = {"epoch": epoch, "batches_done": done, "num_batches": 4, "epoch_seconds": done * 1.5}
-        numbers = {
-            "loss": 7.0 - number,
-            "epoch_loss": 3.0,
-            "edges_per_second": 100.0,
-            "bytes_sent": 10 * done,
-        }
+        numbers = {"loss": 7.0 - number, "epoch_loss": 3.0, "edges_per_second": 100.0, "bytes_sent": done}
         lines.append({**place, **numbers})
         if done == 4:
             phases = {"phase_seconds": {"score": 1.0, "loss": 3.0}}
@@ -61,8 +56,6 @@ def runs(tmp_path_factory) -> Runs:
 
 @pytest.fixture(scope="session")
 def page(runs, tmp_path_factory) -> Path:
-    pytest.importorskip("plotly", reason="plotly is not installed")
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from dglkge.cli.main import main
 
     target = tmp_path_factory.mktemp("page") / "report.html"

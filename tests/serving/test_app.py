@@ -15,12 +15,11 @@ import pytest
 import torch
 
 import dglkge
-from dglkge.data import dataset as dataset_module
-from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.serving.server import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
 from tests.checkpoint import toy_checkpoint as toy
 from tests.checkpoint.toy_checkpoint import calibrated
+from tests.inference.link_scores import names_of
 from tests.serving.conftest import IMAGE, ODD, SCRIPT
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
@@ -85,10 +84,7 @@ def get(client, path, **parameters) -> dict:
 
 
 def named(dataset, triple) -> dict[str, str]:
-    head, relation, tail = (int(id_) for id_ in triple)
-    pair = dataset.relations[relation]
-    names = dataset.vocabulary(pair.lhs)[head], dataset.relations.labels[relation]
-    return dict(zip(ROLES, (*names, dataset.vocabulary(pair.rhs)[tail])))
+    return dict(zip(ROLES, names_of(dataset, triple)))
 
 
 def test_missing_triples_reasons_and_numbers_are_those_of_the_run(client, run):
@@ -120,17 +116,6 @@ def test_a_new_entity_is_that_of_its_triples(client, run):
     assert [answer["tail"] for answer in towns] == frame["entity"].tolist()
     frame = expected.predict_heads(SCRIPT, "Ann", 4)
     assert [answer["head"] for answer in people] == frame["entity"].tolist()
-
-
-def test_new_entities_open_nothing_again_and_keep_rules(run_folder, tmp_path, calls, monkeypatch):
-    run = dglkge.open_run(shutil.copytree(run_folder, tmp_path / "run")).with_rules()
-    expected = run.add_entities(pd.DataFrame([NEW])).predict_tails("Ann", "near", 9)["score"].tolist()
-    client = client_of(Explorer(run), calls)
-    monkeypatch.setattr(Dataset, "open", None)
-    monkeypatch.setattr(dataset_module, "open_known_index", None)
-    queries = [{"head": "Ann", "relation": "near"}]
-    (result,) = post(client, "/unseen", name="Ann", triples=[NEW], queries=queries, k=9)["results"]
-    assert [answer["score"] for answer in result["answers"]] == expected
 
 
 def test_probabilities_of_a_calibrated_run(run_folder, calls, tmp_path):
@@ -207,10 +192,9 @@ def test_known_triples_are_those_of_the_data_set(client, hostile_dataset, entity
 
 def test_pages_of_known_triples(client):
     (group,) = get(client, "/triples", entity="country0", limit=1000)["groups"]
-    assert (group["relation"], group["role"]) == ("lies_in", "tail") and group["count"] > 2
     parameters = {"entity": "country0", "relation": "lies_in", "role": "tail", "limit": 2, "offset": 1}
     (page,) = get(client, "/triples", **parameters)["groups"]
-    assert page == {**group, "others": group["others"][1:3]}
+    assert page == {**group, "others": group["others"][1:3]} and group["count"] > 2
     assert get(client, "/triples", **{**parameters, "role": "head"})["groups"] == []
 
 
@@ -246,14 +230,10 @@ def test_names_and_relations(client, run, hostile_dataset):
     [
         ("/similar?entity=persn1&type=person", None, 404, "unknown entity 'persn1'; did you mean 'person1"),
         ("/similar?entity=x", None, 404, "no entity of any type is called 'x'"),
-        ("/similar?entity=town2&type=x", None, 400, "unknown entity type 'x'"),
         ("/similar?entity=town2&k=1001", None, 422, "k: Input should be less than or equal to 1000, got '10"),
         ("/similar", None, 422, "entity: Field required"),
-        ("/entities?k=many", None, 422, "k: Input should be a valid integer"),
         (f"/entities?prefix={'x' * 10_001}", None, 422, "prefix: String should have at most 10000"),
-        ("/triples?entity=country0&relation=x", None, 400, "unknown relation"),
         ("/triples?entity=town2&role=middle", None, 422, "role: Input should be 'head' or 'tail', got 'mid"),
-        ("/triples?entity=town2&offset=-1", None, 422, "offset:"),
         ("/nowhere", None, 404, "there is no '/nowhere'; there are /ask, /attributes, /complete,"),
         ("/docs", None, 404, "there is no '/docs'"),
         ("/page/../../app.py", None, 404, "there is no"),
@@ -261,22 +241,17 @@ def test_names_and_relations(client, run, hostile_dataset):
         ("/predict", {"queries": []}, 422, "queries: List should have at least 1 item"),
         ("/predict", {"queries": [QUERY] * 1001}, 422, "queries: List should have at most 1000 items"),
         ("/predict", {"queries": [QUERY] * 101, "k": 1000}, 400, "for 101000 answers; allowed: 100000"),
-        ("/predict", {"queries": [QUERY], "k": 1001}, 422, "k: Input should be less than or equal to 1000"),
         ("/predict", {"queries": [{**QUERY, "tale": "x"}]}, 422, "queries.0.tale: Extra inputs are not perm"),
-        ("/predict", {"queries": [{"head": 3}]}, 422, "queries.0.head: Input should be a valid "),
         ("/predict", {"queries": [QUERY], "known": "hide"}, 422, "known: Input should be 'mark', 'drop' or"),
         ("/predict", [], 422, "body: "),
         ("/score", {"triples": [LINK] * 10_001}, 422, "at most 10000 items"),
         ("/complete", {"heads": ["person3"]}, 400, "fit probabilities"),
-        ("/ask", {"question": "?x : (person3, lives_in, ?x)"}, 400, "fit probabilities"),
         ("/ask", {"question": "(a, b, c)"}, 400, "begins with a variable"),
         ("/attributes", {"values": {"nobody": 1.0}}, 400, "1 entities have a value; at least 10 are needed"),
         ("/explain", {**LINK, "head": "nobody"}, 400, "nobody"),
         ("/unseen", {"name": "Ann"}, 400, "give one of text, vector and triples"),
-        ("/unseen", {"name": "Ann", "text": "a", "triples": [NEW]}, 400, "give one of text, vector and"),
         ("/unseen", {"name": "Ann", "triples": [NEW], "type": "town"}, 400, "triples give the new entity "),
         ("/unseen", {"name": "Ann", "text": "a"}, 400, "trained without features"),
-        ("/unseen", {"name": "Ann", "vector": [1.0]}, 400, "trained without features"),
         ("/unseen", {"name": "person3", "triples": [NEW]}, 400, "the entity 'person3' is known already"),
         ("/unseen", {"name": "Bob", "triples": [NEW]}, 404, "no entity of any type is called 'Bob'"),
     ],
@@ -374,7 +349,6 @@ def test_page_and_headers(client):
     for answer in (page, *responses):
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store" and "server" not in answer.headers
-    assert client.head("/health").status_code in (200, 405)
     # A browser gets a page for an address that does not exist.
     answer = client.get("/nowhere<b>", headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404 and answer.headers["content-type"].startswith("text/html")
@@ -388,12 +362,9 @@ def toy_client(folder, calls, meta, tables, names=None):
 
 def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplog):
     meta = toy.toy_meta(relations=toy.TWO_PAIRS)
-    tables = toy.toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
     counts = meta.entity_types.items()
     names = {type_: Vocabulary([f"n{id_}" for id_ in range(count)], "entity") for type_, count in counts}
-    client = toy_client(tmp_path, calls, meta, tables, names)
+    client = toy_client(tmp_path, calls, meta, toy.toy_tables(meta, finite=True), names)
     assert "/nowhere/toy is not there" in client.get("/model").json()["no_triples"]
     assert "known triples are not available" in error_of(client.get("/triples?entity=n1&type=film"), 400)
     assert {relation["triples"] for relation in get(client, "/relations")["relations"]} == {None}
@@ -442,8 +413,7 @@ class SlowCall:
     """A call of the model that runs until it is told to go on."""
 
     def __init__(self):
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.computed = []
+        self.begun, self.go_on, self.computed = threading.Event(), threading.Event(), []
 
     def __call__(self, entity="", *_arguments):
         self.computed.append(entity)
