@@ -12,12 +12,10 @@ from torch.nn import functional
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.data.dataset import Dataset
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import CheckpointError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.exports.import_tables import import_tables
 from dglkge.model.choices import OPTIMIZERS
-from dglkge.training.building.checks import check_dataset
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
 from tests.training.live import assert_same_tables, dense_rows, opened, ranking, settings, train, trained
@@ -71,7 +69,6 @@ OWN = {"lives_in": "translation", "near": "affine", "knows": "complex_diagonal"}
 @pytest.mark.parametrize("comparator", ["dot", "cos", "l2"])
 @pytest.mark.parametrize("reciprocal", [False, True])
 def test_several_operators_train_as_autograd_in_float64(objective, comparator, reciprocal, tmp_path):
-    """All triples in each step against all entities, by torch's Adagrad."""
     named = "{" + ", ".join(f"{relation}: {operator}" for relation, operator in OWN.items()) + "}"
     more = (f"model.score_function=diagonal+translation+affine+complex_diagonal_{comparator}", objective)
     more += (f"model.relation_operators={named}", f"model.reciprocal_relations={reciprocal}")
@@ -128,7 +125,6 @@ def carried(operator: str, row: torch.Tensor, entities: torch.Tensor) -> torch.T
 
 
 def cross_entropy(comparator: str, query: torch.Tensor, rows: torch.Tensor, answer: int) -> torch.Tensor:
-    """Return the softmax loss of one query, by the definition of a comparator."""
     if comparator == "dot":
         scores = (query * rows).sum(1)
     elif comparator == "cos":
@@ -141,23 +137,7 @@ def cross_entropy(comparator: str, query: torch.Tensor, rows: torch.Tensor, answ
 MIXED = "model.score_function=diagonal+translation_cos"
 
 
-@pytest.mark.parametrize(
-    ("named", "problem"),
-    [
-        ("{near: linear}", "model.relation_operators has near: linear, and model.score_function is diagonal"),
-        ("{nea: diagonal}", "unknown relation 'nea'; did you mean 'near'?"),
-    ],
-)
-def test_names_that_do_not_fit_the_data_set_are_refused(named: str, problem: str) -> None:
-    dataset = toy_dataset(typed=True)
-    config = load_config(None, [f"dataset={dataset}", MIXED, f"model.relation_operators={named}"])
-    with pytest.raises(InputError) as caught:
-        check_dataset(config, Dataset.open(dataset))
-    assert str(caught.value).startswith(problem) and "\n" not in str(caught.value)
-
-
 def test_a_warm_start_takes_rows_of_the_same_operators_only(tmp_path: Path) -> None:
-    """Relations of the checkpoint are matched by name, and so are their operators."""
     named = "model.relation_operators={near: translation, knows: translation}"
     base = settings(toy_dataset(typed=True), tmp_path / "first", MIXED, named, "training.num_epochs=1")
     with opened(load_config(None, base)) as trainer:

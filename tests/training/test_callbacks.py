@@ -15,15 +15,11 @@ from typing import Any
 
 import pytest
 
-from dglkge.config import load_config
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.preemption import Preempted
-from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
-from dglkge.training.statistics.stats import open_trackers
 from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
@@ -67,12 +63,7 @@ def epoch_calls(epoch: int, version: int) -> list[tuple[Any, ...]]:
     return [("epoch_start", epoch), *batches, ("commit", version), ("epoch_end", epoch)]
 
 
-def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
-    ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2").finish(2)
-    assert recorder.calls == [("fit_start",), *epoch_calls(0, 1), *epoch_calls(1, 2), ("fit_end",)]
-
-
-def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: type[Recorder]) -> None:
+def test_calls_come_in_order_and_the_epoch_and_the_state_go_on_after_a_stop(tmp_path, recorder):
     settings = ("training.callbacks=[recorder]", "training.num_epochs=1")
     ToyRun(tmp_path, *settings).stop(0, 2)
     stopped = [("fit_start",), *epoch_calls(0, 1)[:4], ("commit", 1)]
@@ -83,6 +74,8 @@ def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: ty
     assert recorder.calls == [("fit_start",), ("epoch_start", 0), *epoch_calls(0, 2)[4:]]
     # The state is that of the commit, before which 5 calls were counted; 6 follow.
     assert second.trainer._callbacks[0].count == len(stopped) - 1 + len(recorder.calls)
+    second.cluster.leave()
+    assert recorder.calls[-1] == ("fit_end",)
 
 
 def test_a_callback_may_stop_the_training_and_rank(tmp_path: Path) -> None:
@@ -162,7 +155,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
 
 
 def tracked_life(folder: Path, epochs: int, *names: str) -> ToyRun:
-    """Train, evaluate and end with trackers, as a whole job does."""
     loggers = f"training.loggers=[{','.join(names)}]"
     run = ToyRun(folder, "evaluation.valid_every_epochs=1", loggers, lrs=[0.5, 0.25])
     run.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
@@ -204,12 +196,6 @@ def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(tmp_path, 
     (tmp_path / "a" / "trackers.json").write_text("{")
     tracked_life(tmp_path / "a", 2, "kept")
     assert kept.lives[-1].run.earlier_id == ""
-
-
-def test_rank_0_alone_tracks(tmp_path: Path, kept: type[Kept]) -> None:
-    config = load_config(None, ["dataset=x", "training.loggers=[kept]"])
-    open_trackers(config, Cluster(World(1), None), LeasedFolder(tmp_path)).start(0, False)
-    assert kept.lives == [] and not list(tmp_path.iterdir())
 
 
 def test_a_failure_ends_the_tracker_with_one_warning(tmp_path, kept, monkeypatch, caplog):

@@ -23,7 +23,7 @@ from dglkge.sampling.negatives import UniformNegatives, degree_weights
 from dglkge.typing import RELATION, Side
 from tests.model.penalty_oracle import query_penalty
 from tests.toy_kg import temporal_dataset, toy_dataset, weighted_dataset
-from tests.training.live import Rows, assert_epochs_equal, chunks_of, opened, queries_of, settings, train
+from tests.training.live import Rows, assert_epochs_equal, chunks_of, queries_of, settings
 
 SEED_OF_HEADS = combine(0x4EAD, 0)
 COMPLEX = ("complex", "rotate")
@@ -75,12 +75,10 @@ class Oracle:
             self.relations[self.types(r), h, t, time].add(relation)
 
     def types(self, relation: int) -> tuple[str, str]:
-        """Return the types of heads and tails of a relation."""
         relations = self.data.relations.relations
         return relations[relation].lhs, relations[relation].rhs
 
     def loss(self, data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
-        """Return the summed loss of a global batch."""
         model = self.config.model
         if model.entity_dropout:
             number = (batch.epoch << 32) + batch.index
@@ -119,7 +117,6 @@ class Oracle:
         return pair_scores(self.name, entity, relation, candidates)
 
     def penalty(self, side: Side, entity: torch.Tensor, relation: int, answer: torch.Tensor) -> torch.Tensor:
-        """Return the weighted penalty of a query with one answer."""
         settings = self.config.regularizer
         if not getattr(settings, "weight", 0):
             return torch.zeros((), dtype=torch.float64)
@@ -133,7 +130,6 @@ class Oracle:
         )  # fmt: skip
 
     def full_loss(self, scores: torch.Tensor, answers: list[int]) -> torch.Tensor:
-        """Return the loss of a query with its answers among all candidates."""
         loss, smoothing = self.config.loss.name, getattr(self.config.training.objective, "smoothing", 0.0)
         labels = torch.zeros(len(scores), dtype=torch.float64)
         labels[answers] = 1 / len(answers) if loss == "softmax" else 1.0
@@ -149,7 +145,6 @@ class Oracle:
         return torch.stack(terms).mean()
 
     def weight(self, num_answers: int) -> float:
-        """Return the weight of a query of ``k_vs_all``."""
         if self.config.loss.name not in ("softmax", "margin_ranking"):
             return 1.0
         queries = [*self.answers.values()]
@@ -160,10 +155,7 @@ class Oracle:
     def among_relations(
         self, side: Side, anchor: torch.Tensor, true: torch.Tensor, relations: list[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """Return the scores of all relations between two entities, and the places of those that are true.
-
-        Reciprocal relations are candidates in both directions.
-        """
+        """Return scores of all relations, reciprocal ones in both directions, and places of the true ones."""
         if not self.reciprocal:
             return self.scores(side, anchor, self.rows[RELATION], true), relations
         rows = torch.cat([self.side_rows[Side.TAIL], self.side_rows[Side.HEAD]])
@@ -285,12 +277,10 @@ ON_DEVICE = "training.device=cpu_staged tables.storage=device"
 
 @pytest.fixture(scope="module")
 def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set whose triples have weights in [0, 1]."""
     return weighted_dataset(tmp_path_factory.mktemp("weighted"))
 
 
 def assert_equal(dataset: Path, run: Path, case: str, num_epochs: int = 2, rel: float = 1e-3) -> Oracle:
-    """Train by both, from the same rows."""
     config = load_config(None, settings(dataset, run, *case.split()))
     oracle = Oracle(config)
     sums_batch = config.loss.batch_reduction == "sum"
@@ -317,14 +307,11 @@ SAMPLED = [
     f"negatives.num_for_tails=0 {N3}",
     f"negatives.num_for_heads=0 loss.name=bce {N3}",
     "negatives.mask_known=true negatives.num_for_tails=4",
-    "negatives.mask_known=true loss.name=hinge",
     f"negatives.mask_known=true loss.name=bce {REFERENCE}",
     "negatives.degree_power=0.75",
-    "negatives.degree_power=2 negatives.num_for_heads=7 loss.name=squared",
     "negatives.name=all_entities",
     "negatives.name=all_entities loss.name=margin_ranking negatives.num_for_heads=0",
     "loss.adversarial_weights=true loss.adversarial_temperature=2",
-    "loss.adversarial_weights=true loss.name=bce",
     "loss.name=bce loss.reduction=sum",
     "loss.name=squared loss.batch_reduction=sum",
     f"{PREDICTED} {REFERENCE}",
@@ -336,10 +323,7 @@ OTHERS = [
     FULL,
     f"{FULL} loss.name=logistic",
     f"{ONE_VS_ALL} loss.name=logistic",
-    *(
-        f"{ONE_VS_ALL} {PREDICTED} loss.name={name}"
-        for name in ("margin_ranking", "self_adversarial", "hinge", "squared")
-    ),
+    *(f"{ONE_VS_ALL} {PREDICTED} loss.name={name}" for name in ("margin_ranking", "self_adversarial")),
     f"{FULL} {REFERENCE}",
     f"{FULL} {REFERENCE} model.score_function=rotate",
     *(
@@ -380,23 +364,13 @@ def test_relations_are_predicted_at_the_times_of_triples(case: str, on_device: b
 
 
 @pytest.mark.parametrize(
-    ("case", "num_epochs", "rel"),
-    [(N3, 3, 1e-4), (PREDICTED, 3, 1e-4), (ONE_VS_ALL, 2, 1e-3), (f"{K_VS_ALL} loss.name=logistic", 2, 1e-3)],
-)
-def test_one_entity_type(case: str, num_epochs: int, rel: float, tmp_path: Path) -> None:
-    assert_equal(toy_dataset(), tmp_path / "run", case, num_epochs, rel)
-
-
-@pytest.mark.parametrize(
     "case",
     [
         "loss.relation_weights.near=0.5 loss.relation_weights.knows=3",
         "loss.relation_weights.lives_in=0 loss.name=hinge negatives.num_for_heads=0",
         "loss.confidences=true loss.name=logistic",
         "loss.confidences=true loss.name=bce loss.relation_weights.near=2",
-        "loss.confidences=true loss.name=squared negatives.mask_known=true",
         f"loss.confidences=true loss.name=hinge {REFERENCE}",
-        "loss.name=squared",
     ],
 )
 def test_weights_of_triples_and_relations(case: str, weighted: Path, tmp_path: Path) -> None:
@@ -408,10 +382,8 @@ def test_weights_of_triples_and_relations(case: str, weighted: Path, tmp_path: P
     [
         K_VS_ALL,
         f"{K_VS_ALL} loss.name=logistic {SMOOTHED} {N3}",
-        f"{K_VS_ALL} {SMOOTHED} {PREDICTED}",
         f"{K_VS_ALL} {PREDICTED} loss.name=margin_ranking",
         f"{K_VS_ALL} {PREDICTED} loss.batch_reduction=sum",
-        f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=distmult",
         f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=transe_l2",
     ],
 )
@@ -420,16 +392,6 @@ def test_k_vs_all_has_each_query_and_each_pair_once_an_epoch(case: str, tmp_path
     epoch = [*oracle.answers, *(oracle.relations if PREDICTED in case else ())]
     assert sorted(oracle.seen, key=str) == sorted([*epoch, *epoch], key=str)
     assert set(oracle.seen[: len(epoch)]) == set(epoch)
-
-
-def test_products_in_bfloat16_are_near(tmp_path: Path) -> None:
-    totals = []
-    for dtype in ("float32", "bfloat16"):
-        sets = f"{FULL} training.matmul_dtype={dtype}".split()
-        with opened(load_config(None, settings(toy_dataset(), tmp_path / dtype, *sets))) as trainer:
-            totals.append(train(trainer, 2))
-    assert totals[0][-1] != totals[1][-1]
-    np.testing.assert_allclose(*totals, rtol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,12 @@ LR, DENSE_LR = 0.05, 0.02
 
 
 def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
-    """Open a trainer in this process, on entities of several types."""
     steps = ("training.batch_size=40", f"optimizer.lr={LR}", f"dense.lr={DENSE_LR}")
     usual = (*steps, "checkpoint.every_epochs=1")
     return live.opened(load_config(None, live.settings(toy_dataset(typed=True), folder, *usual, *more)))
 
 
 def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of the dense parameters and their optimizer's state."""
     return trainer._job.dense.state_dict()
 
 
@@ -111,7 +109,6 @@ def test_shared_relations_train_as_single_ones(tmp_path: Path) -> None:
     [("tucker", "Adam"), ("{name: conve, channels: 2}", "NAdam"), ("transformer", "Rprop")],
 )
 def test_files_resume_and_ranking(tmp_path, score_function, optimizer):
-    """Files, exports, conversions and runs that start from them rank as live rows do."""
     folder, dataset = tmp_path / "run", toy_dataset(typed=True)
     more = (f"model.score_function={score_function}", f"dense.optimizer={optimizer}", "training.num_epochs=2",
             "optimizer.schedule={name: ExponentialLR, gamma: 0.5}")  # fmt: skip
@@ -236,7 +233,6 @@ NEEDS_SLICES = pytest.mark.skipif(
 
 @NEEDS_SLICES
 def test_slices_are_summed_updated_and_joined(tmp_path: Path) -> None:
-    """The checks are in shard_ranks.py, on each of three processes."""
     script = str(Path(__file__).with_name("shard_ranks.py"))
     words = (str(SIZE), str(free_ports()), str(tmp_path))
     options = {"env": environment(), "stderr": subprocess.PIPE, "text": True}

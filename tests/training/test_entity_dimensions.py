@@ -238,9 +238,13 @@ def test_another_run_takes_rows_of_the_same_widths_only(tmp_path: Path) -> None:
          "model.entity_dimensions has person: 1; allowed: at least 2 (one number is the bias)"),
         (["model.entity_dimensions={person: 5, town: 6, country: 3}"],
          "model.dimension is 8, and all entity types have less; allowed: 6"),
+        (["model.score_function=diagonal+translation_cos", "model.relation_operators={near: linear}"],
+         "model.relation_operators has near: linear, and model.score_function is diagonal"),
+        (["model.score_function=diagonal+translation_cos", "model.relation_operators={nea: diagonal}"],
+         "unknown relation 'nea'; did you mean 'near'?"),
     ],
 )  # fmt: skip
-def test_widths_that_do_not_fit_the_data_set_are_refused(changes: list[str], problem: str) -> None:
+def test_names_and_widths_that_do_not_fit_the_data_set_are_refused(changes: list[str], problem: str) -> None:
     base = [f"dataset={toy_dataset(typed=True)}", "model.dimension=8", "model.score_function=linear_cos"]
     with pytest.raises(InputError) as caught:
         check_dataset(load_config(None, [*base, *changes]), Dataset.open(toy_dataset(typed=True)))

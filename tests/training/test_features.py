@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,6 @@ from dglkge.data.vector_files import open_encoder, text_vectors, write_vectors
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.model.dense_modules import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.serving.explorer import Explorer
 from dglkge.training.building.checks import check_config
@@ -85,7 +83,6 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
 def projected(
     weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: Callable = torch.relu
 ) -> torch.Tensor:
-    """Compute f(x) by its formula."""
     rows, number = vectors, 0
     while f"features.{name}.{number}.weight" in weights:
         weight, bias = (weights[f"features.{name}.{number}.{part}"] for part in ("weight", "bias"))
@@ -131,19 +128,6 @@ def test_gradients_and_loss_equal_float64(tmp_path, files, objective, more):
                     assert torch.equal(local_rows.double(), rows[name]) == is_alone
                     assert not (is_alone and local_rows.any())
         assert batch.index >= 3
-
-
-@pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
-def test_all_candidates_are_projected_once_a_batch(tmp_path, files, objective):
-    """Also where queries of both sides have them as candidates, and the regularizer takes the answers."""
-    more = ("regularizer.name=n3", "regularizer.weight=0.1", f"training.objective={objective}")
-    spied = mock.patch.object(ProjectedFeatures, "rows", autospec=True, side_effect=ProjectedFeatures.rows)
-    with opened(files, tmp_path / "run", *more) as trainer, spied as project:
-        num_batches = len(trainer._edge_batches)
-        train(trainer, 1)
-        for name in files:
-            sizes = [len(call.args[2]) for call in project.call_args_list if call.args[1] == name]
-            assert 0 < sizes.count(len(trainer.tables[name])) <= num_batches
 
 
 @pytest.mark.parametrize("more", [(), (MLP, "features.use=alone", "features.dtype=float16")])
@@ -250,7 +234,6 @@ def test_new_entities(tmp_path: Path, shared: Path, call: Callable) -> None:
 
 
 def test_new_entities_from_texts(tmp_path: Path, call: Callable) -> None:
-    """By Python, the command and REST: the rows of vectors that are encoded as the trained ones."""
     pytest.importorskip("sklearn")
     names = Dataset.open(toy_dataset(typed=True)).vocabulary("person").names
     texts = {name: f"number {place} of group {place % 4}" for place, name in enumerate(names)}

@@ -48,7 +48,6 @@ def started(run: Path, *more: str, dim: int = DIM) -> tuple[np.ndarray, dict[str
 
 
 def scaled(rows: np.ndarray, std: float) -> np.ndarray:
-    """Return rows of a root mean square."""
     return rows * std / np.sqrt(np.mean(rows**2))
 
 

@@ -29,17 +29,13 @@ needs_float16 = pytest.mark.skipif(
 
 
 def difference(got: torch.Tensor, true: torch.Tensor) -> float:
-    """Return the norm of the difference relative to that of the true numbers."""
     return float((got - true).detach().norm() / true.detach().norm())
 
 
 def gradients(
     model: KgeModel, side: Side, factor: float = 1.0, rows: int = 40, places: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return queries, and the gradients of the rows and parameters of a function of them times a factor.
-
-    ``places`` are those of the relations of queries among the rows of five.
-    """
+    """Return queries, and the gradients of the rows and parameters of a function of them times a factor."""
     draw = torch.Generator().manual_seed(5)
     entities = torch.randn(rows, model.dim, generator=draw).requires_grad_()
     num_relations = rows if places is None else 5
@@ -62,7 +58,6 @@ def gradients(
     ],
 )
 def test_gradients_are_near_those_of_float32(name, dim, dtype, factor, is_shared):
-    """Also where queries of a relation share its matrix."""
     model = build_model(name, dim, True)
     precision, scale = ModulePrecision("cpu", dtype), 1.0
     if precision.loss_scale is not None:
@@ -239,7 +234,6 @@ class Beside(OneLayer):
 
 
 def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
-    """Their gradients would be divided by a scale that they do not have."""
     config, cpu = load_config(None, ["dataset=x", f"output={tmp_path}"]), torch.device("cpu")
     sizes = {"tucker": 8, "conve": 9, "conex": 8, "transformer": 8}
     models = [build_model(name, dim, True) for name, dim in sizes.items()]

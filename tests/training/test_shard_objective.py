@@ -44,7 +44,6 @@ class Problem:
     factors: np.ndarray
 
     def labels(self, smoothing: float) -> torch.Tensor:
-        """Return the labels of all pairs, (Q, N) float64."""
         return torch.from_numpy((1 - smoothing) * self.shares + smoothing / NUM_ROWS)
 
     def in_shard(self, start: int, stop: int) -> Answers:
@@ -67,7 +66,6 @@ def problem(kind: FullForm, most_answers: int, scale: float = 1.0) -> Problem:
 
 
 def expected(case: Problem, kind: Any, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each query, (Q,), by torch's own functions."""
     labels = case.labels(smoothing)
     if kind is BCE:
         return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
@@ -106,10 +104,7 @@ def check(
     rtol: float = 2e-5,
     losses_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Compare :func:`run` with the whole matrix in float64, and return what it returns.
-
-    ``losses_of`` returns the loss of each query; by default torch's own.
-    """
+    """Compare :func:`run` with the whole matrix in float64, and return what it returns."""
     losses_of = losses_of or functools.partial(expected, case, objective.loss, objective.label_smoothing)
     model, got = build_model(score_function, DIM, True), run(case, objective, shards, bounds)
     queries, rows = (leaf.double().requires_grad_() for leaf in (case.queries, case.rows))
@@ -122,7 +117,6 @@ def check(
 
 
 def twins(objective: FullObjective, score_function: str, bounds: Sequence[int], *options: Any) -> list[Any]:
-    """Return a shard by autograd for each piece."""
     compare = build_model(score_function, DIM, True).compare
     return [AutogradShard(objective, compare, *options) for _ in bounds[1:]]
 
