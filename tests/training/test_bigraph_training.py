@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch.nn import functional
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.errors import CheckpointError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.exports.import_tables import import_tables
 from dglkge.model.choices import OPTIMIZERS
@@ -132,21 +130,3 @@ def cross_entropy(comparator: str, query: torch.Tensor, rows: torch.Tensor, answ
     else:
         scores = -(query - rows).norm(dim=1)
     return functional.cross_entropy(scores, torch.tensor(answer))
-
-
-MIXED = "model.score_function=diagonal+translation_cos"
-
-
-def test_a_warm_start_takes_rows_of_the_same_operators_only(tmp_path: Path) -> None:
-    named = "model.relation_operators={near: translation, knows: translation}"
-    base = settings(toy_dataset(typed=True), tmp_path / "first", MIXED, named, "training.num_epochs=1")
-    with opened(load_config(None, base)) as trainer:
-        train(trainer, 1)
-        trained_rows = dense_rows(trainer)
-    base += [f"output={tmp_path / 'second'}", f"checkpoint.init_path={tmp_path / 'first'}"]
-    with opened(load_config(None, base)) as trainer:
-        assert torch.equal(dense_rows(trainer)["relation"], trained_rows["relation"])
-    other = load_config(None, [*base, f"output={tmp_path / 'third'}", named.replace("near", "lies_in")])
-    words = "has the operator diagonal for the relation 'lies_in', this"
-    with pytest.raises(CheckpointError, match=words), opened(other):
-        pass

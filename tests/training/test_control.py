@@ -179,16 +179,13 @@ PATIENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("patience", "min_gain", "scores", "number"),
-    [
-        (1, 0.0, [0.1, 0.2, 0.3], None),
-        (1, 0.0, [0.1, 0.2, 0.2], 3),
-        (2, 0.1, [0.1, 0.15, 0.19, 0.3], 3),
-        (3, 0.1, [0.1, 0.15, 0.19, 0.21, 0.2, 0.2, 0.2], 7),
-        (2, 0.0, [math.nan, 0.1, math.nan, 0.2, math.nan, math.nan], 6),
-    ],
-)
+@pytest.mark.parametrize(("patience", "min_gain", "scores", "number"), [
+    (1, 0.0, [0.1, 0.2, 0.3], None),
+    (1, 0.0, [0.1, 0.2, 0.2], 3),
+    (2, 0.1, [0.1, 0.15, 0.19, 0.3], 3),
+    (3, 0.1, [0.1, 0.15, 0.19, 0.21, 0.2, 0.2, 0.2], 7),
+    (2, 0.0, [math.nan, 0.1, math.nan, 0.2, math.nan, math.nan], 6),
+])  # fmt: skip
 def test_patience(patience: int, min_gain: float, scores: list[float], number: int | None) -> None:
     """The ranking that ends the training, with the state saved and loaded after each."""
     settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
@@ -228,13 +225,10 @@ def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> N
         assert run.committed() == (best, 0) and run.num_trained == best * NUM_TRIPLES
 
 
-@pytest.mark.parametrize(
-    ("first", "more", "best"),
-    [
-        (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
-        (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
-    ],
-)
+@pytest.mark.parametrize(("first", "more", "best"), [
+    (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
+    (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
+])  # fmt: skip
 def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, first, more, best) -> None:
     """With the learning rates and the patience that it had: the same as one run with those settings."""
     scores = [0.1, 0.3, 0.2, 0.25, 0.4, 0.39, 0.38, 0.37, 0.36]

@@ -363,30 +363,24 @@ def test_relations_are_predicted_at_the_times_of_triples(case: str, on_device: b
     assert oracle.data.num_times == 4
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "loss.relation_weights.near=0.5 loss.relation_weights.knows=3",
-        "loss.relation_weights.lives_in=0 loss.name=hinge negatives.num_for_heads=0",
-        "loss.confidences=true loss.name=logistic",
-        "loss.confidences=true loss.name=bce loss.relation_weights.near=2",
-        f"loss.confidences=true loss.name=hinge {REFERENCE}",
-    ],
-)
+@pytest.mark.parametrize("case", [
+    "loss.relation_weights.near=0.5 loss.relation_weights.knows=3",
+    "loss.relation_weights.lives_in=0 loss.name=hinge negatives.num_for_heads=0",
+    "loss.confidences=true loss.name=logistic",
+    "loss.confidences=true loss.name=bce loss.relation_weights.near=2",
+    f"loss.confidences=true loss.name=hinge {REFERENCE}",
+])  # fmt: skip
 def test_weights_of_triples_and_relations(case: str, weighted: Path, tmp_path: Path) -> None:
     assert_equal(weighted, tmp_path / "run", case, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        K_VS_ALL,
-        f"{K_VS_ALL} loss.name=logistic {SMOOTHED} {N3}",
-        f"{K_VS_ALL} {PREDICTED} loss.name=margin_ranking",
-        f"{K_VS_ALL} {PREDICTED} loss.batch_reduction=sum",
-        f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=transe_l2",
-    ],
-)
+@pytest.mark.parametrize("case", [
+    K_VS_ALL,
+    f"{K_VS_ALL} loss.name=logistic {SMOOTHED} {N3}",
+    f"{K_VS_ALL} {PREDICTED} loss.name=margin_ranking",
+    f"{K_VS_ALL} {PREDICTED} loss.batch_reduction=sum",
+    f"{K_VS_ALL} {SMOOTHED} {PREDICTED} loss.name=logistic model.score_function=transe_l2",
+])  # fmt: skip
 def test_k_vs_all_has_each_query_and_each_pair_once_an_epoch(case: str, tmp_path: Path) -> None:
     oracle = assert_equal(toy_dataset(typed=True), tmp_path / "run", case)
     epoch = [*oracle.answers, *(oracle.relations if PREDICTED in case else ())]
@@ -394,14 +388,11 @@ def test_k_vs_all_has_each_query_and_each_pair_once_an_epoch(case: str, tmp_path
     assert set(oracle.seen[: len(epoch)]) == set(epoch)
 
 
-@pytest.mark.parametrize(
-    ("case", "scale", "message"),
-    [
-        ("loss.confidences=true loss.name=bce", 1.0, "and the triples of .* have no weights; allowed: false"),
-        ("loss.confidences=true loss.name=bce", 2.0, r"training triple \d+ of .* has the weight 1.*\[0, 1\]"),
-        ("loss.relation_weights.knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
-    ],
-)
+@pytest.mark.parametrize(("case", "scale", "message"), [
+    ("loss.confidences=true loss.name=bce", 1.0, "and the triples of .* have no weights; allowed: false"),
+    ("loss.confidences=true loss.name=bce", 2.0, r"training triple \d+ of .* has the weight 1.*\[0, 1\]"),
+    ("loss.relation_weights.knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
+])  # fmt: skip
 def test_weights_that_do_not_fit_the_data_are_refused(case, scale, message, tmp_path):
     dataset = toy_dataset(typed=True) if scale == 1 else weighted_dataset(tmp_path / "data", scale)
     config = load_config(None, [f"dataset={dataset}", f"output={tmp_path / 'run'}", *case.split()])

@@ -47,15 +47,12 @@ def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return trainer._job.dense.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("score_function", "more", "clip"),
-    [
-        ("tucker", ("model.reciprocal_relations=false", "model.score_function.relation_dimension=5"), 0.0),
-        ("tucker", (), 0.02),
-        ("transformer", ("optimizer.clip_value=0.001",), 0.0),
-        ("conex", ("model.score_function.channels=2",), 0.02),
-    ],
-)
+@pytest.mark.parametrize(("score_function", "more", "clip"), [
+    ("tucker", ("model.reciprocal_relations=false", "model.score_function.relation_dimension=5"), 0.0),
+    ("tucker", (), 0.02),
+    ("transformer", ("optimizer.clip_value=0.001",), 0.0),
+    ("conex", ("model.score_function.channels=2",), 0.02),
+])  # fmt: skip
 def test_several_steps_against_all_entities_equal_float64(tmp_path, score_function, more, clip):
     """Autograd in float64 over rows and parameters; torch's Adagrad, Adam and clipping by one norm."""
     limit = 0.001 if score_function == "transformer" else np.inf
@@ -164,13 +161,10 @@ def test_initial_values_are_keyed_and_leave_the_global_generator() -> None:
     assert float(core.abs().max()) <= 1 and float(core.std()) == pytest.approx(3**-0.5, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "dim"),
-    [
-        *(("tucker", {"relation_dimension": 3}, 6), ("tucker", {}, 5), ("conve", {"channels": 3}, 13)),
-        *(("conve", {}, 3), ("conex", {"channels": 5}, 6), ("transformer", {"layers": 3, "heads": 2}, 6)),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "dim"), [
+    *(("tucker", {"relation_dimension": 3}, 6), ("tucker", {}, 5), ("conve", {"channels": 3}, 13)),
+    *(("conve", {}, 3), ("conex", {"channels": 5}, 6), ("transformer", {"layers": 3, "heads": 2}, 6)),
+])  # fmt: skip
 def test_planned_numbers_are_those_of_the_module(name: str, options: dict[str, int], dim: int) -> None:
     function = build_model(name, dim, True, options=options).score_function
     assert function.module_numbers(dim) == sum(map(torch.numel, function.module.parameters()))
@@ -212,14 +206,11 @@ def test_refused_modules(module: torch.nn.Module, words: str) -> None:
         _ = KgeModel(Own(), 4, True).module
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({}, "here: the dense parameter 'core' is missing"),
-        ({"core": torch.ones(4, 4, 4), "other": torch.ones(1)}, "'other' is none of the score function's"),
-        ({"core": torch.ones(1, 4, 4)}, r"'core' has shape \(1, 4, 4\), expected \(4, 4, 4\)"),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "words"), [
+    ({}, "here: the dense parameter 'core' is missing"),
+    ({"core": torch.ones(4, 4, 4), "other": torch.ones(1)}, "'other' is none of the score function's"),
+    ({"core": torch.ones(1, 4, 4)}, r"'core' has shape \(1, 4, 4\), expected \(4, 4, 4\)"),
+])  # fmt: skip
 def test_parameters_of_another_module_are_refused(parameters: dict[str, torch.Tensor], words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_model("tucker", 4, True).load_module(parameters, "here")

@@ -48,14 +48,11 @@ def computed(
 
 
 # A loss sees nothing but scores: one score function has all.
-@pytest.mark.parametrize(
-    ("name", "loss", "has_ranges"),
-    [
-        *((name, "softmax", False) for name in sorted(SCORE_FUNCTIONS)),
-        *(("rotate", "self_adversarial", False), ("rotate", "margin_ranking", False)),
-        ("transe_l1", "self_adversarial", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "loss", "has_ranges"), [
+    *((name, "softmax", False) for name in sorted(SCORE_FUNCTIONS)),
+    *(("rotate", "self_adversarial", False), ("rotate", "margin_ranking", False)),
+    ("transe_l1", "self_adversarial", True),
+])  # fmt: skip
 def test_gradients_equal_those_of_the_cpu(name, loss, has_ranges, monkeypatch):
     expected_loss, expected = computed(name, loss, HOST, has_ranges, is_reference=True)
     staged_loss, staged = computed(name, loss, STAND_IN, has_ranges, is_reference=True)

@@ -181,15 +181,12 @@ def check(case: Case, **options: Any) -> None:
 
 # Loops have models of their own, torch differentiates those of others; no pair of a model and a regularizer
 # has code of its own but for that difference.
-@pytest.mark.parametrize(
-    ("score_function", "reciprocal", "regularizer"),
-    [
-        *(("distmult", False, "n3"), ("distmult", True, "ivr"), ("distmult", True, "lp")),
-        *(("complex", False, "dura"), ("complex", False, "f2"), ("complex", True, None)),
-        *(("complex", True, "ivr"), ("complex", True, "dura"), ("keci", False, "dura"), ("keci", True, "n3")),
-        *(("simple", False, "lp"), ("simple", True, "ivr"), ("quate", False, "f2"), ("quate", True, "dura")),
-    ],
-)
+@pytest.mark.parametrize(("score_function", "reciprocal", "regularizer"), [
+    *(("distmult", False, "n3"), ("distmult", True, "ivr"), ("distmult", True, "lp")),
+    *(("complex", False, "dura"), ("complex", False, "f2"), ("complex", True, None)),
+    *(("complex", True, "ivr"), ("complex", True, "dura"), ("keci", False, "dura"), ("keci", True, "n3")),
+    *(("simple", False, "lp"), ("simple", True, "ivr"), ("quate", False, "f2"), ("quate", True, "dura")),
+])  # fmt: skip
 def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciprocal, regularizer):
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         check(Case(score_function, reciprocal, regularizer, own_entity, weighted))

@@ -100,14 +100,11 @@ def by_loops(trainer, triples, size, draw, loss):
     return {name: value / len(triples) for name, value in sums.items()}
 
 
-@pytest.mark.parametrize(
-    ("settings", "loss"),
-    [
-        ([], softmax),
-        (["loss.name=logistic", "loss.reduction=sum"], logistic_sum),
-        (["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"], adversarial),
-    ],
-)
+@pytest.mark.parametrize(("settings", "loss"), [
+    ([], softmax),
+    (["loss.name=logistic", "loss.reduction=sum"], logistic_sum),
+    (["loss={name: logistic, adversarial_weights: true, adversarial_temperature: 0.5}"], adversarial),
+])  # fmt: skip
 def test_metrics_and_the_configured_loss_are_those_of_plain_loops(tmp_path, settings, loss, monkeypatch):
     def draw(name, side, place):
         return ranker.uniform(name, side, (0, 0, place))
@@ -222,18 +219,14 @@ def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["both"]["loss"] == losses[1]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ONE_VS_ALL,
-        [*ONE_VS_ALL, "training.relation_prediction=0.5", "loss.name=logistic"],
-        [*K_VS_ALL, "loss.name=logistic"],
-        [*K_VS_ALL, "training.relation_prediction=0.5", "training.kernels=reference"],
-        [*ALL_NEGATIVE, "loss.name=logistic", "training.relation_prediction=0.5"],
-        [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate", RECIPROCAL],
-        ["training.device=cpu_staged", *ONE_VS_ALL],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ONE_VS_ALL,
+    [*ONE_VS_ALL, "training.relation_prediction=0.5", "loss.name=logistic"],
+    [*K_VS_ALL, "training.relation_prediction=0.5", "training.kernels=reference"],
+    [*ALL_NEGATIVE, "loss.name=logistic", "training.relation_prediction=0.5"],
+    [*ALL_NEGATIVE, "loss.name=self_adversarial", "model.score_function=rotate", RECIPROCAL],
+    ["training.device=cpu_staged", *ONE_VS_ALL],
+])  # fmt: skip
 def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing(words, tmp_path):
     words = [*PLAIN, *words, "optimizer.lr=1e-30", "optimizer.relations.lr=1e-30"]
     with opened(two_epochs(tmp_path / "run", *words)) as trainer:
@@ -247,15 +240,12 @@ def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing
     assert after == pytest.approx(before, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model.score_function={name: conve, channels: 2}", "model.reciprocal_relations=true", *K_VS_ALL],
-        [*ONE_VS_ALL, "regularizer.name=n3", "regularizer.weight=0.1"],
-        ["model.entity_dropout=0.2", "training.relation_prediction=0.5", *PLAIN, "model.global_vectors=true"],
-        ["sampling.num_ranges=3", "negatives.mask_known=true", "loss.name=logistic", "optimizer.clip_norm=1"],
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ["model.score_function={name: conve, channels: 2}", "model.reciprocal_relations=true", *K_VS_ALL],
+    [*ONE_VS_ALL, "regularizer.name=n3", "regularizer.weight=0.1"],
+    ["model.entity_dropout=0.2", "training.relation_prediction=0.5", *PLAIN, "model.global_vectors=true"],
+    ["sampling.num_ranges=3", "negatives.mask_known=true", "loss.name=logistic", "optimizer.clip_norm=1"],
+])  # fmt: skip
 def test_training_is_the_same_with_it(words, tmp_path):
     """Drawn negatives and gradients of a split leave no trace, in the parameters of a module neither."""
     losses = []

@@ -46,17 +46,14 @@ def gradients(
     return query, list(torch.autograd.grad((query * weights).sum() * factor, leaves))
 
 
-@pytest.mark.parametrize(
-    ("name", "dim", "dtype", "factor", "is_shared"),
-    [
-        ("tucker", 16, torch.bfloat16, 1.0, False),
-        ("tucker", 16, torch.bfloat16, 1.0, True),
-        ("transformer", 16, torch.bfloat16, 1.0, False),
-        pytest.param("conve", 17, torch.float16, 1.0, False, marks=needs_float16),
-        # Below float16's smallest number without a loss scale.
-        pytest.param("conex", 16, torch.float16, 1e-9, False, marks=needs_float16),
-    ],
-)
+@pytest.mark.parametrize(("name", "dim", "dtype", "factor", "is_shared"), [
+    ("tucker", 16, torch.bfloat16, 1.0, False),
+    ("tucker", 16, torch.bfloat16, 1.0, True),
+    ("transformer", 16, torch.bfloat16, 1.0, False),
+    pytest.param("conve", 17, torch.float16, 1.0, False, marks=needs_float16),
+    # Below float16's smallest number without a loss scale.
+    pytest.param("conex", 16, torch.float16, 1e-9, False, marks=needs_float16),
+])  # fmt: skip
 def test_gradients_are_near_those_of_float32(name, dim, dtype, factor, is_shared):
     model = build_model(name, dim, True)
     precision, scale = ModulePrecision("cpu", dtype), 1.0

@@ -133,21 +133,18 @@ ALL = ["people", "films", "r"]
 DECOUPLED = ("weight_decay=0.01", "decoupled_weight_decay=true")
 
 
-@pytest.mark.parametrize(
-    ("settings", "groups", "rule", "options"),
-    [
-        ([], ALL, Adagrad(), {}),
-        (["name=sparse_adam"], ALL, Adam(), {}),
-        (["name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", *DECOUPLED], ALL,
-         Adam(betas=(0.8, 0.999), eps=1e-6), {"weight_decay": 0.01, "decoupled_weight_decay": True}),
-        # Relations are a group of their own where rule or learning rate differ.
-        (["relations.name=sparse_adagrad", "relations.lr=0.1"], ALL, Adagrad(), {}),
-        (["relations.lr=0.02"], [ENTITIES, {"params": ["r"], "lr": 0.02}], Adagrad(), {}),
-        (["name=row_adagrad", "relations={name: sparse_adam, betas: [0.9, 0.9]}", "weight_decay=0.1"],
-         [ENTITIES, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}], RowWiseAdagrad(),
-         {"weight_decay": 0.1}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "groups", "rule", "options"), [
+    ([], ALL, Adagrad(), {}),
+    (["name=sparse_adam"], ALL, Adam(), {}),
+    (["name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", *DECOUPLED], ALL,
+     Adam(betas=(0.8, 0.999), eps=1e-6), {"weight_decay": 0.01, "decoupled_weight_decay": True}),
+    # Relations are a group of their own where rule or learning rate differ.
+    (["relations.name=sparse_adagrad", "relations.lr=0.1"], ALL, Adagrad(), {}),
+    (["relations.lr=0.02"], [ENTITIES, {"params": ["r"], "lr": 0.02}], Adagrad(), {}),
+    (["name=row_adagrad", "relations={name: sparse_adam, betas: [0.9, 0.9]}", "weight_decay=0.1"],
+     [ENTITIES, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}], RowWiseAdagrad(),
+     {"weight_decay": 0.1}),
+])  # fmt: skip
 def test_the_optimizer_is_made_as_configured(settings, groups, rule, options, monkeypatch) -> None:
     monkeypatch.setattr(
         tables, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options)

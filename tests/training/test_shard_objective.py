@@ -200,16 +200,13 @@ def test_any_loss_equals_its_own_call_in_float64(loss, bounds, most_answers, smo
 STAGED = ComputeDevice("cpu_staged")
 
 
-@pytest.mark.parametrize(
-    ("score_function", "kind", "kept_bytes"),
-    [
-        pytest.param("transe_l1", SOFTMAX, 0, id="none kept"),
-        pytest.param("transe_l2", BCE, 4 * DIM * 20, id="some kept"),
-        pytest.param("rotate", SOFTMAX, 1 << 20, id="all kept"),
-        pytest.param("complex", SOFTMAX, 4 * DIM * 20, id="some of products kept"),
-        pytest.param("complex", BCE, 0, id="no products kept"),
-    ],
-)
+@pytest.mark.parametrize(("score_function", "kind", "kept_bytes"), [
+    pytest.param("transe_l1", SOFTMAX, 0, id="none kept"),
+    pytest.param("transe_l2", BCE, 4 * DIM * 20, id="some kept"),
+    pytest.param("rotate", SOFTMAX, 1 << 20, id="all kept"),
+    pytest.param("complex", SOFTMAX, 4 * DIM * 20, id="some of products kept"),
+    pytest.param("complex", BCE, 0, id="no products kept"),
+])  # fmt: skip
 def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)

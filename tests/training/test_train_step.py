@@ -77,15 +77,12 @@ def test_alone_neither_tables_in_files_nor_waiting_change_a_bit(tmp_path: Path, 
     assert_same_tables(*rows)
 
 
-@pytest.mark.parametrize(
-    ("num_machines", "sets", "exchanges"),
-    [
-        (1, ["training.staleness=1", "training.wire=bfloat16"], []),
-        (2, [], [(torch.float32, 0)]),
-        (2, ["training.staleness=1", "training.wire=bfloat16"], [(torch.bfloat16, 1)]),
-        (2, ["training.lookup=kvstore"], []),
-    ],
-)
+@pytest.mark.parametrize(("num_machines", "sets", "exchanges"), [
+    (1, ["training.staleness=1", "training.wire=bfloat16"], []),
+    (2, [], [(torch.float32, 0)]),
+    (2, ["training.staleness=1", "training.wire=bfloat16"], [(torch.bfloat16, 1)]),
+    (2, ["training.lookup=kvstore"], []),
+])  # fmt: skip
 def test_several_machines_exchange_rows_unless_told_otherwise(num_machines, sets, exchanges):
     job_tables: Any = mock.Mock()
     choose_lookup(load_config(None, ["dataset=toy", *sets]), job_tables, num_machines)

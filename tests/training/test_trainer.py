@@ -260,14 +260,11 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
     assert saved.config["evaluation"]["split"] == "valid"
 
 
-@pytest.mark.parametrize(
-    ("mark", "others", "words"),
-    [
-        (7, (0, 8), r"order of its machines, .*\(checksum 7, here {}\): finish the epoch on the partitions"),
-        # Begun on one machine, or by a version that had no other order.
-        (0, (5,), "order of the whole graph, .*; allowed: sampling.order global, at least until the epoch's"),
-    ],
-)
+@pytest.mark.parametrize(("mark", "others", "words"), [
+    (7, (0, 8), r"order of its machines, .*\(checksum 7, here {}\): finish the epoch on the partitions"),
+    # Begun on one machine, or by a version that had no other order.
+    (0, (5,), "order of the whole graph, .*; allowed: sampling.order global, at least until the epoch's"),
+])  # fmt: skip
 def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
     def life(mark: int, *settings: str) -> ToyRun:
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
