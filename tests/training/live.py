@@ -82,9 +82,7 @@ def assert_same_tables(got: Any, expected: Any, rtol: float = 0.0, atol: float =
         np.testing.assert_allclose(got[name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
-def assert_same(
-    got: Run, expected: Run, rtol: float = 0.0, atol: float = 0.0, loss_rtol: float = 0.0
-) -> None:
+def assert_same(got: Run, expected: Run, rtol=0.0, atol=0.0, loss_rtol=0.0) -> None:
     """Compare losses and tables of :func:`trained`; ``loss_rtol`` is the relative tolerance of losses."""
     assert len(expected[0]) > 5
     np.testing.assert_allclose(got[0], expected[0], rtol=loss_rtol)
@@ -153,19 +151,15 @@ def ranking(trainer: Trainer) -> dict[str, Any]:
     return dataclasses.replace(trainer.evaluate("test"), loss=None).to_dict()
 
 
-def loss_against_all(
-    trainer: Trainer, batch: Any, rows: Rows, query: Callable[..., torch.Tensor]
-) -> torch.Tensor:
+def loss_against_all(trainer: Trainer, batch: Any, rows: Rows, query: Callable) -> torch.Tensor:
     """Return the summed softmax loss of a batch of triples among all entities, by node id."""
     total = torch.zeros((), dtype=torch.float64)
     for group in trainer._train_step.objective.plan(batch).groups:
         heads, tails = rows[group.lhs], rows[group.rhs]
         relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
         h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
-        for side, anchors, candidates, answers in (
-            (Side.TAIL, heads[h], tails, t),
-            (Side.HEAD, tails[t], heads, h),
-        ):
+        directions = (Side.TAIL, heads[h], tails, t), (Side.HEAD, tails[t], heads, h)
+        for side, anchors, candidates, answers in directions:
             scores = query(anchors, relations, side) @ candidates.T
             total = total + functional.cross_entropy(scores, answers, reduction="sum")
     return total

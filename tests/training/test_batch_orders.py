@@ -122,11 +122,9 @@ def test_order_of_buckets(tmp_path: Path, buckets: str, share: float) -> None:
 def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     size: Any = SimpleNamespace(parts=[None] * 4)
     sets = ["training.batch_size=4000", "negatives.chunk_size=1000", "negatives.num_uniform=100"]
-    counts = [
-        batch_rows(load_config(None, ["dataset=x", *sets, f"sampling.order={order}"]), 4, size)[0]
-        for order in ("machine", "global")
-    ]
-    assert counts == [2 * 1000 + 100, 2 * 1000 + 400]
+    for order, count in (("machine", 2 * 1000 + 100), ("global", 2 * 1000 + 400)):
+        config = load_config(None, ["dataset=x", *sets, f"sampling.order={order}"])
+        assert batch_rows(config, 4, size)[0] == count
     part: Any = SimpleNamespace(num_edges=50)
     held_out = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
     assert [order_bytes(held_out, part, num_machines) for num_machines in (4, 1)] == [200, 0]

@@ -17,6 +17,7 @@ from dglkge.model.choices import OPTIMIZERS
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
 from tests.training.live import assert_same_tables, dense_rows, opened, ranking, settings, train, trained
+from tests.training.test_entity_dimensions import scores
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
@@ -96,8 +97,9 @@ def test_several_operators_train_as_autograd_in_float64(objective, comparator, r
                 queries = carried(operators[r], for_tail, heads)
             else:
                 answers = carried(operators[r], for_tail, rhs)
-            terms.append(cross_entropy(comparator, queries, answers, t))
-            terms.append(cross_entropy(comparator, carried(operators[r], for_head, tails), lhs, h))
+            terms.append(functional.cross_entropy(scores(comparator, queries, answers), torch.tensor(t)))
+            for_heads = scores(comparator, carried(operators[r], for_head, tails), lhs)
+            terms.append(functional.cross_entropy(for_heads, torch.tensor(h)))
         loss = torch.stack(terms).sum()
         (loss / len(triples)).backward()
         assert got_loss == pytest.approx(loss.item(), rel=1e-4)
@@ -120,13 +122,3 @@ def carried(operator: str, row: torch.Tensor, entities: torch.Tensor) -> torch.T
         return entities @ row[: dim * dim].view(dim, dim).T + row[dim * dim : dim * dim + dim]
     products = torch.complex(*entities.chunk(2, dim=1)) * torch.complex(*row[:dim].chunk(2))
     return torch.cat([products.real, products.imag], dim=1)
-
-
-def cross_entropy(comparator: str, query: torch.Tensor, rows: torch.Tensor, answer: int) -> torch.Tensor:
-    if comparator == "dot":
-        scores = (query * rows).sum(1)
-    elif comparator == "cos":
-        scores = functional.cosine_similarity(query, rows)
-    else:
-        scores = -(query - rows).norm(dim=1)
-    return functional.cross_entropy(scores, torch.tensor(answer))

@@ -242,7 +242,6 @@ def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, 
 
 
 def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> None:
-    """Its ranking comes with the next batches, of which there are then none."""
     run = life(tmp_path, [0.3, 0.2, 0.1])
     epochs = []
     for _ in range(5):
@@ -259,7 +258,6 @@ def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("stop", [(0, 0), (1, 1), (1, NUM_BATCHES - 1), (3, NUM_BATCHES - 2)])
 def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: tuple[int, int]) -> None:
-    """The patience, the best version and the learning rates of all lives together are those of one."""
     scores = [0.1, 0.3, 0.2, 0.25]
     whole = life(tmp_path / "whole", scores).finish(9)
     first = life(tmp_path / "parts", scores)

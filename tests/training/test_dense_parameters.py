@@ -185,18 +185,11 @@ def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
     assert torch.equal(layer.weight, before)
 
 
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1)),
-         "the layer 1 of the score function Own is a Dropout, whose result depends on how"),
-        (torch.nn.Sequential(torch.nn.BatchNorm1d(4)),
-         "the layer 0 of the score function Own is a BatchNorm1d, whose result depends on how"),
-        (torch.nn.Linear(4, 4).bfloat16(),
-         "the parameter weight of the score function Own is torch.bfloat16; allowed: torch.float32"),
-    ],
-    ids=["dropout", "batch norm", "bfloat16"],
-)  # fmt: skip
+@pytest.mark.parametrize(("module", "words"), [
+    (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1)), "layer 1 of .* is a Dropout, whose"),
+    (torch.nn.Sequential(torch.nn.BatchNorm1d(4)), "the layer 0 of .* is a BatchNorm1d, whose result"),
+    (torch.nn.Linear(4, 4).bfloat16(), "parameter weight of .* is torch.bfloat16; allowed: torch.float32"),
+], ids=["dropout", "batch norm", "bfloat16"])  # fmt: skip
 def test_refused_modules(module: torch.nn.Module, words: str) -> None:
     class Own(DenseScore):
         def build_module(self, dim: int, seed: int) -> torch.nn.Module:

@@ -80,9 +80,7 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: values.detach().clone() for name, values in trainer._job.dense.module.named_parameters()}
 
 
-def projected(
-    weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: Callable = torch.relu
-) -> torch.Tensor:
+def projected(weights: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation=torch.relu):
     rows, number = vectors, 0
     while f"features.{name}.{number}.weight" in weights:
         weight, bias = (weights[f"features.{name}.{number}.{part}"] for part in ("weight", "bias"))
@@ -364,15 +362,6 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
         with live.opened(config):
             pass
     assert "\n" not in str(caught.value)
-
-
-def test_a_run_without_features_has_no_rows_for_new_entities(tmp_path: Path) -> None:
-    run = dglkge.open_run(trained({}, tmp_path / "run", "dense.lr=0.001"))
-    with pytest.raises(InputError, match="was trained without features"):
-        run.with_new_entities(["ada"], np.zeros((1, 3)), "person")
-    # Rows that are given are no matter of features.
-    more = run.checkpoint.with_new_rows({"person": (["ada"], torch.ones(1, DIM))})
-    assert torch.equal(more["person"]["ada"], torch.ones(DIM)) and len(run.tables["person"]) == 40
 
 
 def test_the_plan_counts_the_vectors(tmp_path: Path, files: dict[str, Path]) -> None:

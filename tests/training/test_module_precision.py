@@ -121,14 +121,10 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @needs_float16
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("training.objective=one_vs_all", "model.score_function=transformer"),
-        ("model.score_function={name: conve, channels: 2}", "model.dimension=9", "optimizer.clip_norm=0.1"),
-    ],
-    ids=["one vs all", "sampled and clipped"],
-)
+@pytest.mark.parametrize("more", [
+    ("training.objective=one_vs_all", "model.score_function=transformer"),
+    ("model.score_function={name: conve, channels: 2}", "model.dimension=9", "optimizer.clip_norm=0.1"),
+], ids=["one vs all", "sampled and clipped"])  # fmt: skip
 def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str, ...]) -> None:
     folder, settings = tmp_path / "run", ("dense.autocast=float16", "training.num_epochs=2", *more)
     with opened(folder, *settings) as trainer:

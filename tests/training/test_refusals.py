@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -221,9 +221,9 @@ def test_neighbours_of_refused_settings_are_taken() -> None:
 def plan_error(tmp_path: Path, call: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     (tmp_path / "config.yaml").write_text("seed: 1\n")
 
-    def run_plan(*settings: str, options: Sequence[str] = ()) -> str:
+    def run_plan(*settings: str) -> str:
         sets = [word for setting in settings for word in ("--set", setting)]
-        status, _, error = call("plan", tmp_path / "config.yaml", *sets, *options)
+        status, _, error = call("plan", tmp_path / "config.yaml", *sets)
         assert status == 2
         return error
 

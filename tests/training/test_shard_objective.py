@@ -213,10 +213,9 @@ def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     case, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model(score_function, DIM, True).compare_plainly
-    on_device, on_host = (
-        [AutogradShard(objective, compare, **options) for _ in THREE_SHARDS[1:]]
-        for options in ({"device": STAGED, "kept_bytes": kept_bytes}, {})
-    )
+    staged = {"device": STAGED, "kept_bytes": kept_bytes}
+    on_device = [AutogradShard(objective, compare, **staged) for _ in THREE_SHARDS[1:]]
+    on_host = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
     got = check(case, objective, on_device, THREE_SHARDS, score_function, rtol=1e-4)
     assert_same(got, run(case, objective, on_host, THREE_SHARDS))
     # The same shards again: nothing of the step before may be left.

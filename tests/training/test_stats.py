@@ -70,9 +70,8 @@ def test_lines_have_means_over_the_triples_of_all_trainers_and_the_memory_of_eac
     for rank in (1, 0):
         assert not (tmp_path / "stats.jsonl").exists()  # other ranks write nothing
         statistics = statistics_of(TwoTrainers(World(rank, 2, rank, 2), graph=None), tmp_path, 3, 40)
-        flags = [
-            statistics.count(batch + 1, step(float(batch)), 10, (batch // 20) << 32) for batch in range(40)
-        ]
+        counted = (statistics.count(n + 1, step(float(n)), 10, (n // 20) << 32) for n in range(40))
+        flags = list(counted)
         statistics.close()
     # Those of the batch of a report, and the other trainer's 1.
     assert flags == 10 * [None, 1] + 10 * [None, (1 << 32) + 1]
