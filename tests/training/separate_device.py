@@ -143,7 +143,7 @@ def main() -> None:
 
     with mock.patch.object(computing.devices, "open_device", opened):
         for number, case in enumerate(sys.argv[2:]):
-            folder, sets = Path(sys.argv[1]) / str(number), [*case.split(), "training.batch_size=40"]
+            folder, sets = Path(sys.argv[1]) / str(number), ["training.batch_size=40", *case.split()]
             on_host = [setting for setting in sets if not setting.startswith("tables.storage")]
             losses, tables, _ = trained(folder / "host", "reference", *on_host)
             staged = trained(folder / "device", "reference", "training.device=cpu_staged", *sets)

@@ -92,9 +92,9 @@ CASES = (
     "model.score_function=rescal regularizer.name=dura regularizer.weight=0.1",
     "model.entity_dropout=0.2 model.relation_dropout=0.1",
     "model.global_vectors=true model.reciprocal_relations=false",
-    "sampling.num_ranges=2 negatives.num_for_heads=5",
+    "sampling.num_ranges=2 negatives.num_for_heads=5 training.synchronous=false",
     "model.score_function=tucker optimizer.clip_norm=0.5",
-    "negatives.name=all_entities training.synchronous=false loss.reduction=sum loss.name=margin_ranking",
+    "negatives.name=all_entities model.init_scale=0.1 loss.reduction=sum loss.name=margin_ranking",
 )
 
 OBJECTIVES = (
@@ -177,7 +177,8 @@ def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
 def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     """Training in every objective, and the ranking after it; bit by bit but where sums have another order."""
     dense = "model.score_function=tucker optimizer.clip_norm=0.5"
-    times = f"dataset={temporal_dataset()} model.score_function.name=tntcomplex model.relation_dropout=0.1"
+    times = f"dataset={temporal_dataset()} model.score_function.name=tntcomplex model.relation_dropout=0.1 "
+    times += "training.batch_size=20"
     on_device = [f"tables.storage=device {more}".strip() for more in ("", dense, times)]
     cases = [*CASES, *OBJECTIVES, *on_device]
     command = [sys.executable, "-m", "tests.training.separate_device", str(tmp_path), *cases]

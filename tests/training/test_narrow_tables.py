@@ -99,7 +99,8 @@ def test_tables_take_what_is_planned(dtype: str, share: float, tmp_path: Path) -
             for state in trainer.optimizer.state_tensors(table.embedding).values()
         ]
     assert table_bytes(part, config) == sum(rows.values())
-    assert state_bytes(part, config) == sum(num_bytes for num_bytes, _ in states)
+    # A number for each relation does not fill a page.
+    assert state_bytes(part, config) == sum(-(-num_bytes // 4096) * 4096 for num_bytes, _ in states)
     assert {state_dtype for _, state_dtype in states} == {torch.float32}
     num_entities = sum(num for name, num in part.num_rows.items() if name != RELATION)
     assert sum(rows.values()) - rows[RELATION] == share * 4 * 2048 * num_entities
