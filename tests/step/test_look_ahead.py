@@ -42,18 +42,11 @@ class Parts:
         self.calls.append(f"announce {plan.number}")
 
 
-ALL_AHEAD = "batch 1, plan 1, announce 1, batch 2, plan 2, announce 2, begin 1, begin 2"
-
-
-@pytest.mark.parametrize(
-    ("num_ahead", "calls"),
-    [
-        (0, "begin 1, batch 1, plan 1, begin 2, batch 2, plan 2"),
-        (1, "batch 1, plan 1, announce 1, begin 1, batch 2, plan 2, announce 2, begin 2"),
-        (2, ALL_AHEAD),
-        (9, ALL_AHEAD),
-    ],
-)
+@pytest.mark.parametrize(("num_ahead", "calls"), [
+    (0, "begin 1, batch 1, plan 1, begin 2, batch 2, plan 2"),
+    (1, "batch 1, plan 1, announce 1, begin 1, batch 2, plan 2, announce 2, begin 2"),
+    (9, "batch 1, plan 1, announce 1, batch 2, plan 2, announce 2, begin 1, begin 2"),
+])  # fmt: skip
 def test_each_batch_is_made_and_planned_once(num_ahead: int, calls: str) -> None:
     """While the batch that many places before computes, and begun when the loop asks for it."""
     parts: Any = Parts(num_ahead)

@@ -24,7 +24,6 @@ def reduced(name, reduction):
 
 
 def losses_of(name):
-    """Return a loss with every reduction that it takes."""
     if name == "self_adversarial":
         options = ((0.0, 1.0), (9.0, 0.5), (2.0, 0.0))
         own = [build_loss(name, margin=margin, adversarial_temperature=value) for margin, value in options]
@@ -53,7 +52,6 @@ def values_and_gradients(loss, positive, negative, ignored, dtype, labels=None):
 
 @each_loss
 def test_values_and_gradients_equal_autograd_in_float64(name):
-    """With confidences of true answers as labels, too, where a loss takes them."""
     shapes = [(1, 1), (7, 3), (5, 200), (3, 0), (0, 3)]
     for loss, scale, shape in itertools.product(losses_of(name), [0.01, 1.0, 30.0, 1000.0], shapes):
         positive, negative, ignored = draw(*shape, scale)
@@ -77,10 +75,9 @@ def test_ignored_scores_do_not_count_whatever_they_are(name):
     changed = negative.clone()
     changed[:, 3] = torch.tensor([1e6, float("nan"), float("inf"), -5.0])
     for loss in losses_of(name):
-        computed, expected = (
-            values_and_gradients(with_loops(loss), positive, scores, ignored, torch.float32)
-            for scores in (changed, negative)
-        )
+        loops = with_loops(loss)
+        computed = values_and_gradients(loops, positive, changed, ignored, torch.float32)
+        expected = values_and_gradients(loops, positive, negative, ignored, torch.float32)
         torch.testing.assert_close(computed, expected, rtol=0, atol=0)
         assert (computed[2][ignored] == 0).all()
         # All negatives of query 2 are ignored: its loss is a number.

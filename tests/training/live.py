@@ -29,7 +29,6 @@ Run = tuple[list[float], dict[str, np.ndarray], Any]
 
 
 def settings(dataset: Path, run: Path, *more: str) -> list[str]:
-    """Return the settings of a small run; those that come later win."""
     uniform = [] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]
     return [
         *(f"dataset={dataset}", f"output={run}", "model.dimension=8", "model.init_scale=0.3"),
@@ -39,7 +38,6 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
 
 
 def stats_lines(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's statistics."""
     return [json.loads(line) for line in (run / "stats.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -56,14 +54,12 @@ def opened(config: dglkge.Config) -> Iterator[Trainer]:
 
 
 def batches_of(trainer: Trainer, until: int) -> Iterator[tuple[int, Any]]:
-    """Yield epochs and batches of the usual loops."""
     for epoch in dglkge.remaining_epochs_until(until):
         for batch in trainer.batches():
             yield epoch, batch
 
 
 def train(trainer: Trainer, until: int) -> list[float]:
-    """Run the usual loops; return the losses of all batches."""
     return [trainer.step(batch) for _, batch in batches_of(trainer, until)]
 
 
@@ -86,9 +82,7 @@ def assert_same_tables(got: Any, expected: Any, rtol: float = 0.0, atol: float =
         np.testing.assert_allclose(got[name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
-def assert_same(
-    got: Run, expected: Run, rtol: float = 0.0, atol: float = 0.0, loss_rtol: float = 0.0
-) -> None:
+def assert_same(got: Run, expected: Run, rtol=0.0, atol=0.0, loss_rtol=0.0) -> None:
     """Compare losses and tables of :func:`trained`; ``loss_rtol`` is the relative tolerance of losses."""
     assert len(expected[0]) > 5
     np.testing.assert_allclose(got[0], expected[0], rtol=loss_rtol)
@@ -96,7 +90,6 @@ def assert_same(
 
 
 def rows_by_node(trainer: Trainer) -> Rows:
-    """Return copies of all rows by node id."""
     return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
 
 
@@ -133,10 +126,7 @@ def assert_resumes(
     *more: str,
     after_one: Callable[[Rows], None] = lambda half_way: None,
 ) -> Rows:
-    """Hold that a restart after the first of two epochs changes no bit, and that files rank as live rows do.
-
-    ``after_one`` gets the state after the first epoch, when its version is the newest. Returns the last one.
-    """
+    """Hold that a restart after the first epoch changes no bit, and that files rank as live rows do."""
     with opened(folder, *more) as trainer:
         train(trainer, 1)
         half_way = {**rows_by_node(trainer), **state(trainer)}
@@ -161,22 +151,15 @@ def ranking(trainer: Trainer) -> dict[str, Any]:
     return dataclasses.replace(trainer.evaluate("test"), loss=None).to_dict()
 
 
-def loss_against_all(
-    trainer: Trainer, batch: Any, rows: Rows, query: Callable[..., torch.Tensor]
-) -> torch.Tensor:
-    """Return the summed softmax loss of a batch of triples among all entities, by node id.
-
-    ``query(anchors, relations, side)`` is what the inner product compares with the candidates.
-    """
+def loss_against_all(trainer: Trainer, batch: Any, rows: Rows, query: Callable) -> torch.Tensor:
+    """Return the summed softmax loss of a batch of triples among all entities, by node id."""
     total = torch.zeros((), dtype=torch.float64)
     for group in trainer._train_step.objective.plan(batch).groups:
         heads, tails = rows[group.lhs], rows[group.rhs]
         relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
         h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
-        for side, anchors, candidates, answers in (
-            (Side.TAIL, heads[h], tails, t),
-            (Side.HEAD, tails[t], heads, h),
-        ):
+        directions = (Side.TAIL, heads[h], tails, t), (Side.HEAD, tails[t], heads, h)
+        for side, anchors, candidates, answers in directions:
             scores = query(anchors, relations, side) @ candidates.T
             total = total + functional.cross_entropy(scores, answers, reduction="sum")
     return total

@@ -48,7 +48,6 @@ def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 
 def sharded(settings: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple[Module, DenseParameters]:
-    """Return parameters of which this rank has slices."""
     module, rank = Module(dist.get_rank()), dist.get_rank()
     make = functools.partial(dense_optimizer, settings)
     dense = DenseParameters(module, make, DeviceGroups(60), rank == 0, clip_value, shards_in=folder)
@@ -110,7 +109,6 @@ def check_failures(folder: Path) -> None:
 
 
 def check_storage_error(dense: DenseParameters, words: str) -> None:
-    """Hold that rank 0 tells an error, and that no rank waits for it."""
     is_writer = dist.get_rank() == 0
     with pytest.raises(StorageError, match=words) if is_writer else contextlib.nullcontext():
         dense.state_dict()
@@ -118,7 +116,6 @@ def check_storage_error(dense: DenseParameters, words: str) -> None:
 
 
 def main() -> None:
-    """Run all checks as one rank."""
     rank, size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     dense_shards.BLOCK_NUMBERS = 5
     start_process_group(("127.0.0.1", port), rank, size, 60)

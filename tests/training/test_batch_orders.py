@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import UserDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +13,20 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
 
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
+from dglkge.embeddings.mapped_rows import MappedRows, is_on_disk
 from dglkge.planning.memory import batch_rows, order_bytes
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, MachineBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training.building import batches as batch_building
 from dglkge.training.building.batches import build_bucket_batches, build_edge_batches, configured_order
 from dglkge.typing import RELATION
+from tests.sampling.toy_buckets import NUM_TRIPLES, toy_buckets, toy_trainers
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -49,7 +55,6 @@ def build(
 
 
 def build_all(folder: Path, output: Path, num_trainers: int, *settings: str) -> list[EdgeBatches]:
-    """Build those of all trainers of two machines, which add what each of them gives."""
     shares: list[np.ndarray] = []
     places = [(part, trainer, num_trainers) for part in range(NUM_PARTS) for trainer in range(num_trainers)]
     for place in places:
@@ -59,7 +64,6 @@ def build_all(folder: Path, output: Path, num_trainers: int, *settings: str) -> 
 
 
 def mark_of(trainers: Sequence[EdgeBatches]) -> int:
-    """Return the mark of the order, the same on all trainers."""
     (mark,) = {trainer.order_mark for trainer in trainers}
     assert 0 < mark < 1 << 63
     return mark
@@ -118,18 +122,13 @@ def test_order_of_buckets(tmp_path: Path, buckets: str, share: float) -> None:
 def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     size: Any = SimpleNamespace(parts=[None] * 4)
     sets = ["training.batch_size=4000", "negatives.chunk_size=1000", "negatives.num_uniform=100"]
-    counts = [
-        batch_rows(load_config(None, ["dataset=x", *sets, f"sampling.order={order}"]), 4, size)[0]
-        for order in ("machine", "global")
-    ]
-    assert counts == [2 * 1000 + 100, 2 * 1000 + 400]
+    for order, count in (("machine", 2 * 1000 + 100), ("global", 2 * 1000 + 400)):
+        config = load_config(None, ["dataset=x", *sets, f"sampling.order={order}"])
+        assert batch_rows(config, 4, size)[0] == count
     part: Any = SimpleNamespace(num_edges=50)
-    for settings, num_machines, num_bytes in (
-        (["evaluation.held_out.fraction=0.1"], 4, 200),
-        (["evaluation.held_out.fraction=0.1"], 1, 0),
-        ([], 4, 0),
-    ):
-        assert order_bytes(load_config(None, ["dataset=x", *settings]), part, num_machines) == num_bytes
+    held_out = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
+    assert [order_bytes(held_out, part, num_machines) for num_machines in (4, 1)] == [200, 0]
+    assert order_bytes(load_config(None, ["dataset=x"]), part, 4) == 0
 
 
 @pytest.mark.parametrize("sets", [[range(40)], [range(10, 30), np.arange(41, 110, 9)]])
@@ -161,3 +160,38 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     assert max(taken) <= 7 and sum(taken) == sum(map(len, sets))
     queries: Any = SimpleNamespace(order=order)  # every row is trained
     assert batch_building.touched_rows(job, queries) is None
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_triples_are_dropped_from_memory_where_tables_do_not_fit(fits, tmp_path, monkeypatch):
+    if not is_on_disk(str(tmp_path)):
+        pytest.skip(f"{tmp_path} is in memory; set TMPDIR to a folder on a disk")
+    (machine,) = toy_buckets(1, 4)
+    columns = (machine.table.triple_ids, machine.table.edges, machine.table.weights)
+    files = [str(tmp_path / f"{number}.npy") for number in range(3)]
+    for path, array in zip(files, columns):
+        np.save(path, array)
+    machine = replace(machine, table=EdgeTable(*(np.load(path, mmap_mode="r") for path in files)))
+    (batches,) = toy_trainers(1, 1, 4, batch_size=20, machines=[machine])
+    rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
+    tables = UserDict(dict.fromkeys(["person", "place"], SimpleNamespace(local_rows=rows, embedding=None)))
+    tables.entity_types = ["person", "place"]
+    closing, world = contextlib.ExitStack(), SimpleNamespace(is_machine_leader=True)
+    cluster = SimpleNamespace(world=world, sum=lambda numbers: numbers, on_exit=closing.callback)
+    job: Any = SimpleNamespace(tables=tables, cluster=cluster, optimizer_state=lambda name: {})
+    monkeypatch.setattr(batch_building, "available_memory", lambda: 1 << 40 if fits else 0)
+    dropped, drop = set(), MappedRows.drop
+
+    def noted(mapped: MappedRows, *piece: int) -> None:
+        dropped.update(file.path for file in mapped._files)
+        drop(mapped, *piece)
+
+    monkeypatch.setattr(MappedRows, "drop", noted)
+    trained = []
+    with closing:
+        batch_building.prefetch_ranges(job, batches)
+        for index in range(len(batches)):
+            batches.begin(0, index)
+            trained.append(batches.batch(0, index).triple_ids)
+    assert sorted(np.concatenate(trained).tolist()) == list(range(NUM_TRIPLES))
+    assert dropped & {*files} == (set() if fits else {*files})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +11,13 @@ from torch.nn import functional
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.data.dataset import Dataset
-from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.exports.import_tables import import_tables
 from dglkge.model.choices import OPTIMIZERS
-from dglkge.training.building.checks import check_dataset
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
 from tests.training.live import assert_same_tables, dense_rows, opened, ranking, settings, train, trained
+from tests.training.test_entity_dimensions import scores
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
@@ -71,7 +68,6 @@ OWN = {"lives_in": "translation", "near": "affine", "knows": "complex_diagonal"}
 @pytest.mark.parametrize("comparator", ["dot", "cos", "l2"])
 @pytest.mark.parametrize("reciprocal", [False, True])
 def test_several_operators_train_as_autograd_in_float64(objective, comparator, reciprocal, tmp_path):
-    """All triples in each step against all entities, by torch's Adagrad."""
     named = "{" + ", ".join(f"{relation}: {operator}" for relation, operator in OWN.items()) + "}"
     more = (f"model.score_function=diagonal+translation+affine+complex_diagonal_{comparator}", objective)
     more += (f"model.relation_operators={named}", f"model.reciprocal_relations={reciprocal}")
@@ -101,8 +97,9 @@ def test_several_operators_train_as_autograd_in_float64(objective, comparator, r
                 queries = carried(operators[r], for_tail, heads)
             else:
                 answers = carried(operators[r], for_tail, rhs)
-            terms.append(cross_entropy(comparator, queries, answers, t))
-            terms.append(cross_entropy(comparator, carried(operators[r], for_head, tails), lhs, h))
+            terms.append(functional.cross_entropy(scores(comparator, queries, answers), torch.tensor(t)))
+            for_heads = scores(comparator, carried(operators[r], for_head, tails), lhs)
+            terms.append(functional.cross_entropy(for_heads, torch.tensor(h)))
         loss = torch.stack(terms).sum()
         (loss / len(triples)).backward()
         assert got_loss == pytest.approx(loss.item(), rel=1e-4)
@@ -125,48 +122,3 @@ def carried(operator: str, row: torch.Tensor, entities: torch.Tensor) -> torch.T
         return entities @ row[: dim * dim].view(dim, dim).T + row[dim * dim : dim * dim + dim]
     products = torch.complex(*entities.chunk(2, dim=1)) * torch.complex(*row[:dim].chunk(2))
     return torch.cat([products.real, products.imag], dim=1)
-
-
-def cross_entropy(comparator: str, query: torch.Tensor, rows: torch.Tensor, answer: int) -> torch.Tensor:
-    """Return the softmax loss of one query, by the definition of a comparator."""
-    if comparator == "dot":
-        scores = (query * rows).sum(1)
-    elif comparator == "cos":
-        scores = functional.cosine_similarity(query, rows)
-    else:
-        scores = -(query - rows).norm(dim=1)
-    return functional.cross_entropy(scores, torch.tensor(answer))
-
-
-MIXED = "model.score_function=diagonal+translation_cos"
-
-
-@pytest.mark.parametrize(
-    ("named", "problem"),
-    [
-        ("{near: linear}", "model.relation_operators has near: linear, and model.score_function is diagonal"),
-        ("{nea: diagonal}", "unknown relation 'nea'; did you mean 'near'?"),
-    ],
-)
-def test_names_that_do_not_fit_the_data_set_are_refused(named: str, problem: str) -> None:
-    dataset = toy_dataset(typed=True)
-    config = load_config(None, [f"dataset={dataset}", MIXED, f"model.relation_operators={named}"])
-    with pytest.raises(InputError) as caught:
-        check_dataset(config, Dataset.open(dataset))
-    assert str(caught.value).startswith(problem) and "\n" not in str(caught.value)
-
-
-def test_a_warm_start_takes_rows_of_the_same_operators_only(tmp_path: Path) -> None:
-    """Relations of the checkpoint are matched by name, and so are their operators."""
-    named = "model.relation_operators={near: translation, knows: translation}"
-    base = settings(toy_dataset(typed=True), tmp_path / "first", MIXED, named, "training.num_epochs=1")
-    with opened(load_config(None, base)) as trainer:
-        train(trainer, 1)
-        trained_rows = dense_rows(trainer)
-    base += [f"output={tmp_path / 'second'}", f"checkpoint.init_path={tmp_path / 'first'}"]
-    with opened(load_config(None, base)) as trainer:
-        assert torch.equal(dense_rows(trainer)["relation"], trained_rows["relation"])
-    other = load_config(None, [*base, f"output={tmp_path / 'third'}", named.replace("near", "lies_in")])
-    words = "has the operator diagonal for the relation 'lies_in', this"
-    with pytest.raises(CheckpointError, match=words), opened(other):
-        pass

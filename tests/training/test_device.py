@@ -1,7 +1,4 @@
-"""Devices (``training.device``) and tables on them (``tables.storage: device``), against the path of the CPU.
-
-The CPU is in the place of a GPU, or a device whose tensors the host cannot read.
-"""
+"""Devices and tables on them, against the path of the CPU, which is in the place of a GPU, too."""
 
 from __future__ import annotations
 
@@ -32,58 +29,42 @@ from dglkge.step.rows import StagedStore, Transforms
 from dglkge.training.building import computing, tables
 from tests.model.regularizer_by_name import build_regularizer
 from tests.toy_kg import REPOSITORY, temporal_dataset, toy_dataset
-from tests.training.live import (
-    assert_same,
-    assert_same_tables,
-    opened,
-    rows_by_node,
-    settings,
-    train,
-    trained,
-)
+from tests.training import live
+from tests.training.live import assert_same, assert_same_tables, opened, settings, train, trained
 from tests.training.test_dot_softmax import DIM, Case, MemoryTables, Table
 
 STAGED = "training.device=cpu_staged"
-
 STAND_IN = ComputeDevice("cpu_staged")
 
 
 def computed(
-    name: str,
-    loss_name: str,
-    device: ComputeDevice,
-    dtype: torch.dtype = torch.float32,
-    has_ranges: bool = False,
-    **options: Any,
+    name: str, loss_name: str, device: ComputeDevice, has_ranges: bool, **options: Any
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss of a batch of weighted edges, and the gradients of its rows, summed by id."""
     penalty, loss = build_regularizer("lp", 0.1), build_loss(loss_name)
     case = Case(name, regularizer=penalty, has_ranges=has_ranges, loss=loss)
-    objective = case.objective(AutogradLoss, computation=Computation(device, dtype, **options))
+    objective = case.objective(AutogradLoss, computation=Computation(device, **options))
     return case.run(objective, device)
 
 
 # A loss sees nothing but scores: one score function has all.
-@pytest.mark.parametrize(
-    ("name", "loss", "has_ranges"),
-    [
-        *((name, "softmax", False) for name in sorted(SCORE_FUNCTIONS)),
-        *(("rotate", "self_adversarial", False), ("rotate", "margin_ranking", False)),
-        ("transe_l1", "self_adversarial", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "loss", "has_ranges"), [
+    *((name, "softmax", False) for name in sorted(SCORE_FUNCTIONS)),
+    *(("rotate", "self_adversarial", False), ("rotate", "margin_ranking", False)),
+    ("transe_l1", "self_adversarial", True),
+])  # fmt: skip
 def test_gradients_equal_those_of_the_cpu(name, loss, has_ranges, monkeypatch):
-    expected_loss, expected = computed(name, loss, HOST, has_ranges=has_ranges, is_reference=True)
-    staged_loss, staged = computed(name, loss, STAND_IN, has_ranges=has_ranges, is_reference=True)
+    expected_loss, expected = computed(name, loss, HOST, has_ranges, is_reference=True)
+    staged_loss, staged = computed(name, loss, STAND_IN, has_ranges, is_reference=True)
     assert staged_loss == expected_loss
     # One by one where a relation's row is requested once for a group; the sums of two groups have one order.
     assert_same_tables(staged, expected)
     assert all(gradients.any() for gradients in expected.values())
     # With training.kernels auto the CPU takes compiled loops, and a GPU torch's operations, never the loops.
-    auto_runs = [computed(name, loss, HOST, has_ranges=has_ranges)]
+    auto_runs = [computed(name, loss, HOST, has_ranges)]
     for loop in ("fill_manhattan", "fill_moduli", "fill_euclidean"):
         monkeypatch.setattr(autograd.loops, loop, None)
-    auto_runs.append(computed(name, loss, STAND_IN, has_ranges=has_ranges))
+    auto_runs.append(computed(name, loss, STAND_IN, has_ranges))
     for auto_loss, auto in auto_runs:
         assert auto_loss == pytest.approx(expected_loss, rel=1e-4)
         assert_same_tables(auto, expected, 1e-3, 1e-4)
@@ -105,28 +86,16 @@ def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path)
     assert_same_tables(got, expected, 1e-3, 1e-4)
 
 
-def test_matmuls_in_bfloat16_are_near() -> None:
-    loss, gradients = computed("complex", "softmax", STAND_IN)
-    narrow_loss, narrow = computed("complex", "softmax", STAND_IN, torch.bfloat16)
-    assert narrow_loss != loss and narrow_loss == pytest.approx(loss, rel=0.01)
-    for table, wide in gradients.items():
-        assert (narrow[table] - wide).norm() < 0.02 * wide.norm()
-
-
 # Trained on a device that the host cannot read, and in test_on_gpu.py on a GPU.
 CASES = (
-    "",
     "negatives.mask_known=true loss.name=self_adversarial model.score_function=rotate",
-    "model.reciprocal_relations=false regularizer.name=n3 regularizer.weight=0.1",
     "model.score_function=rescal regularizer.name=dura regularizer.weight=0.1",
     "model.entity_dropout=0.2 model.relation_dropout=0.1",
     "model.global_vectors=true model.reciprocal_relations=false",
-    "negatives.name=all_entities",
-    "sampling.num_ranges=2 negatives.num_for_heads=5",
+    "sampling.num_ranges=2 negatives.num_for_heads=5 training.synchronous=false",
     "model.score_function=tucker optimizer.clip_norm=0.5",
-    "model.init_scale=0.1 training.synchronous=false loss.reduction=sum loss.name=margin_ranking",
+    "negatives.name=all_entities model.init_scale=0.1 loss.reduction=sum loss.name=margin_ranking",
 )
-
 
 OBJECTIVES = (
     "training.objective=one_vs_all training.objective.label_smoothing=0.1 regularizer.name=n3 "
@@ -136,8 +105,6 @@ OBJECTIVES = (
     "training.relation_prediction=0.5",
     "training.objective=one_vs_all model.score_function=conve model.dimension=16",
 )
-
-
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
 
 TABLES = [f"optimizer.name={name}" for name in OPTIMIZERS] + [
@@ -158,18 +125,10 @@ def test_trains_the_tables_of_the_host_bit_by_bit(case: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("case", "is_temporal"),
-    [
-        ("training.objective=negative_sampling", False),
-        ("training.objective=one_vs_all", False),
-        ("model.score_function.name=tntcomplex", True),
-        ("model.score_function.name=complex", True),
-    ],
+    [("training.objective=one_vs_all", False), ("model.score_function.name=tntcomplex", True)],
 )
 def test_masks_are_those_of_rows_that_are_copied(case: str, is_temporal: bool, tmp_path: Path) -> None:
-    """As tables in memory with the same device: there too a mask multiplies the sum of a row's gradients.
-
-    Relations at several times have one row, and masks are of relations at a time.
-    """
+    """There too a mask multiplies the sum of a row's gradients; masks are of relations at a time."""
     more = ["model.entity_dropout=0.2", "training.relation_prediction=0.5"]
     more = [f"dataset={temporal_dataset()}"] if is_temporal else more
     more += ["model.relation_dropout=0.1", case]
@@ -198,7 +157,6 @@ def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
-    """An epoch on the one, committed, and the next on the other."""
     rows = []
     for number, devices in enumerate((((), ()), ((), ON_DEVICE), (ON_DEVICE, ()))):
         for num_epochs, device in enumerate(devices, 1):
@@ -206,7 +164,7 @@ def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
             run = settings(toy_dataset(typed=True), tmp_path / str(number), *more)
             with opened(load_config(None, run)) as trainer:
                 train(trainer, num_epochs)
-                tables_there = rows_by_node(trainer)
+                tables_there = live.rows_by_node(trainer)
         rows.append(tables_there)
     for moved in rows[1:]:
         assert_same_tables(moved, rows[0])
@@ -219,7 +177,8 @@ def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
 def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     """Training in every objective, and the ranking after it; bit by bit but where sums have another order."""
     dense = "model.score_function=tucker optimizer.clip_norm=0.5"
-    times = f"dataset={temporal_dataset()} model.score_function.name=tntcomplex model.relation_dropout=0.1"
+    times = f"dataset={temporal_dataset()} model.score_function.name=tntcomplex model.relation_dropout=0.1 "
+    times += "training.batch_size=20"
     on_device = [f"tables.storage=device {more}".strip() for more in ("", dense, times)]
     cases = [*CASES, *OBJECTIVES, *on_device]
     command = [sys.executable, "-m", "tests.training.separate_device", str(tmp_path), *cases]
@@ -230,7 +189,7 @@ def test_runs_are_those_of_the_host(tmp_path: Path) -> None:
     for case, num_losses, *differences in runs:
         # Masks multiply the sum of gradients of a row and not each; gradients of types are sums of such sums.
         is_exact = "dropout" not in case and "global" not in case
-        assert num_losses > 5, case
+        assert num_losses > 3, case
         assert max(differences) <= (0 if is_exact else 1e-5), (case, differences)
 
 
@@ -252,7 +211,6 @@ def test_auto_is_a_gpu_only_where_every_trainer_has_one(gpus, expected, monkeypa
 
 
 def test_share_without_triples() -> None:
-    """A trainer that owns none of a batch's triples still takes part in its exchanges."""
     tables: Any = MemoryTables({"person": Table("person", DIM)})
     store = StagedStore(tables, Transforms([]), STAND_IN)
     plan = store.prepare(Plan(0, 1, RowIds(tables).joined(), []))

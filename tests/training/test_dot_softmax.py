@@ -38,20 +38,15 @@ OFFSET = 1.5
 
 
 class MemoryTables(dict[str, Any]):
-    """Tables by name, whose rows are found directly."""
-
     @property
     def lookup(self) -> DirectLookup:
         return DirectLookup(self)
 
     def row_ids(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the ids of rows: here there are no times."""
         return ids
 
 
 class Table:
-    """Rows in this process."""
-
     is_whole = True
 
     def __init__(self, name: str, width: int) -> None:
@@ -177,7 +172,6 @@ KINDS = (DotSoftmax, AutogradLoss)
 
 
 def check(case: Case, **options: Any) -> None:
-    """Compare loops and autograd with the model in float64."""
     total, gradients, _ = expected(case)
     for kind in KINDS:
         loss, sums = case.run(case.objective(kind, **options))
@@ -187,15 +181,12 @@ def check(case: Case, **options: Any) -> None:
 
 # Loops have models of their own, torch differentiates those of others; no pair of a model and a regularizer
 # has code of its own but for that difference.
-@pytest.mark.parametrize(
-    ("score_function", "reciprocal", "regularizer"),
-    [
-        *(("distmult", False, "n3"), ("distmult", True, "ivr"), ("distmult", True, "lp")),
-        *(("complex", False, "dura"), ("complex", False, "f2"), ("complex", True, None)),
-        *(("complex", True, "ivr"), ("complex", True, "dura"), ("keci", False, "dura"), ("keci", True, "n3")),
-        *(("simple", False, "lp"), ("simple", True, "ivr"), ("quate", False, "f2"), ("quate", True, "dura")),
-    ],
-)
+@pytest.mark.parametrize(("score_function", "reciprocal", "regularizer"), [
+    *(("distmult", False, "n3"), ("distmult", True, "ivr"), ("distmult", True, "lp")),
+    *(("complex", False, "dura"), ("complex", False, "f2"), ("complex", True, None)),
+    *(("complex", True, "ivr"), ("complex", True, "dura"), ("keci", False, "dura"), ("keci", True, "n3")),
+    *(("simple", False, "lp"), ("simple", True, "ivr"), ("quate", False, "f2"), ("quate", True, "dura")),
+])  # fmt: skip
 def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciprocal, regularizer):
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         check(Case(score_function, reciprocal, regularizer, own_entity, weighted))
@@ -310,18 +301,6 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
     assert not is_compiled(KgeModel(Doubled(), 4, True), Softmax())
     # Compared by the inner product all the same: its queries are differentiated.
     assert is_compiled(KgeModel(own_function(), 4, True), Softmax()) and not own_function.compiled
-
-
-def test_relation_products_are_those_of_the_score_function_that_states_them() -> None:
-    """One product of head and tail scores all relations; another function operates on each."""
-    draw = torch.Generator().manual_seed(3)
-    anchor, answer, relations = (torch.randn(num, DIM, generator=draw) for num in (5, 5, 3))
-    for function, factor in ((ComplEx(), 1), (Doubled(), 2)):
-        query = function.relation_query(anchor, answer)
-        assert query.shape[1] == function.relation_query_dim(DIM)
-        moved = torch.stack([function.operate(anchor, row.expand_as(anchor)) for row in relations], 1)
-        expected = factor * (moved * answer[:, None]).sum(-1)
-        torch.testing.assert_close(function.compare_relations(query, relations), expected)
     assert ComplEx().has_relation_product and not Doubled().has_relation_product
 
 

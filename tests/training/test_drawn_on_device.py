@@ -1,7 +1,4 @@
-"""What one trainer draws and computes on its device, beside its tables, against the plain twin on the host.
-
-On a GPU where there is one, else with the CPU in its place.
-"""
+"""What one trainer draws and computes on its device (a GPU, or the CPU in its place), against the host."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ OVER_ALL = (
 
 
 def ran(folder: Path, kernels: str, *more: str) -> Run:
-    """Train batches of one entity type with a short last chunk."""
     return trained(folder, kernels, f"dataset={toy_dataset()}", "negatives.chunk_size=6", *more)
 
 

@@ -112,16 +112,13 @@ def steps_in_float64(run: dglkge.Run, tables: Rows, matrices: Matrices, comparat
 
 
 @pytest.mark.parametrize("reciprocal", [False, True])
-@pytest.mark.parametrize(
-    ("name", "comparator", "more"),
-    [
-        ("rescal", "dot", ("training.kernels=reference",)),
-        ("linear_cos", "cos", ()),
-        ("affine_l2", "l2", ("training.device=cpu_staged",)),
-        ("affine_squared_l2", "squared_l2", ()),
-        ("linear+affine_dot", "dot", ("model.relation_operators={near: affine, lies_in: affine}",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "comparator", "more"), [
+    ("rescal", "dot", ("training.kernels=reference",)),
+    ("linear_cos", "cos", ()),
+    ("affine_l2", "l2", ("training.device=cpu_staged",)),
+    ("affine_squared_l2", "squared_l2", ()),
+    ("linear+affine_dot", "dot", ("model.relation_operators={near: affine, lies_in: affine}",)),
+])  # fmt: skip
 def test_training_is_that_of_matrices_that_are_not_square(name, comparator, more, reciprocal, tmp_path):
     more = (f"model.reciprocal_relations={str(reciprocal).lower()}", *more)
     with opened(load_config(None, run_settings(tmp_path / "run", name, *more))) as trainer:
@@ -213,34 +210,42 @@ def test_exports_and_modules_have_the_widths(rescal: dglkge.Run, tmp_path: Path)
         rescal.add_entities(pd.DataFrame(rows, columns=["head", "relation", "tail"]))
 
 
-def test_another_run_takes_rows_of_the_same_widths_only(tmp_path: Path) -> None:
-    base = run_settings(tmp_path / "first", "linear_cos", "training.num_epochs=1")
+MIXED = "model.score_function=diagonal+translation_cos"
+
+
+@pytest.mark.parametrize(("more", "other", "words"), [
+    (("model.score_function=linear_cos", NARROW), "model.entity_dimensions={person: 5}",
+     "its rows cannot be taken over"),
+    ((MIXED, "model.relation_operators={near: translation, knows: translation}"),
+     "model.relation_operators={lies_in: translation, knows: translation}",
+     "has the operator diagonal for the relation 'lies_in', this"),
+])  # fmt: skip
+def test_another_run_takes_rows_of_the_same_widths_and_operators_only(more, other, words, tmp_path):
+    base = settings(toy_dataset(typed=True), tmp_path / "first", *more, "training.num_epochs=1")
     with opened(load_config(None, base)) as trainer:
         train(trainer, 1)
         rows = dense_rows(trainer)
-    init, other = f"checkpoint.init_path={tmp_path / 'first'}", "model.entity_dimensions={person: 5}"
-    with opened(load_config(None, [*base, init, f"output={tmp_path / 'second'}"])) as trainer:
+    base += [f"output={tmp_path / 'second'}", f"checkpoint.init_path={tmp_path / 'first'}"]
+    with opened(load_config(None, base)) as trainer:
         assert all(torch.equal(rows[name], values) for name, values in dense_rows(trainer).items())
-    for more, words in (
-        ([other, init, f"output={tmp_path / 'third'}"], "its rows cannot be taken over"),
-        ([other], "take another output folder"),
-    ):
-        with pytest.raises(CheckpointError, match=words), opened(load_config(None, [*base, *more])):
-            pass
+    third = load_config(None, [*base, f"output={tmp_path / 'third'}", other])
+    with pytest.raises(CheckpointError, match=words), opened(third):
+        pass
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        (["model.entity_dimensions={peson: 5}"], "unknown entity type of model.entity_dimensions 'peson'"),
-        (["model.entity_dimensions={person: 9}"], "model.entity_dimensions has person: 9; allowed: at most"),
-        (["model.score_function=linear_dot_bias", "model.entity_dimensions={person: 1}"],
-         "model.entity_dimensions has person: 1; allowed: at least 2 (one number is the bias)"),
-        (["model.entity_dimensions={person: 5, town: 6, country: 3}"],
-         "model.dimension is 8, and all entity types have less; allowed: 6"),
-    ],
-)  # fmt: skip
-def test_widths_that_do_not_fit_the_data_set_are_refused(changes: list[str], problem: str) -> None:
+@pytest.mark.parametrize(("changes", "problem"), [
+    (["model.entity_dimensions={peson: 5}"], "unknown entity type of model.entity_dimensions 'peson'"),
+    (["model.entity_dimensions={person: 9}"], "model.entity_dimensions has person: 9; allowed: at most"),
+    (["model.score_function=linear_dot_bias", "model.entity_dimensions={person: 1}"],
+     "model.entity_dimensions has person: 1; allowed: at least 2 (one number is the bias)"),
+    (["model.entity_dimensions={person: 5, town: 6, country: 3}"],
+     "model.dimension is 8, and all entity types have less; allowed: 6"),
+    ([MIXED, "model.relation_operators={near: linear}"],
+     "model.relation_operators has near: linear, and model.score_function is diagonal"),
+    ([MIXED, "model.relation_operators={nea: diagonal}"],
+     "unknown relation 'nea'; did you mean 'near'?"),
+])  # fmt: skip
+def test_names_and_widths_that_do_not_fit_the_data_set_are_refused(changes: list[str], problem: str) -> None:
     base = [f"dataset={toy_dataset(typed=True)}", "model.dimension=8", "model.score_function=linear_cos"]
     with pytest.raises(InputError) as caught:
         check_dataset(load_config(None, [*base, *changes]), Dataset.open(toy_dataset(typed=True)))

@@ -48,7 +48,6 @@ def started(run: Path, *more: str, dim: int = DIM) -> tuple[np.ndarray, dict[str
 
 
 def scaled(rows: np.ndarray, std: float) -> np.ndarray:
-    """Return rows of a root mean square."""
     return rows * std / np.sqrt(np.mean(rows**2))
 
 
@@ -113,17 +112,14 @@ def test_entities_whose_names_a_text_makes_equal_share_a_vector() -> None:
     assert [part.tolist() for part in matches.matched()] == [[5, 5], [0, 2]]
 
 
-@pytest.mark.parametrize(
-    "vectors, names, message",
-    [
-        (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's of type country or "
-         "person or town: the file begins with 'x0', the data set with 'country0'"),
-        (np.full_like(VECTORS, 3), NAMES, "v.npy: the vectors of the entities are all equal or 0"),
-        (np.where(np.arange(len(NAMES)) == 2, np.nan, VECTORS.T).T, NAMES, "v.names.txt:3: the vector has "
-         "nan; allowed: finite"),
-        (VECTORS, [*NAMES[:-1], "town3"], "v.names.txt:31: the name 'town3' stands at .*:25 already"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("vectors, names, message", [
+    (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's of type country or "
+     "person or town: the file begins with 'x0', the data set with 'country0'"),
+    (np.full_like(VECTORS, 3), NAMES, "v.npy: the vectors of the entities are all equal or 0"),
+    (np.where(np.arange(len(NAMES)) == 2, np.nan, VECTORS.T).T, NAMES, "v.names.txt:3: the vector has "
+     "nan; allowed: finite"),
+    (VECTORS, [*NAMES[:-1], "town3"], "v.names.txt:31: the name 'town3' stands at .*:25 already"),
+])  # fmt: skip
 def test_wrong_vectors(tmp_path: Path, vectors: np.ndarray, names: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         started(tmp_path / "run", save(tmp_path, vectors, names))

@@ -29,17 +29,13 @@ needs_float16 = pytest.mark.skipif(
 
 
 def difference(got: torch.Tensor, true: torch.Tensor) -> float:
-    """Return the norm of the difference relative to that of the true numbers."""
     return float((got - true).detach().norm() / true.detach().norm())
 
 
 def gradients(
     model: KgeModel, side: Side, factor: float = 1.0, rows: int = 40, places: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return queries, and the gradients of the rows and parameters of a function of them times a factor.
-
-    ``places`` are those of the relations of queries among the rows of five.
-    """
+    """Return queries, and the gradients of the rows and parameters of a function of them times a factor."""
     draw = torch.Generator().manual_seed(5)
     entities = torch.randn(rows, model.dim, generator=draw).requires_grad_()
     num_relations = rows if places is None else 5
@@ -50,19 +46,15 @@ def gradients(
     return query, list(torch.autograd.grad((query * weights).sum() * factor, leaves))
 
 
-@pytest.mark.parametrize(
-    ("name", "dim", "dtype", "factor", "is_shared"),
-    [
-        ("tucker", 16, torch.bfloat16, 1.0, False),
-        ("tucker", 16, torch.bfloat16, 1.0, True),
-        ("transformer", 16, torch.bfloat16, 1.0, False),
-        pytest.param("conve", 17, torch.float16, 1.0, False, marks=needs_float16),
-        # Below float16's smallest number without a loss scale.
-        pytest.param("conex", 16, torch.float16, 1e-9, False, marks=needs_float16),
-    ],
-)
+@pytest.mark.parametrize(("name", "dim", "dtype", "factor", "is_shared"), [
+    ("tucker", 16, torch.bfloat16, 1.0, False),
+    ("tucker", 16, torch.bfloat16, 1.0, True),
+    ("transformer", 16, torch.bfloat16, 1.0, False),
+    pytest.param("conve", 17, torch.float16, 1.0, False, marks=needs_float16),
+    # Below float16's smallest number without a loss scale.
+    pytest.param("conex", 16, torch.float16, 1e-9, False, marks=needs_float16),
+])  # fmt: skip
 def test_gradients_are_near_those_of_float32(name, dim, dtype, factor, is_shared):
-    """Also where queries of a relation share its matrix."""
     model = build_model(name, dim, True)
     precision, scale = ModulePrecision("cpu", dtype), 1.0
     if precision.loss_scale is not None:
@@ -129,14 +121,10 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @needs_float16
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("training.objective=one_vs_all", "model.score_function=transformer"),
-        ("model.score_function={name: conve, channels: 2}", "model.dimension=9", "optimizer.clip_norm=0.1"),
-    ],
-    ids=["one vs all", "sampled and clipped"],
-)
+@pytest.mark.parametrize("more", [
+    ("training.objective=one_vs_all", "model.score_function=transformer"),
+    ("model.score_function={name: conve, channels: 2}", "model.dimension=9", "optimizer.clip_norm=0.1"),
+], ids=["one vs all", "sampled and clipped"])  # fmt: skip
 def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str, ...]) -> None:
     folder, settings = tmp_path / "run", ("dense.autocast=float16", "training.num_epochs=2", *more)
     with opened(folder, *settings) as trainer:
@@ -239,7 +227,6 @@ class Beside(OneLayer):
 
 
 def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
-    """Their gradients would be divided by a scale that they do not have."""
     config, cpu = load_config(None, ["dataset=x", f"output={tmp_path}"]), torch.device("cpu")
     sizes = {"tucker": 8, "conve": 9, "conex": 8, "transformer": 8}
     models = [build_model(name, dim, True) for name, dim in sizes.items()]

@@ -88,17 +88,6 @@ def test_a_version_is_written_after_each_pass_and_has_those_of_its_epoch(tmp_pat
     assert committed == [(0, FIRST_PASS)]
 
 
-def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
-    ToyRun(tmp_path, "training.num_epochs=1", *EVERY_BATCH).break_off(FIRST_PASS)
-    second = ToyRun(tmp_path, "training.num_epochs=1", *EVERY_BATCH, has_measures=True)
-    second.train(1)
-    second.checkpoints.finish()
-    (record,) = saved_records(tmp_path)
-    metrics = record["stats"]["metrics"]
-    assert (metrics["loss"], record["stats"]["count"]) == (pytest.approx(loss_of(range(5))), 23)
-    assert (metrics["reg"], metrics["violators_rhs"]) == (pytest.approx(2 * loss_of(range(3, 5))), 3)
-
-
 @pytest.mark.parametrize(("stop_at", "measured"), [(1, False), (2, True), (3, False), (4, True)])
 def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at, measured):
     seen, replayed = Collected(), Collected()
@@ -183,7 +172,6 @@ MEASURED = {"stats", "eval_stats_before", "eval_stats_after", "eval_stats_chunk_
 
 
 def configured(run, mode, *more):
-    """Return the configuration of two epochs over ranges."""
     words = [f"sampling.num_ranges={P}", f"sampling.buckets={mode}", "training.num_epochs=2", HELD_OUT]
     words += ["checkpoint.every_epochs=1", "training.batch_size=23", "model.score_function=distmult"]
     words += ["model.reciprocal_relations=false", "loss.name=logistic", "loss.reduction=sum"]

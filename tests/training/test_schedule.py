@@ -12,12 +12,10 @@ import torch
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.optim import Adagrad, Adam, RowWiseAdagrad
-from dglkge.planning.shared_memory import state_widths
 from dglkge.training.building import tables
 from dglkge.training.building.checks import check_config
 from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules
 from dglkge.training.state import TrainingState
-from dglkge.typing import RELATION
 
 FIELD = "optimizer.schedule"
 
@@ -46,10 +44,7 @@ def config(*settings: str) -> Any:
     ("name", "options"), [*((name, OPTIONS[name]) for name in known_schedules()), RATE_OF_EACH_GROUP]
 )
 def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str, options: str) -> None:
-    """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes.
-
-    A rate in the options is that of the first group, and the other group's is as much smaller as its own.
-    """
+    """A rate in the options is that of the first group; the other's is as much smaller as its own."""
     settings = config(f"optimizer.schedule={{name: {name}, {options}}}").optimizer.schedule
     torch_options = dict(settings.options)
     for key in ("base_lr", "max_lr"):
@@ -138,38 +133,24 @@ ALL = ["people", "films", "r"]
 DECOUPLED = ("weight_decay=0.01", "decoupled_weight_decay=true")
 
 
-@pytest.mark.parametrize(
-    ("settings", "groups", "rule", "options"),
-    [
-        ([], ALL, Adagrad(), {}),
-        (["name=sparse_adam"], ALL, Adam(), {}),
-        (
-            ["name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", *DECOUPLED],
-            ALL,
-            Adam(betas=(0.8, 0.999), eps=1e-6),
-            {"weight_decay": 0.01, "decoupled_weight_decay": True},
-        ),
-        # Relations are a group of their own where rule or learning rate differ.
-        (["relations.name=sparse_adagrad", "relations.lr=0.1"], ALL, Adagrad(), {}),
-        (["relations.lr=0.02"], [ENTITIES, {"params": ["r"], "lr": 0.02}], Adagrad(), {}),
-        (
-            ["name=row_adagrad", "relations={name: sparse_adam, betas: [0.9, 0.9]}", "weight_decay=0.1"],
-            [ENTITIES, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}],
-            RowWiseAdagrad(),
-            {"weight_decay": 0.1},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "groups", "rule", "options"), [
+    ([], ALL, Adagrad(), {}),
+    (["name=sparse_adam"], ALL, Adam(), {}),
+    (["name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", *DECOUPLED], ALL,
+     Adam(betas=(0.8, 0.999), eps=1e-6), {"weight_decay": 0.01, "decoupled_weight_decay": True}),
+    # Relations are a group of their own where rule or learning rate differ.
+    (["relations.name=sparse_adagrad", "relations.lr=0.1"], ALL, Adagrad(), {}),
+    (["relations.lr=0.02"], [ENTITIES, {"params": ["r"], "lr": 0.02}], Adagrad(), {}),
+    (["name=row_adagrad", "relations={name: sparse_adam, betas: [0.9, 0.9]}", "weight_decay=0.1"],
+     [ENTITIES, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}], RowWiseAdagrad(),
+     {"weight_decay": 0.1}),
+])  # fmt: skip
 def test_the_optimizer_is_made_as_configured(settings, groups, rule, options, monkeypatch) -> None:
     monkeypatch.setattr(
         tables, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options)
     )
+    monkeypatch.setattr(tables, "request_timeout_seconds", lambda: 7.5)
     configured = config(*(f"optimizer.{setting}" for setting in settings))
     made: Any = tables.build_optimizer(configured, ALL, 1)
     assert made[:2] == (groups, rule)
-    assert options.items() <= made[2].items()
-
-
-def test_state_of_relations_counts_in_the_plan() -> None:
-    settings = config("optimizer.relations.name=row_adagrad")
-    assert (state_widths(8, settings, RELATION), state_widths(8, settings, "person")) == ((1,), (8,))
+    assert {"timeout_seconds": 7.5, **options}.items() <= made[2].items()

@@ -44,7 +44,6 @@ class Problem:
     factors: np.ndarray
 
     def labels(self, smoothing: float) -> torch.Tensor:
-        """Return the labels of all pairs, (Q, N) float64."""
         return torch.from_numpy((1 - smoothing) * self.shares + smoothing / NUM_ROWS)
 
     def in_shard(self, start: int, stop: int) -> Answers:
@@ -67,7 +66,6 @@ def problem(kind: FullForm, most_answers: int, scale: float = 1.0) -> Problem:
 
 
 def expected(case: Problem, kind: Any, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each query, (Q,), by torch's own functions."""
     labels = case.labels(smoothing)
     if kind is BCE:
         return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
@@ -106,10 +104,7 @@ def check(
     rtol: float = 2e-5,
     losses_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Compare :func:`run` with the whole matrix in float64, and return what it returns.
-
-    ``losses_of`` returns the loss of each query; by default torch's own.
-    """
+    """Compare :func:`run` with the whole matrix in float64, and return what it returns."""
     losses_of = losses_of or functools.partial(expected, case, objective.loss, objective.label_smoothing)
     model, got = build_model(score_function, DIM, True), run(case, objective, shards, bounds)
     queries, rows = (leaf.double().requires_grad_() for leaf in (case.queries, case.rows))
@@ -122,7 +117,6 @@ def check(
 
 
 def twins(objective: FullObjective, score_function: str, bounds: Sequence[int], *options: Any) -> list[Any]:
-    """Return a shard by autograd for each piece."""
     compare = build_model(score_function, DIM, True).compare
     return [AutogradShard(objective, compare, *options) for _ in bounds[1:]]
 
@@ -206,26 +200,22 @@ def test_any_loss_equals_its_own_call_in_float64(loss, bounds, most_answers, smo
 STAGED = ComputeDevice("cpu_staged")
 
 
-@pytest.mark.parametrize(
-    ("score_function", "kind", "kept_bytes"),
-    [
-        pytest.param("transe_l1", SOFTMAX, 0, id="none kept"),
-        pytest.param("transe_l2", BCE, 4 * DIM * 20, id="some kept"),
-        pytest.param("rotate", SOFTMAX, 1 << 20, id="all kept"),
-        pytest.param("complex", SOFTMAX, 4 * DIM * 20, id="some of products kept"),
-        pytest.param("complex", BCE, 0, id="no products kept"),
-    ],
-)
+@pytest.mark.parametrize(("score_function", "kind", "kept_bytes"), [
+    pytest.param("transe_l1", SOFTMAX, 0, id="none kept"),
+    pytest.param("transe_l2", BCE, 4 * DIM * 20, id="some kept"),
+    pytest.param("rotate", SOFTMAX, 1 << 20, id="all kept"),
+    pytest.param("complex", SOFTMAX, 4 * DIM * 20, id="some of products kept"),
+    pytest.param("complex", BCE, 0, id="no products kept"),
+])  # fmt: skip
 def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     case, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model(score_function, DIM, True).compare_plainly
-    on_device, on_host = (
-        [AutogradShard(objective, compare, **options) for _ in THREE_SHARDS[1:]]
-        for options in ({"device": STAGED, "kept_bytes": kept_bytes}, {})
-    )
+    staged = {"device": STAGED, "kept_bytes": kept_bytes}
+    on_device = [AutogradShard(objective, compare, **staged) for _ in THREE_SHARDS[1:]]
+    on_host = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
     got = check(case, objective, on_device, THREE_SHARDS, score_function, rtol=1e-4)
     assert_same(got, run(case, objective, on_host, THREE_SHARDS))
     # The same shards again: nothing of the step before may be left.

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections import UserDict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
 from dglkge.config import load_config
-from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import InputError
 from dglkge.step.row_transforms import RowDropout
-from dglkge.training.building import step as building
-from dglkge.training.building import tables
-from dglkge.training.building.tables import build_optimizer, choose_lookup
+from dglkge.training.building.tables import choose_lookup
 from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
-from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train
 from tests.training.test_dense_loops import dropout_mask
@@ -85,27 +77,12 @@ def test_alone_neither_tables_in_files_nor_waiting_change_a_bit(tmp_path: Path, 
     assert_same_tables(*rows)
 
 
-def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
-    monkeypatch.setattr(tables, "SparseOptimizer", lambda params, rule, lr, **options: options)
-    before = request_timeout_seconds()
-    set_request_timeout(7.5)
-    try:
-        options = build_optimizer(load_config(None, ["dataset=toy"]), [], num_machines=1)
-    finally:
-        set_request_timeout(before)
-    assert options["timeout_seconds"] == 7.5
-
-
-@pytest.mark.parametrize(
-    ("num_machines", "sets", "exchanges"),
-    [
-        (1, ["training.staleness=1", "training.wire=bfloat16"], []),
-        (2, [], [(torch.float32, 0)]),
-        (2, ["training.staleness=1", "training.wire=bfloat16"], [(torch.bfloat16, 1)]),
-        (2, ["training.lookup=kvstore"], []),
-    ],
-)
+@pytest.mark.parametrize(("num_machines", "sets", "exchanges"), [
+    (1, ["training.staleness=1", "training.wire=bfloat16"], []),
+    (2, [], [(torch.float32, 0)]),
+    (2, ["training.staleness=1", "training.wire=bfloat16"], [(torch.bfloat16, 1)]),
+    (2, ["training.lookup=kvstore"], []),
+])  # fmt: skip
 def test_several_machines_exchange_rows_unless_told_otherwise(num_machines, sets, exchanges):
     job_tables: Any = mock.Mock()
     choose_lookup(load_config(None, ["dataset=toy", *sets]), job_tables, num_machines)
@@ -135,17 +112,3 @@ def test_masks_of_the_loop_and_its_plain_twin_are_those_of_the_formula(dim: int,
         torch.testing.assert_close(whole.double(), expected, equal_nan=True)
         results.append(whole.numpy().tobytes())
     assert results[0] == results[1] != rows[:, :dim].numpy().tobytes()
-
-
-def test_a_transform_of_a_table_that_does_not_exist_is_refused(monkeypatch):
-    kind = mock.Mock()
-    kind.load.return_value.return_value.tables = ["person", "persn"]
-    monkeypatch.setattr(building, "NO_TRANSFORM", "another")
-    monkeypatch.setattr(building, "ROW_TRANSFORMS", {"none": kind})
-    job = mock.Mock(config=load_config(None, ["dataset=d"]), global_vectors=None, features=None)
-    job.tables = UserDict(dict.fromkeys(["person", RELATION]))
-    job.tables.entity_types = ["person"]
-    job.layout = SimpleNamespace(original_edge_ids=lambda name: np.arange(3))
-    words = "unknown table of model.row_transform none 'persn'; did you mean 'person'"
-    with pytest.raises(InputError, match=words):
-        building.build_transforms(job)

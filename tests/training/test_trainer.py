@@ -196,7 +196,6 @@ def test_the_last_epoch_is_committed_when_the_script_leaves_it_by_break(tmp_path
 
 
 def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_path: Path) -> None:
-    """Its batches are yet to be trained, by the next life."""
     life = ToyRun(tmp_path)
     life.stop(1, 2)
     with pytest.raises(Preempted):
@@ -208,7 +207,6 @@ def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_pa
 
 @pytest.mark.parametrize("num_epochs", [1, 2])
 def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: int) -> None:
-    """Of the last epoch and of one in between: the best version is not missed."""
     first, numbers = ToyRun(tmp_path, *VALIDATED), []
 
     def before(number: int) -> None:
@@ -262,14 +260,11 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
     assert saved.config["evaluation"]["split"] == "valid"
 
 
-@pytest.mark.parametrize(
-    ("mark", "others", "words"),
-    [
-        (7, (0, 8), r"order of its machines, .*\(checksum 7, here {}\): finish the epoch on the partitions"),
-        # Begun on one machine, or by a version that had no other order.
-        (0, (5,), "order of the whole graph, .*; allowed: sampling.order global, at least until the epoch's"),
-    ],
-)
+@pytest.mark.parametrize(("mark", "others", "words"), [
+    (7, (0, 8), r"order of its machines, .*\(checksum 7, here {}\): finish the epoch on the partitions"),
+    # Begun on one machine, or by a version that had no other order.
+    (0, (5,), "order of the whole graph, .*; allowed: sampling.order global, at least until the epoch's"),
+])  # fmt: skip
 def test_an_epoch_continues_in_its_order_only(tmp_path, monkeypatch, mark, others, words):
     def life(mark: int, *settings: str) -> ToyRun:
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
@@ -371,9 +366,7 @@ def test_units_of_the_cadence() -> None:
     assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
     for intervals, message in (
         ({"batches": 1.5}, "elastic: every batches is 1.5; expected a finite number of at least 0"),
-        ({"minutes": -1}, "elastic: every minutes is -1; expected"),
         ({"minutes": float("inf")}, "elastic: every minutes is inf; expected"),
-        ({"epochs": True}, "elastic: every epochs is True; expected"),
         ({"steps": 1}, "unknown unit in every 'steps'"),
     ):
         with pytest.raises(InputError, match=message):

@@ -15,7 +15,7 @@ from tests.toy_kg import REPOSITORY
 sys.path.append(str(REPOSITORY / "benchmarks"))
 import training_net
 
-NUM_DRAWS = 8
+NUM_DRAWS = 6
 """Of the 40 that the benchmark trains."""
 
 

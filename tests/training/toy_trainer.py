@@ -54,10 +54,7 @@ class ToyTables(dict):
 
 
 class ToyEvaluator:
-    """Asks a few batches of queries; ``before`` is called with the number of each.
-
-    ``ranked`` lists the splits that were ranked to their end; ``mrr`` yields the result of each.
-    """
+    """Asks a few batches of queries, ``before`` each of which it calls; ``mrr`` yields the results."""
 
     def __init__(self, mrr: Iterator[float]) -> None:
         self.mrr, self.ranked = mrr, []
@@ -73,11 +70,9 @@ class ToyEvaluator:
 
 
 class ToyRun:
-    """One life of a run in a folder, and the triples that it has ``trained``.
+    """One life of a run in a folder, and the triples that it has ``trained``; their loss is their batch.
 
-    A triple's loss is the number of its batch. With ``own_config`` its checkpoints hold the configuration.
     With ``has_measures`` a triple's penalty is twice its batch's number, and it has 3 violators for its tail.
-    ``lrs`` are those of the optimizer's groups at the start; ``lrs_of_batches`` has those of each batch.
     """
 
     def __init__(
@@ -123,7 +118,6 @@ class ToyRun:
         self.trainer = Trainer(job, order, self, self.evaluator, self.checkpoints, meta, self.epochs, passes)
 
     def __call__(self, batch: EdgeBatch, flags: int = 0) -> StepResult:
-        """Train one batch."""
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))
         self.lrs_of_batches.append([group["lr"] for group in self.param_groups])
         for table in self.tables.values():
@@ -144,7 +138,6 @@ class ToyRun:
                     after[epoch, batch.index]()
 
     def finish(self, until: int, after: Mapping[tuple[int, int], Callable[[], Any]] | None = None) -> ToyRun:
-        """Train until the end of the script; return this run."""
         self.train(until, after)
         self.cluster.leave()
         return self
@@ -177,7 +170,6 @@ class ToyRun:
 
     @property
     def num_trained(self) -> int:
-        """What the tables say."""
         return int(self.tables["person"].rows[0, 0])
 
     def committed(self) -> tuple[int, int] | None:
