@@ -239,3 +239,20 @@ def test_rounding_skips_no_pair(share, is_narrow):
     order = np.lexsort((links["candidate"], links["query"]))
     assert np.array_equal(links["query"][order], query_ids)
     assert np.array_equal(links["candidate"][order], candidate_ids)
+
+
+def test_an_index_prints_no_warning_and_is_measured_with_full_float32_matmuls(run, monkeypatch, capfd):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    precisions, links = set(), completion_module.Completion.links
+
+    def observed(*arguments):
+        precisions.add(torch.get_float32_matmul_precision())
+        return links(*arguments)
+
+    monkeypatch.setattr(completion_module.Completion, "links", observed)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        run.complete(k=1, candidates="faiss")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert precisions == {"highest"} and "WARNING" not in capfd.readouterr().err

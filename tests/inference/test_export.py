@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
@@ -423,3 +424,13 @@ def test_pushed_to_the_hub_and_opened_there(run, tmp_path, monkeypatch):
     hub.create_repo.side_effect = httpx.ConnectError("Connection refused")
     with pytest.raises(InputError, match="^push_to_hub me/graph: Connection refused"):
         run.push_to_hub("me/graph")
+
+
+def test_each_block_is_written_before_the_next_is_read(monkeypatch):
+    monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 10)
+    calls = mock.Mock()
+    calls.gather.side_effect = lambda table, ids: torch.zeros(len(ids), 4)
+    table = export_files.ExportedTable(calls, "entity", [str(id_) for id_ in range(35)], (35, 4))
+    export_files.write_rows(calls, table.blocks())
+    assert [name for name, *_ in calls.mock_calls] == ["gather", "write"] * 4
+    assert [len(written) for (written,), _ in calls.write.call_args_list] == [160, 160, 160, 80]

@@ -15,11 +15,15 @@ from unittest import mock
 
 import pytest
 
+from dglkge.config import load_config
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import callbacks
 from dglkge.training.callbacks import CALLBACKS, LOGGERS, Callback, TrackedRun, Tracker, Trackers
+from dglkge.training.statistics.stats import open_trackers
 from tests.training.live import stats_lines
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
@@ -284,3 +288,9 @@ def test_wandb_gets_one_run_with_the_steps_of_both_lives(tmp_path, monkeypatch):
     rows = [call.args[0] for call in init.return_value.log.call_args_list]
     assert [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row] == [*LOSSES.items()]
     assert [row["step"] for row in rows if "test/mrr" in row] == [5, 10]
+
+
+def test_rank_0_alone_tracks(tmp_path: Path, kept: type[Kept]) -> None:
+    config = load_config(None, ["dataset=x", "training.loggers=[kept]"])
+    open_trackers(config, Cluster(World(1), None), LeasedFolder(tmp_path)).start(0, False)
+    assert kept.lives == [] and not list(tmp_path.iterdir())
