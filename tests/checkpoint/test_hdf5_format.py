@@ -35,13 +35,10 @@ def write(path, tables, order, **attributes):
     return part_files.fill_rows(path, tables, order)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [
-        (torch.float32, (7, 2, 2)), (torch.float64, (7, 3)), (torch.float16, (7, 3)),
-        (torch.float16, (0, 3)), (torch.int64, (7,)), (torch.uint8, (0,)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "shape"), [
+    (torch.float32, (7, 2, 2)), (torch.float64, (7, 3)), (torch.float16, (7, 3)),
+    (torch.float16, (0, 3)), (torch.int64, (7,)), (torch.uint8, (0,)),
+])  # fmt: skip
 def test_rows_of_any_kind(path, dtype, shape):
     values = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
     order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
@@ -58,7 +55,9 @@ def test_rows_of_any_kind(path, dtype, shape):
 
 
 def test_many_blocks_of_several_tables(path, monkeypatch):
-    """The disk is slower than what puts rows in order: no block may be overwritten before it is written."""
+    """No block may be overwritten before a slow disk has written it, also where that takes no advice."""
+    monkeypatch.setattr(os, "posix_fadvise", mock.Mock(side_effect=OSError(22, "Invalid argument")))
+    monkeypatch.setattr(part_files, "ADVICE_BYTES", 1)
     monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
     monkeypatch.setattr(hdf5_format, "BLOCK_BYTES", 100)  # pieces of what lies between are as small
     tables = {
@@ -80,15 +79,6 @@ def test_many_blocks_of_several_tables(path, monkeypatch):
     with h5py.File(path) as file:
         for name, values in tables.items():
             assert np.array_equal(file[name][...], values.detach()[order].numpy())
-
-
-def test_a_disk_that_takes_no_advice(path, monkeypatch):
-    monkeypatch.setattr(os, "posix_fadvise", mock.Mock(side_effect=OSError(22, "Invalid argument")))
-    monkeypatch.setattr(part_files, "ADVICE_BYTES", 1)
-    values = torch.rand(9, 2)
-    write(path, {"rows": values}, torch.arange(9))
-    with h5py.File(path) as file:
-        assert np.array_equal(file["rows"][...], values.numpy())
 
 
 def test_chunked_and_compressed_rows_are_read(path):
@@ -168,21 +158,16 @@ def test_a_hostile_pickle_is_refused(path, tmp_path, save):
     assert not (tmp_path / "pwned").exists()
 
 
-def cut_blob(group):
-    hdf5_format.write_blob(group, {"state": {0: {"sum": torch.ones(3)}}})
-    content = group["state_dict"][:]
-    del group["state_dict"]
-    group["state_dict"] = content[: len(content) // 2]
+def test_a_blob_that_is_no_state(path):
+    def cut_off(group):
+        hdf5_format.write_blob(group, {"state": {0: {"sum": torch.ones(3)}}})
+        content = group["state_dict"][:]
+        del group["state_dict"]
+        group["state_dict"] = content[: len(content) // 2]
 
-
-@pytest.mark.parametrize(
-    ("write_state", "words"),
-    [
-        (blob([1, 2]), "x.h5:/optimizer/state_dict: not the state of an optimizer"),
-        (blob({"state": [0]}), "x.h5:/optimizer/state_dict: not the state of an optimizer"),
-        (cut_blob, "or is damaged"),
-    ],
-)
-def test_a_blob_that_is_no_state(path, write_state, words):
-    with pytest.raises(CheckpointError, match=words):
-        state_of(path, write_state)
+    no_state = "x.h5:/optimizer/state_dict: not the state of an optimizer"
+    for write_state, words in [
+        (blob([1, 2]), no_state), (blob({"state": [0]}), no_state), (cut_off, "or is damaged"),
+    ]:  # fmt: skip
+        with pytest.raises(CheckpointError, match=words):
+            state_of(path, write_state)

@@ -17,7 +17,7 @@ import torch
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.layout import BEST
-from dglkge.checkpoint.manifest import FileEntry, Manifest, check_same_run
+from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
@@ -25,19 +25,8 @@ from dglkge.distributed.lease import LeaseTaker, new_nonce
 from dglkge.distributed.process_group import agree
 from dglkge.errors import DglkgeError, StorageError
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import (
-    META,
-    blank,
-    cut,
-    flip,
-    holds,
-    in_threads,
-    same,
-    save_seed,
-    toy_names,
-    toy_tables,
-    whole_part,
-)
+from tests.checkpoint import toy_checkpoint as toy
+from tests.checkpoint.toy_checkpoint import META
 
 LIMIT_SECONDS = 60
 FIRST = "embeddings_person_0"
@@ -76,7 +65,7 @@ def together(disks, work, limit_seconds=LIMIT_SECONDS):
     outcomes = [""] * len(disks)
 
     def leader(rank: int) -> None:
-        manager = CheckpointManager(disks[rank], gathering.group(rank, limit_seconds), toy_names(META))
+        manager = CheckpointManager(disks[rank], gathering.group(rank, limit_seconds), toy.toy_names(META))
         try:
             outcomes[rank] = str(work(manager))
         except StorageError as error:
@@ -84,7 +73,7 @@ def together(disks, work, limit_seconds=LIMIT_SECONDS):
         except DglkgeError as error:
             outcomes[rank] = f"error: {error}"
 
-    in_threads(len(disks), leader)
+    toy.in_threads(len(disks), leader)
     return outcomes
 
 
@@ -92,22 +81,22 @@ def save_share(manager: CheckpointManager, *seeds: int) -> int:
     """Write the next versions as one of two machines; return the last one's number."""
     manager.num_parts, is_first = 2, manager.group.rank == 0
     for seed in seeds:
-        tables = toy_tables(META, seed)
-        parts = [cut("person", tables["person"], 2)[manager.group.rank]]
-        version = manager.save(parts, whole_part(tables, RELATION) if is_first else None, META)
+        tables = toy.toy_tables(META, seed)
+        parts = [toy.cut("person", tables["person"], 2)[manager.group.rank]]
+        version = manager.save(parts, toy.whole_part(tables, RELATION) if is_first else None, META)
     return version
 
 
 def blank_part(rank: int, num_parts: int = 2):
-    return blank(cut("person", toy_tables(META)["person"], num_parts)[rank])
+    return toy.blank(toy.cut("person", toy.toy_tables(META)["person"], num_parts)[rank])
 
 
 @pytest.fixture
 def disks(tmp_path: Path) -> list[Path]:
     """The copies of two machines: version 1, which is kept, and version 2."""
     first, second = tmp_path / "0" / "checkpoint", tmp_path / "1" / "checkpoint"
-    save_seed(first, 1, "epoch_1")
-    save_seed(first, 2)
+    toy.save_seed(first, 1, "epoch_1")
+    toy.save_seed(first, 2)
     second.parent.mkdir()
     shutil.copytree(first, second, symlinks=True)
     return [first, second]
@@ -123,25 +112,18 @@ def resume(manager: CheckpointManager) -> str:
 def other_content(disk: Path) -> None:
     shutil.rmtree(disk)
     for seed in (7, 8):
-        save_seed(disk, seed)
-
-
-def cut_off(disk: Path) -> None:
-    os.truncate(disk / "v2" / f"{FIRST}.v2.h5", 100)
+        toy.save_seed(disk, seed)
 
 
 DIFFERENT = "error: the trainers do not find the same checkpoint: rank 0 has"
 
 
-@pytest.mark.parametrize(
-    ("rank", "change", "words"),
-    [
-        # Rank 0 would start anew, and rank 1 restore: each would wait for the other for ever.
-        (0, shutil.rmtree, rf"{DIFFERENT} none in .*/0/checkpoint on .*rank 1 has version 2 \(manifest "),
-        (1, other_content, f"{DIFFERENT} version 2"),
-        (1, cut_off, "error: rank 1: .*embeddings_person_0.v2.h5 is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "change", "words"), [
+    # Rank 0 would start anew, and rank 1 restore: each would wait for the other for ever.
+    (0, shutil.rmtree, rf"{DIFFERENT} none in .*/0/checkpoint on .*rank 1 has version 2 \(manifest "),
+    (1, other_content, f"{DIFFERENT} version 2"),
+    (1, lambda disk: toy.flip(disk / "v2" / f"{FIRST}.v2.h5"), f"error: rank 1: .*{FIRST}.v2.h5 is damaged"),
+])  # fmt: skip
 def test_a_disk_with_another_version_ends_all(disks, rank, change, words):
     change(disks[rank])
     outcomes = together(disks, resume)
@@ -151,7 +133,7 @@ def test_a_disk_with_another_version_ends_all(disks, rank, change, words):
 
 def test_trainers_that_see_different_versions_do_not_save(disks):
     """Two folders that should be one: a disk that is not mounted on one machine."""
-    save_seed(disks[0], 3)
+    toy.save_seed(disks[0], 3)
     outcomes = together(disks, lambda manager: save_share(manager, 4))
     assert outcomes[0] == outcomes[1] and "do not find the same checkpoint" in outcomes[0]
     assert [open_checkpoint(disk).version for disk in disks] == [3, 2]
@@ -159,11 +141,11 @@ def test_trainers_that_see_different_versions_do_not_save(disks):
 
 def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path, disks, monkeypatch):
     """On one disk that all see; the others waited at a barrier."""
-    save_seed(tmp_path, 1)
-    flip(tmp_path / "v1" / f"{FIRST}.v1.h5", 2500)
+    toy.save_seed(tmp_path, 1)
+    toy.flip(tmp_path / "v1" / f"{FIRST}.v1.h5", 2500)
     outcomes = together([tmp_path] * 2, lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
-    flip(disks[0] / "v2" / f"{FIRST}.v2.h5", 2500)
+    toy.flip(disks[0] / "v2" / f"{FIRST}.v2.h5", 2500)
     real = os.replace
 
     def failing(source, target):
@@ -179,7 +161,7 @@ def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path, disks, monkeypatch):
 def test_waits_in_a_fallback_allow_for_all_that_is_read(disks):
     """A barrier of fixed length ended the others while one trainer read every version on a slow disk."""
     for disk in disks:
-        flip(disk / "v2" / f"{FIRST}.v2.h5", 2500)
+        toy.flip(disk / "v2" / f"{FIRST}.v2.h5", 2500)
     largest = max(sum(path.stat().st_size for path in disk.glob("v*/*")) for disk in disks)
     waits: list[tuple[int, int]] = []
 
@@ -213,48 +195,24 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
     assert len(calls) == 3
 
 
-class SlowMirror(Mirror):
-    """Uploads for longer than the limit, in blocks or without a sign of progress."""
-
-    def __init__(self, output: Path, num_blocks: int, is_stuck: bool) -> None:
-        super().__init__(FileStore(f"file://{output}"), output)
-        self.num_done, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
-        self._entries: dict[str, FileEntry] = {}
-
-    @property
-    def progress(self) -> tuple[int, ...]:
-        return (self.num_done,)
-
-    def add_part(self, _version: int, entry: FileEntry) -> float:
-        self._entries[entry.name] = entry
-        return 0.0
-
-    def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:
-        return dict(self._entries)
-
-    def publish_version(self, manifest: Manifest, _parts: Sequence[FileEntry]) -> None:
-        for _ in range(self._num_blocks):
-            time.sleep(0.1)
-            self.num_done += not self._is_stuck
-        self._storage.publish_version(manifest)
-
-
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
     """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
+    real, num_done = CheckpointStorage.publish_version, [0]
+
+    def publish_slowly(storage, manifest, parts=()):
+        for _ in range(25):
+            time.sleep(0.1)
+            num_done[0] += not is_stuck
+        real(storage, manifest, parts)
+
     monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
-    mirror = SlowMirror(tmp_path, 25, is_stuck)
-
-    def save_slowly(manager):
-        manager._mirror, manager._has_store = mirror, True
-        return save_share(manager, 4)
-
-    outcomes = together([tmp_path / "checkpoint"] * 2, save_slowly, 1.5)
-    if is_stuck:
-        assert outcomes == ["error: a version was not written: nothing has changed for 1.5 s"] * 2
-    else:
-        assert outcomes == ["1", "1"] and mirror.num_done == 25
-        assert open_checkpoint(tmp_path).version == 1
+    monkeypatch.setattr(CheckpointStorage, "publish_version", publish_slowly)
+    monkeypatch.setattr(CheckpointStorage, "progress", property(lambda storage: tuple(num_done)))
+    outcomes = together([tmp_path] * 2, lambda manager: save_share(manager, 4), 1.5)
+    stuck = "error: a version was not written: nothing has changed for 1.5 s"
+    assert outcomes == [stuck if is_stuck else "1"] * 2
+    assert is_stuck or open_checkpoint(tmp_path).version == 1
 
 
 def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch):
@@ -293,7 +251,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     assert (False, "embeddings_person_1.v1.h5") not in uploads
     assert (True, "entity_names_person_1.json") in uploads
     bucket = tmp_path / "bucket" / "run"
-    holds(bucket, {1: toy_tables(META, 4)})
+    toy.holds(bucket, {1: toy.toy_tables(META, 4)})
     assert set(os.listdir(bucket / "checkpoint" / "v1")) == set(os.listdir(disk / "v1"))  # no receipt is left
 
 
@@ -326,16 +284,15 @@ class Cluster:
             try:
                 for step in (take_and_fill, fill_after_it):
                     agree(group.gather, step)
-                manager = CheckpointManager(
-                    run / "checkpoint", group, toy_names(META), len(order), lease, mirror, has_store=True
-                )
-                outcomes[rank] = work(manager)
+                options = {"lease": lease, "mirror": mirror, "has_store": True}
+                path, names = run / "checkpoint", toy.toy_names(META)
+                outcomes[rank] = work(CheckpointManager(path, group, names, len(order), **options))
             except DglkgeError as error:
                 outcomes[rank] = str(error)
             finally:
                 lease.release()
 
-        in_threads(len(order), trainer)
+        toy.in_threads(len(order), trainer)
         return outcomes
 
     def save(self, *seeds: int, order: Sequence[int] = (0, 1)) -> list[object]:
@@ -343,7 +300,7 @@ class Cluster:
 
     def check_restored(self, seed: int, order: Sequence[int] = (0, 1)) -> None:
         """Start a job, and check that each machine fills its part with the rows of a seed."""
-        check_rows(self.start(restored, order), seed)
+        check_rows(self.start(filled, order), seed)
 
 
 def filled(manager: CheckpointManager, pointer: str = "") -> torch.Tensor:
@@ -353,15 +310,9 @@ def filled(manager: CheckpointManager, pointer: str = "") -> torch.Tensor:
     return part.rows
 
 
-def restored(manager: CheckpointManager) -> torch.Tensor:
-    """Fill this machine's part as a trainer does at its start."""
-    assert manager.latest() is not None
-    return filled(manager)
-
-
 def check_rows(outcomes: list[object], seed: int) -> None:
-    parts = cut("person", toy_tables(META, seed)["person"], 2)
-    assert all(same(rows, part.rows) for rows, part in zip(outcomes, parts))
+    parts = toy.cut("person", toy.toy_tables(META, seed)["person"], 2)
+    assert all(toy.same(rows, part.rows) for rows, part in zip(outcomes, parts))
 
 
 @pytest.fixture
@@ -371,7 +322,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def test_each_machine_writes_its_own_parts_to_the_store(cluster):
     assert cluster.save(1, 2, 3) == [3, 3]
-    assert holds(cluster.store, {3: toy_tables(META, 3)}) == 3
+    assert toy.holds(cluster.store, {3: toy.toy_tables(META, 3)}) == 3
     assert not list(cluster.store.rglob("*.receipt.json"))
     assert [path.name for path in (cluster.store / "checkpoint").glob("v*")] == ["v3"]
     # What a machine has on its disk are its own parts, of the newest versions only.
@@ -382,18 +333,14 @@ def test_each_machine_writes_its_own_parts_to_the_store(cluster):
     assert len(list((cluster.store / "checkpoint" / "v3").glob("entity_names_*.json"))) == 2
 
 
-def test_a_job_goes_on_with_its_machines_in_another_order(cluster):
+def test_machines_in_another_order_or_fresh_or_damaged_are_filled(cluster):
     cluster.save(1, 2)
     cluster.check_restored(2, (1, 0))
     assert cluster.save(3, order=(1, 0)) == [3, 3]
-    cluster.check_restored(3)
-
-
-def test_a_fresh_machine_and_one_with_a_damaged_file_are_filled(cluster):
-    cluster.save(1)
     shutil.rmtree(cluster.runs[0])
-    flip(cluster.runs[1] / "checkpoint" / "v1" / "embeddings_person_1.v1.h5", 2500)
-    cluster.check_restored(1)
+    toy.flip(cluster.runs[1] / "checkpoint" / "v3" / f"{FIRST}.v3.h5", 2500)
+    cluster.check_restored(3, (1, 0))
+    cluster.check_restored(3)
 
 
 def test_a_run_that_was_removed_from_the_store_does_not_come_back(cluster):

@@ -88,23 +88,12 @@ def pushed(folder: Path, url: str, seed: int = 0, *kept: str) -> Mirror:
     return mirror
 
 
-def trained(folder: Path, epochs: int, mirror: Mirror | None = None) -> ToyRun:
-    run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
-    run.train(epochs)
-    run.cluster.leave()
-    return run
-
-
 def rows_of(path) -> torch.Tensor:
     return open_checkpoint(path, verify=True)["person"][:]
 
 
 def names_at(url: str) -> set[str]:
     return set(open_store(url).sizes(""))
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, run, any_url):
@@ -306,9 +295,7 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(run, url, monkeypatch, 
 def test_unknown_schemes_and_absent_packages_are_named(monkeypatch):
     assert {"file", "memory", "s3", "gs", "az", "abfs", "hdfs", "sftp"} == set(STORES)
     assert not is_url("runs/demo") and not is_url(Path("s3://x"))
-    with pytest.raises(
-        InputError, match="unknown scheme of a URL 's4'; known: 'abfs', 'az', 'file', .*'sftp'"
-    ):
+    with pytest.raises(InputError, match="unknown scheme of a URL 's4'; known: 'abfs', 'az', .*'sftp'"):
         open_store("s4://bucket/run")
     with pytest.raises(InputError, match="is no URL; expected scheme://"):
         open_store("file:run/x")
@@ -342,22 +329,26 @@ def test_another_process_that_downloads_is_waited_for(run, url, monkeypatch):
 
 
 def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, any_url):
-    def life(folder, epochs):
-        return trained(folder, epochs, started(folder, any_url, keeps_files=False))
+    def trained(name, epochs):
+        mirror = started(tmp_path / name, any_url, keeps_files=False) if name != "c" else None
+        run = ToyRun(tmp_path / name, f"training.num_epochs={epochs}", mirror=mirror)
+        run.train(epochs)
+        run.cluster.leave()
+        return run
 
-    life(tmp_path / "a", 2)
+    trained("a", 2)
     assert not list((tmp_path / "a").rglob("*.h5"))
-    life(tmp_path / "a", 3)
-    last = life(tmp_path / "b", 4)  # another machine, whose folder is empty
+    trained("a", 3)
+    last = trained("b", 4)  # another machine, whose folder is empty
     assert {epoch for epoch, _ in last.trained} == {3}
     assert not list(tmp_path.glob("[ab]/**/*.h5"))
-    assert same(trained(tmp_path / "c", 4).tables["person"].rows, last.tables["person"].rows)
+    assert same(trained("c", 4).tables["person"].rows, last.tables["person"].rows)
     assert open_checkpoint(any_url, verify=True).meta.progress["finished_epochs"] == 4
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    """An S3 server on loopback, with the bucket ``kge``; ended with the module's last test."""
+@pytest.fixture
+def s3_url(monkeypatch):
+    """A URL of an S3 server on loopback, with the bucket ``kge``."""
     for package in ("s3fs", "flask"):
         pytest.importorskip(package)
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -365,17 +356,12 @@ def s3(tmp_path_factory):
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/kge", method="PUT"), timeout=60).close()
-        yield endpoint
+        for name, value in {"ACCESS_KEY_ID": "x", "SECRET_ACCESS_KEY": "y", "ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        yield f"s3://kge/{uuid.uuid4().hex}"
     finally:
         server.stop()
-
-
-@pytest.fixture
-def s3_url(s3, monkeypatch):
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**keys, "AWS_ENDPOINT_URL": s3}.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://kge/{uuid.uuid4().hex}"
 
 
 def test_s3(tmp_path, run, s3_url, monkeypatch, capsys):
@@ -394,19 +380,15 @@ def test_s3(tmp_path, run, s3_url, monkeypatch, capsys):
     assert "for 0.05 s: Could not connect" in capsys.readouterr().err
 
 
-def newer_format(path: Path) -> None:
-    path.write_text('{"crc32": 1, "manifest_version": 9}')
-
-
-@pytest.mark.parametrize("damage", [flip, newer_format])
-def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, run, url, damage):
+def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, run, url):
     """The next job began at epoch 0 and removed the run."""
     pushed(run, url)
-    damage(tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "manifest.json")
-    before = contents(tmp_path / "bucket")
+    flip(tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "manifest.json")
+    bucket = tmp_path / "bucket"
+    before = {path: path.read_bytes() for path in bucket.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match="v1/manifest.json"):
         Mirror(open_store(url), tmp_path / "b").take(same_run)
-    assert contents(tmp_path / "bucket") == before
+    assert {path: path.read_bytes() for path in bucket.rglob("*") if path.is_file()} == before
 
 
 def test_a_refused_start_takes_nothing(tmp_path, run, url):

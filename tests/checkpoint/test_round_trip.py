@@ -7,7 +7,9 @@ import json
 import logging
 import math
 import os
+import runpy
 import subprocess
+import sys
 import threading
 
 import h5py
@@ -19,24 +21,8 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION, TablePart
 from tests import warm
-from tests.checkpoint.toy_checkpoint import (
-    META,
-    ONE_PAIR,
-    TWO_PAIRS,
-    blank,
-    cut,
-    flip,
-    holds,
-    in_threads,
-    same,
-    save_seed,
-    save_toy,
-    saved_toy,
-    toy_meta,
-    toy_names,
-    toy_tables,
-    whole_part,
-)
+from tests.checkpoint import toy_checkpoint as toy
+from tests.checkpoint.toy_checkpoint import META
 from tests.toy_kg import REPOSITORY
 
 
@@ -47,41 +33,30 @@ def alone(path):
 def check_restored(path, *parts):
     """Check that parts come back, rows and state."""
     for part in parts:
-        live = blank(part)
+        live = toy.blank(part)
         alone(path).restore([live])
-        assert same(live.rows, part.rows)
+        assert toy.same(live.rows, part.rows)
         for name, values in part.state.items():
-            assert same(live.state[name], values), name
+            assert toy.same(live.state[name], values), name
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "num_parts", "num_new_parts", "num_people", "model"),
-    [
-        ("sparse_adagrad", 1, 1, 23, ("complex", ONE_PAIR, True)),
-        ("row_adagrad", 1, 3, 23, ("complex", TWO_PAIRS, True)),
-        ("sparse_adam", 3, 1, 23, ("rescal", ONE_PAIR, False)),
-        ("sparse_adagrad", 3, 2, 2, ("rotate", TWO_PAIRS, True)),  # a part without rows
-        ("row_adagrad", 2, 5, 23, ("transe_l1", TWO_PAIRS, False)),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "num_parts", "num_new_parts", "num_people", "model"), [
+    ("sparse_adagrad", 1, 1, 23, ("complex", toy.ONE_PAIR, True)),
+    ("row_adagrad", 1, 3, 23, ("complex", toy.TWO_PAIRS, True)),
+    ("sparse_adam", 3, 1, 23, ("rescal", toy.ONE_PAIR, False)),
+    ("sparse_adagrad", 3, 2, 2, ("rotate", toy.TWO_PAIRS, True)),  # a part without rows
+    ("row_adagrad", 2, 5, 23, ("transe_l1", toy.TWO_PAIRS, False)),
+])  # fmt: skip
 def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts, num_people, model):
-    meta, tables = saved_toy(tmp_path, num_parts, *model, num_people=num_people, optimizer=optimizer)
+    meta, tables = toy.saved_toy(tmp_path, num_parts, *model, num_people=num_people, optimizer=optimizer)
     assert alone(tmp_path).restore([]) == meta and open_checkpoint(tmp_path).version == 1
     for table, whole in tables.items():
-        check_restored(tmp_path, *cut(table, whole, num_new_parts, seed=9))
-        assert same(open_checkpoint(tmp_path)[table][:], whole.rows)
-
-
-def test_views_on_shared_memory_are_filled_in_place(tmp_path):
-    meta, tables = saved_toy(tmp_path, 2)
-    memory = torch.full((40, meta.dim), 7.0)
-    alone(tmp_path).restore([TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})])
-    assert same(memory[10:26], tables["person"].rows[4:20])
-    assert (memory[:10] == 7).all() and (memory[26:] == 7).all()
+        check_restored(tmp_path, *toy.cut(table, whole, num_new_parts, seed=9))
+        assert toy.same(open_checkpoint(tmp_path)[table][:], whole.rows)
 
 
 def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
-    saved_toy(tmp_path)
+    toy.saved_toy(tmp_path)
     caplog.set_level(logging.WARNING)
     ids, rows = torch.arange(23), torch.zeros(23, 6)
     state = {"exp_avg": torch.full((23, 6), 5.0), "sum": torch.full((23,), 5.0)}
@@ -94,7 +69,7 @@ def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
 
 
 def test_rows_that_are_not_there_or_have_another_width(tmp_path):
-    saved_toy(tmp_path, 2)
+    toy.saved_toy(tmp_path, 2)
     for table, part, ids, width, words in [
         ("person", 4, torch.tensor([3, 99, 5]), 6, "v1 has 2 of the 3 rows of table 'person', part 4"),
         ("person", 0, torch.arange(23), 8, "rows of table 'person' are 6 wide, this run's are 8"),
@@ -105,21 +80,23 @@ def test_rows_that_are_not_there_or_have_another_width(tmp_path):
 
 
 def test_another_run_is_not_written_over(tmp_path):
-    _, tables = saved_toy(tmp_path)
+    keci = {"score_function": "keci", "score_options": {"p": 2, "q": 3}}
+    _, tables = toy.saved_toy(tmp_path, **keci)
     for changes, text in (
         ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
-        ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
+        ({"score_function": "distmult"}, "has score_function 'keci', this run has 'distmult'"),
+        ({"score_options": {"p": 1, "q": 3}}, r"has score_options \{'p': 2, 'q': 3\}, this run has \{'p': 1"),
         ({"dim": 8}, "has dim 6, this run has 8"),
     ):
-        other = toy_meta(**changes)
+        other = toy.toy_meta(**{**keci, **changes})
         with pytest.raises(CheckpointError, match=text):
-            save_toy(tmp_path, other, toy_tables(other))
-    holds(tmp_path, {1: tables})
+            toy.save_toy(tmp_path, other, toy.toy_tables(other))
+    toy.holds(tmp_path, {1: tables})
 
 
 def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
-    _, tables = saved_toy(tmp_path)
-    whole, relations = whole_part(tables, "person"), whole_part(tables, RELATION)
+    _, tables = toy.saved_toy(tmp_path)
+    whole, relations = toy.whole_part(tables, "person"), toy.whole_part(tables, RELATION)
 
     def changed(**fields):
         return dataclasses.replace(whole, **{"state": {}, **fields})
@@ -149,28 +126,22 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
     assert not list(tmp_path.glob("*.receipt.json")) and not list(tmp_path.glob("*.tmp"))
 
 
-def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
-    """Where the parts are the checkpoint's; of the others' files it looks at the ids."""
-    _, tables = saved_toy(tmp_path, 3, num_people=40)
-    read, real = [], part_files.file_crc32
-    monkeypatch.setattr(part_files, "file_crc32", lambda path: read.append(path.name) or real(path))
-    check_restored(tmp_path, *cut("person", tables["person"], 3))
-    assert read == [f"embeddings_person_{part}.v1.h5" for part in range(3)]
-
-
-def test_a_file_that_is_not_needed_is_not_read(tmp_path):
-    _, tables = saved_toy(tmp_path, relations=TWO_PAIRS)
-    flip(tmp_path / "v1" / "embeddings_film_0.v1.h5", -1)
-    check_restored(tmp_path, whole_part(tables, "person"))
-    with pytest.raises(CheckpointError, match="embeddings_film_0.v1.h5 is damaged: its checksum"):
-        check_restored(tmp_path, whole_part(tables, "film"))
+def test_files_that_are_not_needed_are_not_read(tmp_path):
+    """Of another machine's part it looks at the ids."""
+    _, tables = toy.saved_toy(tmp_path, 2, relations=toy.TWO_PAIRS, num_people=40)
+    for name in ("film_0", "person_1"):
+        toy.flip(tmp_path / "v1" / f"embeddings_{name}.v1.h5", -1)
+    check_restored(tmp_path, toy.cut("person", tables["person"], 2)[0])
+    for part in (toy.cut("person", tables["person"], 2)[1], toy.whole_part(tables, "film")):
+        with pytest.raises(CheckpointError, match=rf"embeddings_{part.table}_\d.v1.h5 is damaged: its che"):
+            check_restored(tmp_path, part)
 
 
 @pytest.mark.parametrize("reading", [0, 1])
 def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
     """A file whose ids are another's must not pass for one that a machine does not need."""
-    _, tables = saved_toy(tmp_path, 2, num_people=40)
-    parts = cut("person", tables["person"], 2)
+    _, tables = toy.saved_toy(tmp_path, 2, num_people=40)
+    parts = toy.cut("person", tables["person"], 2)
     ids = parts[reading].original_ids.sort().values[: len(parts[1].original_ids)]
     with h5py.File(tmp_path / "v1" / "embeddings_person_1.v1.h5", "r+") as file:
         kept = file[hdf5_format.ORIGINAL_IDS]
@@ -181,8 +152,8 @@ def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
 
 def test_processes_that_do_not_write_only_wait(tmp_path):
     """Two machines of two trainers each: the second of each hands in the same parts and writes none."""
-    tables = toy_tables(META)
-    parts = cut("person", tables["person"], 2)
+    tables = toy.toy_tables(META)
+    parts = toy.cut("person", tables["person"], 2)
     barrier, waits, versions = threading.Barrier(4, timeout=60), [0] * 4, {}
 
     def trainer(rank):
@@ -191,21 +162,21 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
             barrier.wait()
 
         group = TrainerGroup(rank, rank % 2 == 0, wait)
-        manager = CheckpointManager(tmp_path, group, toy_names(META), num_parts=2)
-        relations = whole_part(tables, RELATION) if rank == 0 else None
+        manager = CheckpointManager(tmp_path, group, toy.toy_names(META), num_parts=2)
+        relations = toy.whole_part(tables, RELATION) if rank == 0 else None
         versions[rank] = manager.save([parts[rank // 2]], relations, META)
 
-    in_threads(4, trainer)
+    toy.in_threads(4, trainer)
     assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
     assert len(set(waits)) == 1
-    holds(tmp_path, {1: tables})
+    toy.holds(tmp_path, {1: tables})
     assert len(open_checkpoint(tmp_path).shards("person")) == 2
 
 
 def test_without_names_the_ids_stand_in(tmp_path):
-    meta = toy_meta(num_people=3)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, names={"planet": Vocabulary(["Mars"], "entity")})
+    meta = toy.toy_meta(num_people=3)
+    tables = toy.toy_tables(meta)
+    toy.save_toy(tmp_path, meta, tables, names={"planet": Vocabulary(["Mars"], "entity")})
     listed = (tmp_path / "latest" / "entity_names_person_0.json").read_text()
     assert listed == '[\n    "0",\n    "1",\n    "2"\n]'
     assert not (tmp_path / "latest" / "vocabulary_person.txt").exists()
@@ -213,7 +184,7 @@ def test_without_names_the_ids_stand_in(tmp_path):
     assert torch.equal(open_checkpoint(tmp_path)["person"]["1"], tables["person"].rows[1])
     # Names in any script.
     people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
-    save_toy(tmp_path / "named", meta, tables, names={"person": people})
+    toy.save_toy(tmp_path / "named", meta, tables, names={"person": people})
     assert list(open_checkpoint(tmp_path / "named").vocabulary("person").names) == people.names
     listed = (tmp_path / "named" / "latest" / "entity_names_person_0.json").read_text()
     assert json.loads(listed) == people.names
@@ -230,8 +201,8 @@ def test_tables_are_never_held_twice(tmp_path, monkeypatch):
             yield start, stop
 
     monkeypatch.setattr(hdf5_format, "row_blocks", blocks)
-    _, tables = saved_toy(tmp_path, num_people=1000)
-    check_restored(tmp_path, whole_part(tables, "person"))
+    _, tables = toy.saved_toy(tmp_path, num_people=1000)
+    check_restored(tmp_path, toy.whole_part(tables, "person"))
     assert largest == 2400
 
 
@@ -253,14 +224,14 @@ def held(monkeypatch):
 
 @pytest.fixture
 def manager(tmp_path):
-    return CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), toy_names(META))
+    return CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), toy.toy_names(META))
 
 
 def start(manager, seed):
     """Start to save the tables of a seed; return the live part of the people."""
-    tables = toy_tables(META, seed)
-    part = whole_part(tables, "person")
-    manager.start([part], whole_part(tables, RELATION), META)
+    tables = toy.toy_tables(META, seed)
+    part = toy.whole_part(tables, "person")
+    manager.start([part], toy.whole_part(tables, RELATION), META)
     return part
 
 
@@ -272,8 +243,8 @@ def test_rows_may_change_while_they_are_written(tmp_path, manager, held):
     assert manager.latest() is None
     held.set()
     manager.finish()
-    holds(tmp_path, {1: toy_tables(META, 1)})
-    check_restored(tmp_path, whole_part(toy_tables(META, 1), "person"))
+    toy.holds(tmp_path, {1: toy.toy_tables(META, 1)})
+    check_restored(tmp_path, toy.whole_part(toy.toy_tables(META, 1), "person"))
 
 
 AT_EXIT = """
@@ -298,7 +269,7 @@ def test_a_write_outlives_the_script(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
     assert done.returncode == 1 and "too late" in done.stderr, done.stderr
     assert "cannot schedule new futures" not in done.stderr and "was not written" not in done.stderr
-    holds(tmp_path, {1: toy_tables(META, 1)})
+    toy.holds(tmp_path, {1: toy.toy_tables(META, 1)})
 
 
 def test_the_next_save_waits_for_the_one_before_and_copies_to_the_same_memory(tmp_path, manager, held):
@@ -308,14 +279,12 @@ def test_the_next_save_waits_for_the_one_before_and_copies_to_the_same_memory(tm
         start(manager, seed)
         assert manager.row_copy.num_bytes == 2 * 4 * 23 * 6  # rows and Adagrad's sums
     manager.finish()
-    holds(tmp_path, {3: toy_tables(META, 3)})
+    toy.holds(tmp_path, {3: toy.toy_tables(META, 3)})
 
 
 @pytest.mark.parametrize("block", [0, 3])
-def test_a_write_that_fails_is_told_and_keeps_the_version_before(
-    tmp_path, manager, monkeypatch, caplog, block
-):
-    save_seed(tmp_path, 0)
+def test_a_write_that_fails_keeps_the_version_before(tmp_path, manager, monkeypatch, caplog, block):
+    toy.save_seed(tmp_path, 0)
     monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
     real, places, threads = os.pwrite, [], set(threading.enumerate())
 
@@ -335,7 +304,7 @@ def test_a_write_that_fails_is_told_and_keeps_the_version_before(
     for thread in set(threading.enumerate()) - threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert holds(tmp_path, {1: toy_tables(META)}) == 1 and not list(tmp_path.rglob("*.tmp"))
+    assert toy.holds(tmp_path, {1: toy.toy_tables(META)}) == 1 and not list(tmp_path.rglob("*.tmp"))
 
 
 def test_training_stats_come_with_the_version(tmp_path, manager):
@@ -347,3 +316,13 @@ def test_training_stats_come_with_the_version(tmp_path, manager):
         lines = (tmp_path / "latest" / "training_stats.json").read_text().splitlines()
     assert [line for line in lines if '"epoch_idx": 1' in line] == [lines[-1]]
     assert len(lines) == 2 and '"count": 2' in lines[1]
+
+
+def test_the_benchmark_runs(monkeypatch, tmp_path, capsys):
+    script, output = REPOSITORY / "benchmarks" / "checkpoint.py", tmp_path / "figures.json"
+    arguments = ["--folder", tmp_path, "--num-rows", "3000", "--dim", "8", "--num-repeats", "1"]
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments), "--output", str(output)])
+    runpy.run_path(str(script))["main"]()
+    figures, shown = json.loads(output.read_text()), capsys.readouterr().out
+    assert all(f"{name:46} {value}" in shown for name, value in figures.items())
+    assert 0 < figures["stall_share_of_write"] <= 1 and list(tmp_path.iterdir()) == [output]

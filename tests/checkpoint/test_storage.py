@@ -28,10 +28,9 @@ def test_names_of_files():
         assert layout.parse_version_folder(layout.version_folder(version)) == version
     for name in ("v", "version", "v1.tmp", "vv1", "v-1", "1", "latest", "v" + "9" * 19):
         assert layout.parse_version_folder(name) is None
-    assert layout.is_pointer(layout.BEST) and layout.is_pointer(layout.epoch_pointer(7))
-    for name in ("best.tmp", "epoch_", "epoch_x", "epoch_1.old", "v7", "latest"):
-        assert not layout.is_pointer(name)
-    assert layout.is_temporary_of_a_job(layout.temporary_file("config.json", "0123456789abcdef"))
+    pointers = {layout.BEST, layout.epoch_pointer(7)}
+    for name in (*pointers, "best.tmp", "epoch_", "epoch_x", "epoch_1.old", "v7", "latest"):
+        assert layout.is_pointer(name) is (name in pointers)
     for name in ("config.json", "config.json.tmp", "config.json.0123456789abcdeg.tmp", "config.json.012.tmp"):
         assert not layout.is_temporary_of_a_job(name)
 
@@ -69,14 +68,11 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, number, kind):
     """Status 2, with which nothing is started again, is for what the user has to mend."""
     save_seed(tmp_path, 0)
-    storage, failing = (
-        CheckpointStorage(tmp_path),
-        mock.Mock(side_effect=OSError(number, os.strerror(number))),
-    )
+    storage, error = CheckpointStorage(tmp_path), OSError(number, os.strerror(number))
     (tmp_path / "v9").mkdir()
     (tmp_path / "v9" / "manifest.json").touch()
     for module, name in ((os, "replace"), (os, "mkdir"), (Path, "unlink")):
-        monkeypatch.setattr(module, name, failing)
+        monkeypatch.setattr(module, name, mock.Mock(side_effect=error))
     for work in (lambda: storage.drop_unpublished(1), lambda: storage.damaged_folder(2)):
         with pytest.raises(kind, match=f"cannot write to {re.escape(str(tmp_path))}: {os.strerror(number)}$"):
             work()
@@ -120,9 +116,7 @@ def test_the_lease_is_read_before_every_file_takes_its_place(tmp_path, lease, mo
         real(self)
 
     monkeypatch.setattr(Lease, "check", check)
-    with pytest.raises(
-        CheckpointError, match=r"lost its lease on .*: it is held by trainer \(pid .* on else"
-    ):
+    with pytest.raises(CheckpointError, match=r"lost its lease on .*: it is held by trainer \(pid .* on els"):
         save_seed(tmp_path / "checkpoint", 2, lease=lease)
     assert contents() == before or step > 1
     assert open_checkpoint(tmp_path, verify=True).version == 1
@@ -135,9 +129,8 @@ def test_temporary_files_have_the_jobs_name_and_those_of_dead_jobs_go(tmp_path, 
     with storage.new_file("model.v1.h5") as path:
         path.write_text("x")
         assert path.name == f"model.v1.h5.{lease.nonce}.tmp"
-    abandoned = {
-        f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a.json")
-    }
+    files = ("model.v2.h5", "config.json", "entity_names_a.json")
+    abandoned = {f"{name}.{new_nonce()}.tmp" for name in files}
     for name in [*abandoned, "mine.tmp"]:
         (folder / name).touch()
     save_seed(tmp_path / "checkpoint", 1, lease=lease)

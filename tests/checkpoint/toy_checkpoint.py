@@ -20,16 +20,11 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, TablePart
 
 ONE_PAIR = (Relation("likes", "person", "person"), Relation("knows", "person", "person"))
-TWO_PAIRS = (
-    Relation("likes", "person", "person"),
-    Relation("made", "person", "film"),
-    Relation("likes", "person", "film"),
-)
+TWO_PAIRS = (ONE_PAIR[0], Relation("made", "person", "film"), Relation("likes", "person", "film"))
 
 RELATION_WIDTH = {
-    "complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5,
-    "rescal": 6.0, "simple": 1.0, "keci": 1.0, "pairre": 2.0, "triplere": 3.0,
-    "transr": 7.0, "transr_l1": 7.0,
+    "complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5, "rescal": 6.0,
+    "simple": 1.0, "keci": 1.0, "pairre": 2.0, "triplere": 3.0, "transr": 7.0, "transr_l1": 7.0,
 }  # fmt: skip
 """Numbers of a relation's row for each of an entity's 6."""
 
@@ -79,7 +74,7 @@ def toy_tables(meta: CheckpointMeta, seed: int = 0, finite: bool = False) -> dic
     relation_width = one_side * (2 if meta.reciprocal else 1)
     tables = {}
     for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
-        width = relation_width if table == RELATION else meta.dim
+        width = relation_width if table == RELATION else meta.dims.get(table, meta.dim)
         rows = torch.randn(count, width, generator=generator)
         rows[0, 0], rows[0, 1 % width], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
         if finite:
@@ -113,12 +108,11 @@ def cut(table: str, whole: ToyTable, num_parts: int, seed: int = 0) -> list[Tabl
     """Cut a table into parts at random, the rows of each in no order."""
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(whole.rows), generator=generator)
-    return [
-        TablePart(
-            table, part, ids, whole.rows[ids], {name: values[ids] for name, values in whole.state.items()}
-        )
-        for part, ids in enumerate(torch.tensor_split(shuffled, num_parts))
-    ]
+    parts = []
+    for part, ids in enumerate(torch.tensor_split(shuffled, num_parts)):
+        state = {name: values[ids] for name, values in whole.state.items()}
+        parts.append(TablePart(table, part, ids, whole.rows[ids], state))
+    return parts
 
 
 def whole_part(tables: Mapping[str, ToyTable], table: str) -> TablePart:
@@ -223,10 +217,7 @@ def calibrated(folder: Path, slope: float, offset: float) -> Platt:
 
 
 def save_toy_run(folder, dataset, *names_of_model, nan_in=None, **fields):
-    """Save an untrained run of random rows in two parts, which knows where its data set is.
-
-    A type of entities may have a row that is no number.
-    """
+    """Save an untrained run of random rows in two parts; the entity type ``nan_in`` has a row of NaN."""
     meta = toy_meta(
         *names_of_model,
         relations=dataset.relations.timeless,
