@@ -1,7 +1,4 @@
-"""A job on two hosts over real ssh: who may connect, and what becomes of it when things die.
-
-``make test-cluster`` runs every fault of benchmarks/cluster_faults.py, each with a job of its own.
-"""
+"""A job on two hosts over real ssh when things die; ``make test-cluster`` has more."""
 
 from __future__ import annotations
 
@@ -32,14 +29,6 @@ def kill_all_at_once(hosts: list[ClusterHost]) -> None:
             process.kill()
 
 
-CHAIN = {
-    "trainer": FAULTS["trainer"].strike,
-    "host": kill_all_at_once,
-    "packets": FAULTS["packets"].strike,
-    "launcher": FAULTS["launcher"].strike,
-}
-
-
 def _runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two questions
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -52,7 +41,7 @@ def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path
     options = ["--num_trainers", "1", "--max_restarts", "3", "--log_dir", str(tmp_path / "logs")]
     job = launch(two_hosts, tmp_path, options, training_command(toy_dataset(2), tmp_path / "run"))
     try:
-        for name, strike in CHAIN.items():
+        for name in ("trainer", "host", "packets", "launcher"):
             before = len(stats.read_text().splitlines()) if stats.exists() else 0
             wait_until_trained(stats, before + 3, job, log)
             if name == "trainer":
@@ -61,6 +50,7 @@ def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path
                     assert {where for where, _ in endpoints} == {host.address}
                     assert (host.address, PORT) in endpoints and len(endpoints) > len(SSH_PORTS) + 2
             victims = job_processes(two_hosts)
+            strike = kill_all_at_once if name == "host" else FAULTS[name].strike
             strike(two_hosts)
             seconds = seconds_until(lambda gone=victims: not any(map(_runs, gone)))
             # Now, and not before the blow: an epoch may end until it is felt.
@@ -84,18 +74,10 @@ def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path
 
 def start_lagged(hosts: list[ClusterHost], folder: Path, num_epochs: int) -> Popen[bytes]:
     """Start to train so many epochs on hosts that do not wait for one another."""
-    settings = {
-        "dataset": toy_dataset(2),
-        "output": folder / "run",
-        "model.dimension": 16,
-        "negatives.num_uniform": 20,
-        "optimizer.lr": 0.3,
-        "training.batch_size": 32,
-        "training.num_epochs": num_epochs,
-        "training.synchronous": "false",
-        "training.max_lag": 2,
-        "checkpoint.every_batches": 4,
-    }
+    settings = {"dataset": toy_dataset(2), "output": folder / "run", "model.dimension": 16}
+    settings |= {"negatives.num_uniform": 20, "optimizer.lr": 0.3, "checkpoint.every_batches": 4}
+    settings |= {"training.batch_size": 32, "training.num_epochs": num_epochs}
+    settings |= {"training.synchronous": "false", "training.max_lag": 2}
     options = ["--num_trainers", "1", "--log_dir", str(folder / "logs")]
     return launch(hosts, folder, options, [TRAIN, *sets(settings)])
 

@@ -1,18 +1,15 @@
-"""The hosts that the other tests of this folder run on are what they seem."""
+"""What hosts of this folder share, which is nothing; the benchmark of several hosts runs."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
+import json
+import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cluster_hosts import SSH_PORTS, cluster_hosts
-
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"]
+import cluster
+from tests import warm
 
 
 def test_hosts_share_nothing(two_hosts):
@@ -27,33 +24,19 @@ def test_hosts_share_nothing(two_hosts):
     first.run(["rm", "note", "/dev/shm/segment"], check=True)
 
 
-def test_nobody_else_is_reached_or_let_in(two_hosts, tmp_path):
-    first, second = two_hosts
-    script = "tail -n +2 /proc/net/route; exec 3<>/dev/tcp/192.0.2.1/80"  # an address for documentation
-    done = first.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and "Network is unreachable" in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["eth0"]
-    # Some machines' networks take every connection: only sshd's own words would count.
-    with contextlib.suppress(OSError):
-        with socket.create_connection((first.address, SSH_PORTS[0]), timeout=2) as probe:
-            assert not probe.recv(64).startswith(b"SSH-2.0-")
-    key = tmp_path / "stranger"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    done = first.run([*SSH, "-i", key, second.address, "true"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 255 and "Permission denied" in done.stderr
-
-
-@pytest.mark.usefixtures("hosts_can_be_made")
-def test_nothing_outlives_the_block_even_when_it_fails():
-    interfaces = {name for _, name in socket.if_nameindex()}
-    with pytest.raises(ZeroDivisionError):
-        with cluster_hosts(2) as hosts:
-            job = hosts[1].popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
-            while len(hosts[1].processes()) < 3:
-                assert job.poll() is None
-            started = [*hosts[1].processes(), psutil.Process(job.pid)]
-            raise ZeroDivisionError
-    job.wait(20)
-    assert not [process for process in started if process.is_running()]
-    assert not hosts[0].folder.parent.exists()
-    assert {name for _, name in socket.if_nameindex()} == interfaces
+@pytest.mark.usefixtures("hosts_can_be_made", "warm_runners")
+def test_the_table_of_the_benchmark_compares_the_same_batches(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(warm.COPIED_BUILD, "1")
+    output = tmp_path / "figures.json"
+    sizes = "--num-entities 300 --num-triples 4000 --dimension 16 --batch-size 256"
+    rounds = f"--hosts 2 --rounds 1 --warm 1 --batches 4 --output {output} --systems"
+    systems = ["stock DGL", "stock DGL, helped", "exact"]
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *sizes.split(), *rounds.split(), *systems])
+    assert cluster.main() == 0
+    rows = json.loads(output.read_text())
+    assert [row["system"] for row in rows] == systems
+    assert all(row["num_hosts"] == 2 and row["wall_seconds"] > 0 for row in rows)
+    stock, helped, exact = (row["sent_bytes"] for row in rows)
+    assert exact > 16 and stock > 2 * helped > 32  # relations come again and again
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and lines[4].split(" | ")[6] == f"{exact / stock:.2f}"

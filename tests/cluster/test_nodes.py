@@ -1,7 +1,4 @@
-"""A job on two hosts without SSH, ``dglkge-launch --node_rank K`` on each: result, faults, IPv6.
-
-test_rendezvous.py has nodes that do not come, wrong secrets, and packets and launchers that are lost.
-"""
+"""A job on two hosts without SSH, ``dglkge-launch --node_rank K`` on each: result, faults, IPv6."""
 
 from __future__ import annotations
 
@@ -13,27 +10,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import h5py
-import numpy as np
-import psutil
 import pytest
+import torch
 
 from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import ClusterHost
-from cluster_jobs import SECRET, environment, job_process, launch, launch_node, node_log
+from cluster_jobs import SECRET, environment, job_process, launch, launch_node, launcher_process, node_log
+from dglkge.checkpoint import open_checkpoint
 from tests.cluster.conftest import end_all, finish, sets
 from tests.toy_kg import toy_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_runners")
 
 
-def start(
-    hosts: Sequence[ClusterHost],
-    folder: Path,
-    command: Sequence[str | Path],
-    *options: str,
-    ranks: Sequence[int] = (0, 1),
-) -> list[subprocess.Popen[bytes]]:
+def start(hosts, folder: Path, command, *options: str, ranks=(0, 1)) -> list[subprocess.Popen[bytes]]:
     """Start the same command on every host; outputs go to ``node<k>.log``."""
     limit = {"DGLKGE_TIMEOUT_SECONDS": "60"}
     return [launch_node(hosts[rank], rank, folder, options, command, limit) for rank in ranks]
@@ -41,17 +31,6 @@ def start(
 
 def text(folder: Path, rank: int) -> str:
     return node_log(folder, rank).read_text(encoding="utf-8", errors="replace")
-
-
-def node_process(host: ClusterHost) -> psutil.Process:
-    """Return dglkge-launch on a host: the oldest process there."""
-    return next(process for process in host.processes() if "dglkge.cli.launch" in process.cmdline())
-
-
-def table(folder: Path) -> np.ndarray:
-    (path,) = (folder / "checkpoint" / "latest").glob("embeddings_*_0.v*.h5")
-    with h5py.File(path) as file:
-        return np.asarray(file["embeddings"])
 
 
 def test_a_job_without_ssh_gives_the_result_of_one_over_ssh(two_hosts: list[ClusterHost], tmp_path: Path):
@@ -71,8 +50,8 @@ def test_a_job_without_ssh_gives_the_result_of_one_over_ssh(two_hosts: list[Clus
             assert statuses == [0, 0], text(folder, 0) + text(folder, 1)
             assert "trainer(s) on 10.77.0.1:" in text(folder, 0) and ", 10.77.0.2:" in text(folder, 0)
             assert (folder / "logs" / "trainer-1.log").exists()
-        results.append(table(folder / "run"))
-    assert np.allclose(*results, rtol=1e-4, atol=1e-5)
+        results.append(open_checkpoint(folder / "run")["entity"][:])
+    assert torch.allclose(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_faults(two_hosts: list[ClusterHost], tmp_path: Path):
@@ -90,9 +69,9 @@ def test_faults(two_hosts: list[ClusterHost], tmp_path: Path):
             if fault == "trainer":
                 job_process(two_hosts[1], "client").kill()
             elif fault == "signal":
-                node_process(two_hosts[1]).terminate()
+                launcher_process(two_hosts[1]).terminate()
             else:
-                node_process(two_hosts[1]).kill()
+                launcher_process(two_hosts[1]).kill()
                 nodes[-1].wait(60)
                 nodes += start(two_hosts, tmp_path, command, *options, ranks=(1,))
         assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
@@ -111,7 +90,6 @@ def test_faults(two_hosts: list[ClusterHost], tmp_path: Path):
 
 
 def test_a_rendezvous_over_ipv6(two_hosts: list[ClusterHost], tmp_path: Path):
-    """Nodes meet over IPv6; each gives its IPv4 address for the traffic of DGL and gloo."""
     nodes, command = [], training_command(toy_dataset(2), tmp_path / "run")
     for rank, host in enumerate(two_hosts):
         host.run(f"ip -6 address add fd77::{rank + 1}/64 dev eth0 nodad".split(), check=True)
@@ -152,7 +130,6 @@ def torchrun(hosts: Sequence[ClusterHost]) -> list[list[str]]:
 
 @pytest.mark.parametrize("starter", [mpirun, torchrun])
 def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type: ignore[no-untyped-def]
-    """``--node_rank auto``, with nodes that Open MPI or torchrun starts."""
     command = [*training_command(toy_dataset(2), tmp_path / "run"), *sets({"training.num_epochs": 2})]
     options = ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
     variables = {**environment(), "DGLKGE_SECRET": SECRET, "DGLKGE_TIMEOUT_SECONDS": "60"}

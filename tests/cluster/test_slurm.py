@@ -116,7 +116,6 @@ def slurm(hosts_can_be_made: None, tmp_path: Path) -> Iterator[Slurm]:
 
 
 def test_the_job_of_the_example(slurm: Slurm, tmp_path: Path):
-    """It trains on both nodes; after SIGTERM to all of them it has committed, and is queued again."""
     work, output = tmp_path / "work", tmp_path / "output.txt"
     work.mkdir()
     (work / "examples").symlink_to(REPOSITORY / "examples")

@@ -10,13 +10,12 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from cluster_faults import ALLOWED_SECONDS, seconds_until, wait_until_trained
 from cluster_hosts import ClusterHost
-from cluster_jobs import LAUNCHER_LOG, launch
+from cluster_jobs import LAUNCHER_LOG, launch, launcher_process
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from fault_sites import BATCH_SIZE, TwoDisks
@@ -31,17 +30,9 @@ pytestmark = pytest.mark.usefixtures("warm_runners")
 
 def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str, **fields: object):
     """Start or resume the job; the launcher and what belongs to the user are on the first host."""
-    settings = {
-        "dataset": "data",
-        "output": "run",
-        "model.dimension": 16,
-        "negatives.num_uniform": 20,
-        "training.batch_size": 48,
-        "training.num_epochs": NUM_EPOCHS,
-        "checkpoint.every_batches": 1,
-        "evaluation.split": "test",
-        **fields,
-    }
+    settings = {"dataset": "data", "output": "run", "model.dimension": 16, "negatives.num_uniform": 20}
+    settings |= {"training.batch_size": 48, "training.num_epochs": NUM_EPOCHS, "checkpoint.every_batches": 1}
+    settings |= {"evaluation.split": "test", **fields}
     options = ["--num_trainers", "1", "--sync", "--log_dir", "logs", *more]
     return launch(hosts, folder, options, ["train.py", *sets(settings)], launcher_host=first)
 
@@ -50,16 +41,11 @@ def partitions(host: ClusterHost) -> set[str]:
     return {path.name for path in (host.folder / "data").rglob("part[0-9]*") if path.is_dir()}
 
 
-@pytest.fixture(autouse=True)
-def clear(two_hosts: list[ClusterHost]) -> None:
-    """Remove what another test has left on the hosts."""
-    for host in two_hosts:
+def prepare(hosts: list[ClusterHost]) -> None:
+    """Give the first host what belongs to the user, and remove what another test has left."""
+    for host in hosts:
         for path in host.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def prepare(hosts: list[ClusterHost]) -> None:
-    """Give the first host what belongs to the user."""
     shutil.copytree(toy_dataset(2), hosts[0].folder / "data")
     shutil.copy(REPOSITORY / "examples" / "train.py", hosts[0].folder)
 
@@ -87,10 +73,6 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
     assert torch.equal(run["entity"][:], kept["entity"][:])
 
 
-def launcher_of(host: ClusterHost) -> psutil.Process:
-    return next(process for process in host.processes() if "dglkge.cli.launch" in process.cmdline())
-
-
 def test_a_job_goes_on_with_its_hosts_in_another_order(two_hosts, tmp_path):
     """It is stopped, loses a connection, then its launcher, in whose folder the versions lie, then these."""
     first, second = two_hosts
@@ -100,7 +82,7 @@ def test_a_job_goes_on_with_its_hosts_in_another_order(two_hosts, tmp_path):
     try:
         wait_until_trained(run / "stats.jsonl", 3, job, log)
         assert partitions(second) == {"part1"}
-        launcher_of(first).send_signal(signal.SIGTERM)
+        launcher_process(first).send_signal(signal.SIGTERM)
         assert job.wait(60) == 143, log.read_text()
         version = open_checkpoint(run)
         done, batches = version.meta.progress["finished_epochs"], version.meta.progress["batches_done"]
@@ -111,7 +93,7 @@ def test_a_job_goes_on_with_its_hosts_in_another_order(two_hosts, tmp_path):
 
         job = start([second, first], first, tmp_path, "--max_restarts", "1")
         wait_for_version(first, version.version + 2, job, log)
-        clients = [process for process in launcher_of(first).children() if process.name() == "ssh"]
+        clients = [process for process in launcher_process(first).children() if process.name() == "ssh"]
         min(clients, key=lambda process: process.create_time()).kill()  # that of the node program
         deadline = time.monotonic() + 60
         while log.read_text().count("resumed: ") < 2:
@@ -155,12 +137,12 @@ def check_result(hosts: list[ClusterHost]) -> None:
 
 @pytest.mark.timeout(600)
 def test_reordered_hosts_lose_nothing_that_was_published(two_hosts, tmp_path):
+    prepare(two_hosts)
     random.seed(3)
     dataset = toy_dataset(2)
     num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
     site = TwoDisks(tmp_path, dataset, num_batches, LIMIT_SECONDS, two_hosts)
     trials = run_trials(site, ["launcher", "host"])
-    assert [(trial.fault, trial.wrong, trial.lost_commits) for trial in trials] == [
-        ("kill -9 of the launcher", "", 0),
-        ("kill -9 of all on a host", "", 0),
-    ]
+    faults = ("kill -9 of the launcher", "kill -9 of all on a host")
+    results = [(trial.fault, trial.wrong, trial.lost_commits) for trial in trials]
+    assert results == [(fault, "", 0) for fault in faults]

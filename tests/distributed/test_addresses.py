@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import socket
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
 from dglkge.distributed import addresses, dgl_compat
-from dglkge.distributed.addresses import (
-    DEFAULT_PORT,
-    Machine,
-    hold_usable_address,
-    listening_ports,
-    read_ip_config,
-    wait_until_listening,
-    write_ip_config,
-)
-from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.addresses import Machine, hold_usable_address, listening_ports, wait_until_listening
 from dglkge.errors import InputError
 
 FIRST, SECOND = Machine("10.0.0.1"), Machine("10.0.0.2")
 ACCEPTED = [
     ("10.0.0.1", [FIRST]),
-    ("10.0.0.1\n10.0.0.2\n", [FIRST, SECOND]),
     ("10.0.0.1 20000 4", [Machine("10.0.0.1", 20000, 4)]),
     ("\n\n  10.0.0.1\t 20000  \n\n\t\n", [Machine("10.0.0.1", 20000)]),
     ("# the cluster\n10.0.0.1 # the first\n#10.0.0.9\n10.0.0.2 1#x\n", [FIRST, Machine("10.0.0.2", 1)]),
@@ -44,14 +32,11 @@ REFUSED = [
     ("10.0.0.1\n\n# x\n10.0.0.300\n", 4, "'10.0.0.300' is no IPv4 address"),
     ("010.0.0.1.2", 1, "is no IPv4 address"),
     ("0.0.0.0", 1, "0.0.0.0 is the address of no single machine"),
-    ("255.255.255.255", 1, "is the address of no single machine"),
     ("::1 30050", 1, "IPv4 only, so give the machine"),
     ("10.0.0.1:30050", 1, "a port stands apart"),
     ("-node", 1, "'-node' is neither an IPv4 address nor a host name"),
-    ("n\u00f6de", 1, "is neither an IPv4 address nor a host name"),
     ("$(reboot)", 1, "is neither an IPv4 address nor a host name"),
     ("10.0.0.1 http", 1, "'http' is no port; expected a whole number of 1 to 65535"),
-    ("10.0.0.1 0", 1, "'0' is no port"),
     ("10.0.0.1 65536", 1, "'65536' is no port"),
     ("10.0.0.1 \u0663", 1, "is no port"),
     ("10.0.0.1 30050 0", 1, "'0' is no number of servers"),
@@ -70,12 +55,12 @@ def path(tmp_path: Path) -> Path:
 def test_every_harmless_spelling_gives_the_machines_in_the_order_of_the_lines(path: Path) -> None:
     """And DGL's own parser, which knows no blank lines and no third column, finds them in our file."""
     rpc = pytest.importorskip("dgl.distributed.rpc", reason="dgl is not installed")
-    assert FIRST.port == DEFAULT_PORT == 30050
+    assert FIRST.port == addresses.DEFAULT_PORT == 30050
     for text, expected in ACCEPTED:
         path.write_bytes(text.encode())
-        machines = read_ip_config(path)
+        machines = addresses.read_ip_config(path)
         assert machines == expected, text
-        write_ip_config(path, machines)
+        addresses.write_ip_config(path, machines)
         assert path.read_text() == "".join(f"{machine.address} {machine.port}\n" for machine in expected)
         if "localhost" not in text and "example" not in text:
             servers = rpc.read_ip_config(str(path), 2)
@@ -90,7 +75,7 @@ def test_every_harmless_spelling_gives_the_machines_in_the_order_of_the_lines(pa
 def test_a_malformed_line_is_named(path: Path, text: str, line: int, message: str) -> None:
     path.write_bytes(text.encode())
     with pytest.raises(InputError) as caught:
-        read_ip_config(path)
+        addresses.read_ip_config(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert message in str(caught.value)
 
@@ -99,8 +84,6 @@ def test_a_malformed_line_is_named(path: Path, text: str, line: int, message: st
     ("content", "message"),
     [
         (None, r"config\.txt: No such file .*; expected one line 'ip \[port\]'"),
-        (b"", "names no machine"),
-        (b"\n\n", "names no machine"),
         (b"# nothing but words\n", "names no machine"),
         (b"10.0.0.1\n\xff\xfe", r"not UTF-8 text \(byte 9\)"),
     ],
@@ -109,7 +92,7 @@ def test_files_that_name_no_machine(path: Path, content: bytes | None, message: 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        read_ip_config(path)
+        addresses.read_ip_config(path)
 
 
 def test_all_ports_are_waited_for(tmp_path: Path) -> None:
@@ -150,38 +133,20 @@ def test_where_no_way_leads_to_the_machine_loopback_is_used(monkeypatch: pytest.
 
 
 def test_dgl_calls_own_clients_once_they_listen_and_others_after_a_moment() -> None:
-    """Short sleeps stay; then all is put back."""
-    log: list[Any] = []
-
-    def connect(address: str, port: str, client: int, group: int) -> bool:
-        log.append((address, client, group))
-        return True
-
-    server = SimpleNamespace(time=time, rpc=SimpleNamespace(connect_receiver=connect))
+    calls = Mock()
+    server = SimpleNamespace(time=time, rpc=SimpleNamespace(connect_receiver=calls.connect))
     with socket.socket() as client:
         client.bind(("127.0.0.1", 0))
-
-        def listen_late() -> None:
-            log.append("listens")
-            client.listen()
-
-        later = threading.Timer(0.1, listen_late)
-        with dgl_compat.without_sleep(server, log.append):
+        own, other = ("127.0.0.1", str(client.getsockname()[1]), 5, 0), ("192.0.2.1", "30050", 0, 0)
+        later = threading.Timer(0.1, lambda: (calls.listen(), client.listen()))
+        with dgl_compat.without_sleep(server, calls.sleep):
             server.time.sleep(3)
             server.time.sleep(1)
             later.start()
-            assert server.rpc.connect_receiver("127.0.0.1", str(client.getsockname()[1]), 5, 0)
-            for number in (0, 1):
-                server.rpc.connect_receiver("192.0.2.1", "30050", number, 0)  # RFC 5737: nobody's
+            for address in (own, other, other):
+                server.rpc.connect_receiver(*address)
         later.join()
-    others = [("192.0.2.1", number, 0) for number in (0, 1)]
-    assert log == [1, "listens", ("127.0.0.1", 5, 0), dgl_compat.REMOTE_PAUSE_SECONDS, *others]
-    assert server.time is time and server.rpc.connect_receiver is connect
-
-
-def test_dgl_still_sleeps_where_it_is_replaced() -> None:
-    rpc_server = dgl.distributed.rpc_server
-    source = inspect.getsource(rpc_server)
-    assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source and "rpc.connect_receiver(" in source
-    assert {"sleep"} == {word.partition("(")[0] for word in source.split("time.")[1:]}
-    assert rpc_server.rpc is dgl.distributed.rpc
+    connected = [call.connect(*address) for address in (own, other, other)]
+    pause = call.sleep(dgl_compat.REMOTE_PAUSE_SECONDS)
+    assert calls.mock_calls == [call.sleep(1), call.listen(), connected[0], pause, *connected[1:]]
+    assert server.time is time and server.rpc.connect_receiver is calls.connect

@@ -14,19 +14,7 @@ import pytest
 
 from dglkge.cli.jobs import _send
 from dglkge.distributed import jobs
-from dglkge.distributed.jobs import (
-    Claims,
-    JobEntry,
-    Registration,
-    claims_of_others,
-    job_of_segment,
-    job_prefix,
-    live_jobs,
-    matching_jobs,
-    parse_bytes,
-    process_start,
-    remove_stale_entries,
-)
+from dglkge.distributed.jobs import JobEntry, Registration, claims_of_others, job_prefix, live_jobs
 from dglkge.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,20 +43,19 @@ entry = Registration(job, sys.argv[1])
 
 
 def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
-    """Another process's entry is read; after kill -9 it is stale, refuses nobody, and is removed."""
     with holder(HOLDS_ENTRY, str(tmp_path), ONE) as pid:
         (entry,) = live_jobs(str(tmp_path))
         assert (entry.job, entry.user, entry.pid) == (ONE, "eve", pid)
-        assert 0 < process_start(os.getpid()) <= process_start(pid)
+        assert 0 < jobs.process_start(os.getpid()) <= jobs.process_start(pid)
         words = rf"{ONE} of user eve, launcher pid 5 on here; wait for it, end it \(dglkge job stop {ONE}\)"
         with pytest.raises(InputError, match=f"^/runs/one is in use: another job writes there, job {words}"):
             Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
     assert live_jobs(str(tmp_path)) == []
-    assert job_of_segment(f"{job_prefix(ONE)}0~x-kvdata-") == ONE
+    assert jobs.job_of_segment(f"{job_prefix(ONE)}0~x-kvdata-") == ONE
     for other in (f"dglkge-job-{ONE}.json", "node~_N~emb_0-kvdata-", f"dglkge-{ONE}"):
-        assert job_of_segment(other) == ""
+        assert jobs.job_of_segment(other) == ""
     second = Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
-    remove_stale_entries(str(tmp_path))
+    jobs.remove_stale_entries(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [f"dglkge-job-{TWO}.json"]
     second.release()
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +83,7 @@ def test_a_lock_that_is_kept_holds_no_job_up(tmp_path: Path, monkeypatch, caplog
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
 def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
+    launcher = {"launcher_pid": os.getpid(), "launcher_started": jobs.process_start(os.getpid())}
     held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
     os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
     Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path)).release()
@@ -112,7 +99,7 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
     """Segments that exist count as taken, not the asking job's own plan, nor that of ended jobs."""
     folder = str(tmp_path)
     entry = Registration(JobEntry(ONE, shared_memory_bytes=10 * 2**20, memory_bytes=2**50), folder)
-    assert claims_of_others(ONE, folder) == Claims()
+    assert claims_of_others(ONE, folder) == jobs.Claims()
     assert claims_of_others("", folder).shared_memory_bytes == 10 * 2**20
     (tmp_path / f"{job_prefix(ONE)}0~table").write_bytes(b"x" * 2**22)
     (tmp_path / f"{job_prefix(TWO)}0~table").write_bytes(b"x" * 2**22)
@@ -123,7 +110,7 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
     entry.update(memory_bytes=1)
     assert claims_of_others(TWO, folder).memory_bytes == 0
     entry.release()
-    assert claims_of_others(TWO, folder) == Claims()
+    assert claims_of_others(TWO, folder) == jobs.Claims()
 
 
 def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +123,13 @@ def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "run": [first], "link/": [first], ONE: [first], "00000000000000b": [second], "0": [first, second],
         "13": [second], "other": [], "": [],
     }.items():  # fmt: skip
-        assert matching_jobs(text, [first, second]) == expected, text
+        assert jobs.matching_jobs(text, [first, second]) == expected, text
 
 
 def test_sizes() -> None:
     sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kib": 1536, "77": 77, "2T": 2 << 40}
     sizes |= {"64MB": 64_000_000, "1.5 GiB": 3 << 29, "2gb": 2 * 10**9, ".5 kB ": 500, "9b": 9}
-    assert {text: parse_bytes(text) for text in sizes} == sizes
+    assert {text: jobs.parse_bytes(text) for text in sizes} == sizes
     for text in ("", "G", "0", "-1G", "4X", "1e3", "GB", "2XB", "two", "2,5GB", "2GB RAM"):
         with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
-            parse_bytes(text)
+            jobs.parse_bytes(text)

@@ -27,10 +27,8 @@ LIMIT_SECONDS = 60
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.1)
-    monkeypatch.setattr(leases, "POLL_SECONDS", 0.01)
+    for name, seconds in (("GRACE", 0.2), ("EXPIRY", 1.0), ("RENEW", 0.1), ("POLL", 0.01)):
+        monkeypatch.setattr(leases, f"{name}_SECONDS", seconds)
 
 
 def taker(folder: Path, **options: str) -> LeaseTaker:
@@ -128,7 +126,6 @@ def test_a_job_that_lost_its_lease_may_not_publish(tmp_path: Path) -> None:
 
 
 def test_a_job_shares_its_lease(tmp_path: Path) -> None:
-    """Its machines with one another, and with its launcher."""
     nonce = new_nonce()
     first, second = (LeaseTaker(tmp_path, nonce).take() for _ in range(2))
     assert (first.is_holder, second.is_holder) == (True, False)

@@ -70,7 +70,6 @@ def test_leaving_at_once() -> None:
 
 
 def test_signals_that_stay_ignored() -> None:
-    """Those that were, and all in DGL's shutdown."""
     for number in STOP_SIGNALS:
         before, stop = signal.signal(number, signal.SIG_IGN), StopRequest()
         try:

@@ -190,7 +190,6 @@ def test_a_graph_that_cannot_be_opened_is_no_membership(monkeypatch: pytest.Monk
 
 
 def test_what_runs_in_the_background_is_finished_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    """One that cannot be finished does not hide the failure."""
     finished = []
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="asked to fail"), join() as cluster:
         cluster.on_leave(lambda: finished.append("left"))

@@ -38,16 +38,13 @@ def test_every_rank_of_a_cluster_knows_its_machine() -> None:
         ({"RANK": ""}, "the launcher's variable RANK is ''; expected a whole number"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
         ({"WORLD_SIZE": "5"}, "every machine must run the same number of trainers"),
-        ({"LOCAL_WORLD_SIZE": "0"}, "do not fit"),
         ({"RANK": "4"}, "do not fit"),
         ({"LOCAL_RANK": "0"}, "RANK=3 does not fit LOCAL_RANK=0, LOCAL_WORLD_SIZE=2"),
-        ({"MASTER_PORT": ""}, "the launcher's variable MASTER_PORT is ''; expected a whole number"),
         ({"DGLKGE_TIMEOUT_SECONDS": "soon"}, "DGLKGE_TIMEOUT_SECONDS is 'soon'; expected seconds above 0"),
-        ({"DGLKGE_TIMEOUT_SECONDS": "0"}, "DGLKGE_TIMEOUT_SECONDS is '0'"),
     ],
 )
 def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+    with pytest.raises(InputError, match=message):
         World.detect(launched(**changes))
 
 
@@ -56,7 +53,6 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
     [
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2: torchrun"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4: mpirun"),
-        ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE is 4: mpirun"),
         ({"PMI_SIZE": "3"}, "PMI_SIZE is 3: mpirun"),
         ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS is 4: srun"),
         ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 4: srun"),
@@ -83,10 +79,6 @@ def test_a_process_that_another_launcher_started_alone_may_train(variables) -> N
     assert World.detect(variables) == World()
 
 
-def failing(error: Exception) -> Callable[[], Any]:
-    return Mock(side_effect=error)
-
-
 def outcomes(works: list[Callable[[], Any]]) -> list[Any]:
     texts: list[str] = [""] * len(works)
     threads = Threads(len(works))
@@ -109,13 +101,13 @@ def outcomes(works: list[Callable[[], Any]]) -> list[Any]:
 @pytest.mark.parametrize("kind", [InputError, CheckpointError, StorageError])
 def test_all_raise_the_first_error_of_its_kind(kind: type[Exception]) -> None:
     assert outcomes([lambda: 1, lambda: None, lambda: "c"]) == [1, None, "c"]
-    errors = outcomes([lambda: 1, failing(kind("no room")), failing(InputError("later"))])
+    errors = outcomes([lambda: 1, Mock(side_effect=kind("no room")), Mock(side_effect=InputError("later"))])
     assert [(type(error), str(error)) for error in errors] == [(kind, "rank 1: no room")] * 3
 
 
 def test_errors_of_rank_0_and_bugs() -> None:
     """Rank 0 is not named; a kind without constructor is its base; a bug is not sent to others."""
-    errors = outcomes([failing(InputErrors(["a", "b"])), lambda: 1])
+    errors = outcomes([Mock(side_effect=InputErrors(["a", "b"])), lambda: 1])
     assert [(type(error), str(error)) for error in errors] == [(InputError, "a; b")] * 2
     with pytest.raises(ZeroDivisionError):
-        agree(lambda text: pytest.fail("sent"), failing(ZeroDivisionError()))
+        agree(lambda text: pytest.fail("sent"), Mock(side_effect=ZeroDivisionError))

@@ -85,21 +85,18 @@ class LaunchedJob:
         self.launcher.wait(TIMEOUT_SECONDS)
         return "\n".join(self.shown)
 
-    def process(self, role: str, number: int) -> psutil.Process:
+    def process(self, role: str, number: str) -> psutil.Process:
         """Find the process of a trainer or server, not its node program."""
         variable = {"trainer": "RANK", "server": "DGL_SERVER_ID"}[role]
         for child in psutil.Process(self.launcher.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.environ().get(variable) == str(number):
+                if child.environ().get(variable) == number:
                     return child
         raise AssertionError(f"{role} {number} does not run")
 
-    def processes_in_folder(self) -> list[psutil.Process]:
-        return processes_in(self.folder)
-
     def await_none_left(self) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while (running := self.processes_in_folder()) and time.monotonic() < deadline:
+        while (running := processes_in(self.folder)) and time.monotonic() < deadline:
             psutil.wait_procs(running, timeout=1)
         assert not running
 
@@ -130,12 +127,6 @@ def node_program() -> Iterator[NodeConnection]:
 
 @pytest.fixture
 def session() -> Iterator[NodeConnection]:
-    with node_program() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def shared_session() -> Iterator[NodeConnection]:
     with node_program() as opened:
         yield opened
 
@@ -180,13 +171,7 @@ class RunningProgram:
         self.program.stdin.write(encode(Call(task, arguments)))
 
     def start(
-        self,
-        code: str,
-        *environments: dict[str, str],
-        number: int = 1,
-        before: str = "",
-        prepare: str = "id",
-        shared: Mapping[str, str] = {},
+        self, code: str, *environments: dict[str, str], number=1, before="", prepare="id", shared=()
     ) -> None:
         """Start a process for each environment, with the numbers from ``number`` on."""
         text = f"import sys; from dglkge.launch.fork_server import serve\n{before}\nserve({prepare})\n{code}"
@@ -194,9 +179,9 @@ class RunningProgram:
         for key, _ in processes:
             self.pids.pop(key, None)
             self.outputs.pop(key, None)
-        command = [sys.executable, "-c", text]
+        command, environment = [sys.executable, "-c", text], dict(shared)
         self.send(
-            "start", command=command, processes=processes, environment=dict(shared), folder=str(self.folder)
+            "start", command=command, processes=processes, environment=environment, folder=str(self.folder)
         )
 
     def _read(self, num_bytes: int) -> bytes:
@@ -298,13 +283,7 @@ def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJo
     """Start jobs: ``launch(options, script or its path, *arguments)``; PYTHONPATH decides about imports."""
     jobs: list[LaunchedJob] = []
 
-    def start(
-        options: list[str],
-        script: str | Path,
-        *arguments: str,
-        starter: Sequence[str] = (),
-        **environment: str,
-    ) -> LaunchedJob:
+    def start(options: list[str], script: str | Path, *arguments: str, starter=(), **environment: str):
         if isinstance(script, str):
             path = tmp_path / f"script_{len(jobs)}.py"
             path.write_text(script)
@@ -319,8 +298,7 @@ def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJo
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.launcher.pid, signal.SIGKILL)
         job.launcher.wait(TIMEOUT_SECONDS)
-    psutil.wait_procs(processes_in(tmp_path), timeout=10)
-    survivors = processes_in(tmp_path)
+    survivors = psutil.wait_procs(processes_in(tmp_path), timeout=10)[1]
     for process in survivors:
         process.kill()
     assert not survivors

@@ -27,9 +27,8 @@ def as_first_process() -> list[str]:
     reason = "unshare is not installed"
     for more in ([], ["--map-root-user"]) if shutil.which("unshare") else ():
         command = [shutil.which("unshare"), *more, *NEW_PIDS]
-        done = subprocess.run(
-            [*command, sys.executable, "-c", ""], capture_output=True, text=True, timeout=60
-        )
+        test = [*command, sys.executable, "-c", ""]
+        done = subprocess.run(test, capture_output=True, text=True, timeout=60)
         if done.returncode == 0:
             return command
         reason = done.stderr.strip()
@@ -65,8 +64,6 @@ def test_a_low_limit_of_open_files_is_raised_or_named(launch, tmp_path: Path, li
         if status == 0:
             assert output.count("trains") == 8
             shutil.rmtree(tmp_path / "logs")
-    assert output == (
-        "dglkge-launch: error: each process of a job of 9 needs 73 open files, and the limit is 40: raise "
-        "it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
-    )
+    words = "dglkge-launch: error: each process of a job of 9 needs 73 open files, and the limit is 40: raise"
+    assert output.startswith(words) and "\n" not in output
     assert not (tmp_path / "logs").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import threading
@@ -22,14 +21,15 @@ from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.connection import Events, NodeConnection
 from dglkge.launch.remote.protocol import Call, Reply
 from dglkge.launch.remote.run_store import RunFolder
-from tests.launch.conftest import TIMEOUT_SECONDS, outcome, planned_process
+from tests.launch.conftest import TIMEOUT_SECONDS, node_program, outcome, planned_process
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
 
 
-@pytest.fixture
-def session(shared_session: NodeConnection) -> NodeConnection:
-    return shared_session
+@pytest.fixture(scope="module")
+def session() -> Iterator[NodeConnection]:
+    with node_program() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -56,7 +56,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """Every name, byte, mode and time arrives; what has not changed is not sent again."""
     there, back = tmp_path / "there", tmp_path / "back"
     for name, size in {"empty": 0, "blocks": (9 << 20) + 5, "one block": 4 << 20}.items():
         (here / name).write_bytes(os.urandom(size))
@@ -78,7 +77,6 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
 
 
 def test_links_pipes_and_unfinished_files(session: NodeConnection, tmp_path: Path) -> None:
-    """A machine keeps them; of the launcher's links, what they lead to is sent."""
     there, back, again = (tmp_path / name for name in ("there", "back", "again"))
     (there / "deep.tmp").mkdir(parents=True)
     for name in ("trackers.json", "trackers.json.106.tmp", "deep.tmp/whole", "deep.tmp/part.h5.tmp"):
@@ -107,7 +105,6 @@ def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_pa
 
 
 def test_unfinished_files_of_a_broken_copy_go(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """The next copy removes those to which nothing was written for long, and no other's."""
     there, old = tmp_path / "there", time.time() - file_transfer.ABANDONED_SECONDS - 1
     there.mkdir()
     names = [temporary_file("x", new_nonce()), temporary_file("y", new_nonce()), "z.tmp"]
@@ -119,24 +116,6 @@ def test_unfinished_files_of_a_broken_copy_go(session: NodeConnection, here: Pat
     assert {path.name for path in there.glob("*.tmp")} == set(names[1:])
 
 
-def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path: Path) -> None:
-    """Also files of one name: the last one stays, whole."""
-    for machine in "ab":
-        (tmp_path / machine).mkdir()
-        (tmp_path / machine / f"{machine}.log").write_text(machine)
-        (tmp_path / machine / "both.log").write_bytes(machine.encode() * 3_000_000)
-
-    async def both() -> None:
-        folders = [str(tmp_path / name) for name in ("a", "b")]
-        copies = (file_transfer.copy_files(session, str(tmp_path / "back"), folder) for folder in folders)
-        await asyncio.gather(*copies)
-
-    wait(both())
-    copied = contents(tmp_path / "back")
-    assert sorted(copied) == ["a.log", "b.log", "both.log"]
-    assert copied["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
-
-
 def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot send .*absent: there is no such file"):
         send(session, here, tmp_path, "absent")
@@ -146,9 +125,7 @@ def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Pa
     back = tmp_path / "back"
     back.mkdir()
     (back / "deep").write_text("in the way")
-    with pytest.raises(
-        InputError, match=rf"^cannot write {back}/deep/er/file: (File exists|Not a directory)$"
-    ):
+    with pytest.raises(InputError, match=rf"^cannot write {back}/deep/er/file: (File exi|Not a dir)"):
         fetch(session, here, back)
     assert not list(back.rglob("*.tmp"))
 
@@ -158,10 +135,9 @@ def test_a_blocked_disk_does_not_hold_the_launcher(session, tmp_path, monkeypatc
     blocked = threading.Event().wait
     monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)
     monkeypatch.setitem(file_transfer.TASKS, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "large").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "large").write_bytes(b"x" * 3_000_000)
     with pytest.raises(InputError, match=r"copied from or to here: nothing moved for 1 s; is a disk blocked"):
-        (send if stuck == "send_block" else fetch)(session, tmp_path / "here", tmp_path / "there")
+        (send if stuck == "send_block" else fetch)(session, tmp_path, tmp_path / "there")
     assert not list((tmp_path / "there").glob("large"))
 
 
@@ -200,9 +176,7 @@ def lease(tmp_path: Path) -> Iterator[Lease]:
     taken.release()
 
 
-def run_trainer(
-    session: NodeConnection, folder: Path, script: str, environment=VARIABLES, head: str = HEAD
-) -> str:
+def run_trainer(session: NodeConnection, folder: Path, script: str, environment=VARIABLES, head=HEAD) -> str:
     """Run a script as the writer of a machine; return what it printed once it has ended well."""
     events = Events()
     code = f"import sys; sys.argv.append({str(folder)!r})\n{head}{script}"
@@ -220,10 +194,7 @@ def test_files_go_to_the_launcher_and_back_whole(session, lease, tmp_path, monke
     (machine / "part.h5").write_bytes(content)
     (machine / "empty").touch()
     monkeypatch.setattr(session, "store", RunFolder(run, lease).answer)
-    out = run_trainer(
-        session,
-        machine,
-        """
+    script = """
 store.upload(here / "part.h5", "checkpoint/v1/part.h5")
 store.upload(here / "empty", "checkpoint/v1/empty")
 store.write("checkpoint/v1/names.json", b"[1]" * 2000)
@@ -235,9 +206,8 @@ print(sorted(store.sizes("checkpoint").items()), store.num_bytes, store.url)
 store.remove("checkpoint/v2/names.json")
 for work, name in ((store.read, "none"), (store.remove, "none"), (lambda n: store.copy(n, "x"), "none")):
     print(error_of(work, name))
-""",
-    )
-    lines = out.splitlines()
+"""
+    lines = run_trainer(session, machine, script).splitlines()
     assert "('checkpoint/v1/empty', 0), ('checkpoint/v1/names.json', 6000)" in lines[0]
     assert "('checkpoint/v1/part.h5', 5500)" in lines[0] and lines[0].endswith(f":{run}")
     assert lines[1:] == [f"FileNotFoundError: [Errno 2] {os.strerror(errno.ENOENT)}"] * 3
@@ -252,16 +222,12 @@ def test_a_machine_that_has_the_launchers_folder_sends_nothing(session, lease, t
     (run / "checkpoint").mkdir()
     (run / "checkpoint" / "part.h5").write_bytes(b"rows")
     monkeypatch.setattr(session, "store", RunFolder(run, lease).answer)
-    out = run_trainer(
-        session,
-        run,
-        """
+    script = """
 store.upload(here / "checkpoint" / "part.h5", "checkpoint/part.h5")
 store.copy("checkpoint/part.h5", "checkpoint/part.h5")
 print(store.num_bytes, store.read("checkpoint/part.h5"))
-""",
-    )
-    assert out == "0 b'rows'\n"
+"""
+    assert run_trainer(session, run, script) == "0 b'rows'\n"
 
 
 @pytest.fixture
@@ -283,12 +249,6 @@ def test_a_machine_writes_nowhere_else(put, tmp_path, name):
     assert (tmp_path / "a run" / "lease.json").read_bytes() == before
 
 
-def test_what_is_no_request_is_answered(lease, tmp_path):
-    for task, arguments in (("format", {}), ("get", {"name": "x"}), ("sizes", {"folder": 3})):
-        reply = RunFolder(tmp_path / "a run", lease).answer(Call(task, arguments))
-        assert reply.error.startswith(f"{task} failed: ")
-
-
 def test_a_launcher_that_has_lost_its_lease_writes_nothing(put, lease, tmp_path):
     run = tmp_path / "a run"
     assert put("stats.jsonl").error is None
@@ -302,7 +262,6 @@ def test_a_launcher_that_has_lost_its_lease_writes_nothing(put, lease, tmp_path)
 
 
 def test_a_full_disk_is_reported_with_its_number(put, monkeypatch):
-    """The trainer takes it for what its own disk would have said."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(file_transfer, "open", Mock(side_effect=full), raising=False)
     reply = put("x")

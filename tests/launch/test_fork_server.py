@@ -51,24 +51,22 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
     job = launch(options, TELL, *hard, PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 0, output
-    told = {}
+    draws = []
     for planned in plan:
         role, number = planned["name"].split()
         name = f"{'client' if role == 'trainer' else role}-{number}"
-        facts = told[planned["name"]] = json.loads((tmp_path / f"{name}.json").read_text())
-        expected = {**planned["environment"]}
-        drawn = expected.keys() & {"DGLKGE_JOB", "DGLKGE_SEGMENTS", "MASTER_PORT", "DGL_IP_CONFIG"}
+        facts = json.loads((tmp_path / f"{name}.json").read_text())
+        draws += facts["draws"]
+        environment = planned["environment"]
+        drawn = environment.keys() & {"DGLKGE_JOB", "DGLKGE_SEGMENTS", "MASTER_PORT", "DGL_IP_CONFIG"}
+        expected = {key: value for key, value in environment.items() if key not in drawn}
         for variables in (facts["environment"], facts["shown"]):
-            assert {key: variables.get(key) for key in expected.keys() - drawn} == {
-                key: value for key, value in expected.items() if key not in drawn
-            }
-            assert drawn <= variables.keys()
+            assert expected.items() <= variables.items() and drawn <= variables.keys()
         assert fork_server.VARIABLE not in facts["environment"]
-        assert f"told by {name}.json" in (tmp_path / f"logs/{role}-{number}.log").read_text()
-        assert "and on stderr" in (tmp_path / f"logs/{role}-{number}.log").read_text()
+        log = (tmp_path / f"logs/{role}-{number}.log").read_text()
+        assert f"told by {name}.json" in log and "and on stderr" in log
         assert facts["imported"] == ["torch", "dgl"]  # before the fork
-        assert facts["threads"] == (2 if role == "trainer" else 1)
-        assert facts["native threads"] == 1
+        assert (facts["threads"], facts["native threads"]) == (2 if role == "trainer" else 1, 1)
         assert facts["arguments"] == [str(tmp_path / "script_1.py"), *hard]
         assert (facts["name"], facts["path"]) == ("__main__", str(tmp_path))
         assert (facts["folder"], facts["input"]) == (str(tmp_path), "")
@@ -77,19 +75,17 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
         assert facts["cores"] == sorted(os.sched_getaffinity(0))
         assert facts["files"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
         assert "dglkge.launch.node_program" in facts["parent"]
-    assert len({draw for facts in told.values() for draw in facts["draws"]}) == 6
+    assert len(set(draws)) == 6
 
 
-def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path) -> None:
-    (tmp_path / "broken" / "torch").mkdir(parents=True)
-    (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is not here')")
-    options = [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"]
-    options += [f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"]
+def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "torch.py").write_text("raise ImportError('libc10.so is not here')")
+    options = ["--num_trainers=1", f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"]
     job = launch(options, "print('not reached')", PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "ImportError: libc10.so is not here" in output and "not reached" not in output
-    assert "ImportError: libc10.so" in (tmp_path / "logs/server-0.log").read_text()
     assert "on 127.0.0.1 ended with status 1" in output
 
 
@@ -117,10 +113,8 @@ def test_what_is_imported_before_a_fork() -> None:
     assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("module", ["dglkge.cli.launch", "dglkge.launch.node_program"])
-def test_the_launcher_starts_without_numpy(module: str) -> None:
-    """Each would import it before the processes of a job can start."""
-    code = f"import sys; sys.modules['numpy'] = None; import {module}"
+def test_the_launcher_starts_without_numpy() -> None:
+    code = "import sys; sys.modules['numpy'] = None; import dglkge.cli.launch, dglkge.launch.node_program"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -141,7 +135,6 @@ def test_a_signal_during_imports(program: RunningProgram, number: int) -> None:
 
 
 def test_the_fork_server_is_killed_during_imports(program: RunningProgram) -> None:
-    """For example because memory is short: no process has been started, and the log has its last line."""
     code = "import os; print('Illegal instruction', flush=True); os._exit(9)"
     program.start("pass", prepare=f"lambda environment: exec({code!r})")
     (gone,) = program.until(GONE)
@@ -157,28 +150,17 @@ def test_what_imports_print_is_in_the_log_of_the_process_they_are_for(program: R
     assert program.outputs == {1: b"start\nimport a\nown a\n", 2: b"import b\nown b\n"}
 
 
-def test_variables_that_have_no_room_are_left_out(program: RunningProgram) -> None:
-    code = "import os; print(len(os.environ['LONG']), open('/proc/self/environ').read().count('LONG'))"
-    program.start(code, {"LONG": "x" * 9000})
-    program.until(GONE)
-    assert program.outputs[1] == b"9000 0\n"
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-def test_no_more_processes(program: RunningProgram, failing: int) -> None:
+def test_no_more_processes(program: RunningProgram) -> None:
     before = (
-        "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
+        "import os; real = os.fork\n"
         "def fork():\n"
-        "    calls.append(1)\n"
-        f"    if len(calls) == {failing}: raise BlockingIOError(11, 'no more processes')\n"
-        "    return real()\n"
-        "f.os.fork = fork\n"
+        "    os.fork = real\n"
+        "    raise BlockingIOError(11, 'no more processes')\n"
+        "os.fork = fork\n"
     )
     program.start("print('ran')", {}, {}, before=before)
     errors = {change.process: change.error for change in program.until(GONE, 2) if hasattr(change, GONE)}
-    assert errors[1] == ("no more processes" if failing == 1 else "it was killed at its start")
-    if failing == 1:
-        assert (errors[2], program.outputs[2]) == (None, b"ran\n")
+    assert errors == {1: "no more processes", 2: None} and program.outputs[2] == b"ran\n"
 
 
 def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.CompletedProcess:
@@ -190,7 +172,6 @@ def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.C
     "body",
     [
         "print(sys.argv, __name__, __file__, sys.path[0], neighbour.VALUE)",
-        "sys.exit()",
         "sys.exit(3)",
         "sys.exit('no luck')",
         "raise ValueError('broken')",
@@ -214,18 +195,16 @@ def test_like_python(tmp_path: Path, body: str) -> None:
 
 
 def test_module(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "main.py").write_text("import sys\nfrom package import main\nprint(__name__, sys.argv[1:])\n")
-    expected, got = (run(["-m", "package.main", "x", "-m"], tmp_path, runner) for runner in (False, True))
-    assert got.stdout == expected.stdout == "package.main ['x', '-m']\n__main__ ['x', '-m']\n"
-    assert got.returncode == 0
+    (tmp_path / "package").mkdir()
+    text = "import sys\nfrom package import main\nprint(__name__, sys.argv[1:])\n"
+    (tmp_path / "package" / "main.py").write_text(text)
+    for runner in (False, True):
+        done = run(["-m", "package.main", "x", "-m"], tmp_path, runner)
+        assert (done.stdout, done.returncode) == ("package.main ['x', '-m']\n__main__ ['x', '-m']\n", 0)
 
 
 def test_hanging_exit_handler_is_cut_short(tmp_path: Path) -> None:
     """A handler that waits for ever does not keep a failed process alive, nor its children's pipes."""
-    (tmp_path / "script.py").write_text(
-        "import atexit, threading\natexit.register(threading.Event().wait)\nraise SystemExit(7)\n"
-    )
+    text = "import atexit, threading\natexit.register(threading.Event().wait)\nraise SystemExit(7)\n"
+    (tmp_path / "script.py").write_text(text)
     assert run(["script.py"], tmp_path).returncode == 7

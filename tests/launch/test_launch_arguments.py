@@ -10,13 +10,7 @@ import pytest
 from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
 from dglkge.launch.arguments import build_parser, parse_arguments
-from dglkge.launch.remote.node import (
-    DEFAULT_PORT,
-    NodePlace,
-    first_host,
-    host_and_port,
-    node_place,
-)
+from dglkge.launch.remote.node import DEFAULT_PORT, NodePlace, first_host, host_and_port, node_place
 
 
 @pytest.mark.parametrize(
@@ -25,13 +19,10 @@ from dglkge.launch.remote.node import (
         (["train.py"], ("train.py",)),
         (["train.py", "--num_trainers", "3", "-m", "x"], ("train.py", "--num_trainers", "3", "-m", "x")),
         (["--num_trainers", "3", "train.py", "--", "a b", "$c;'\""], ("train.py", "--", "a b", "$c;'\"")),
-        (["-m", "package.module", "--json"], ("-m", "package.module", "--json")),
         (["--json", "-m", "package.module"], ("-m", "package.module")),
         (["--json", "--", "-odd name.py", "x"], ("-odd name.py", "x")),
         (["--extra_envs", "A=B", "C=d e=f", "train.py", "X=Y"], ("train.py", "X=Y")),
         (["--extra_envs", "train.py"], ("train.py",)),
-        (["--extra_envs=A=B", "train.py"], ("train.py",)),
-        (["--num-trainers=3", "train.py"], ("train.py",)),
     ],
 )
 def test_script_and_all_after_it_is_the_scripts(arguments: list[str], command: tuple[str, ...]) -> None:
@@ -41,7 +32,6 @@ def test_script_and_all_after_it_is_the_scripts(arguments: list[str], command: t
 @pytest.mark.parametrize(
     ("arguments", "name", "value"),
     [
-        (["--num_trainers", "3"], "num_trainers", (3, 3)),
         (["--num-trainers=2:5"], "num_trainers", (2, 5)),
         (["--ip-config=my-file.txt"], "ip_config", "my-file.txt"),
         (["--extra-envs", "A=b=c", "D=", "E=f g"], "extra_envs", {"A": "b=c", "D": "", "E": "f g"}),
@@ -63,16 +53,12 @@ def test_values_of_options(monkeypatch, arguments: list[str], name: str, value: 
     [
         ([], "no script was given; expected: dglkge-launch [options] script.py args..."),
         (["--num-tainers=2", "train.py"], "unknown option '--num_tainers'; did you mean '--num_trainers'"),
-        (["-x", "train.py"], "unknown option '-x'"),
-        (["--num_trainers"], "--num_trainers: expected one argument"),
         (["--num_trainers", "0", "train.py"], "--num_trainers: '0' is no whole number of 1 to 4096"),
-        (["--num_servers", "99999", "train.py"], "--num_servers: '99999' is no whole number"),
         (["--num_trainers", "3:2", "train.py"], "'3:2': the first number is above the second"),
         (["--num_trainers", "2:", "train.py"], "'' is no whole number of 1 to 4096"),
         (["--stop_seconds", "nan", "train.py"], "'nan' is no number of seconds from 0 to 86400"),
         (["--extra_envs=oops", "train.py"], "--extra_envs: oops has no value here; expected NAME=VALUE or"),
         (["--extra_envs=o.o=a", "train.py"], "--extra_envs: 'o.o' is no name of a variable"),
-        (["--json=1", "train.py"], "--json"),
         (["-m"], "-m needs a module"),
     ],
 )
@@ -127,7 +113,6 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
         (AUTO, TORCHRUN, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
         (AUTO, {**SRUN, **TORCHRUN}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
         ({**AUTO, "rendezvous": "svc"}, MPIRUN, NodePlace(0, 2, "svc", DEFAULT_PORT)),
-        ({**AUTO, "rendezvous": "svc"}, {**SRUN, **MPIRUN}, NodePlace(0, 2, "svc", DEFAULT_PORT)),
         ({**AUTO, "nodes": 3, "rendezvous": "svc"}, SRUN, NodePlace(1, 3, "svc", DEFAULT_PORT)),
         ({**LISTED, **AUTO}, SRUN, NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
         ({**GIVEN, **AUTO}, {"JOB_COMPLETION_INDEX": "1"}, NodePlace(1, 2, "a", DEFAULT_PORT)),
@@ -143,11 +128,9 @@ def test_place(options: dict[str, Any], environment: dict[str, str], expected: N
     ("options", "message"),
     [
         ({"nodes": 2}, "--nodes needs --node_rank"),
-        ({"address": "10.0.0.1"}, "--address needs --node_rank"),
         ({"node_rank": "3"}, "--node_rank 3 of 3 nodes; allowed are 0 to 2"),
         ({"node_rank": "0", "nodes": 2}, "--nodes needs --rendezvous host:port"),
         ({**LISTED, "nodes": 2}, "--nodes and --ip_config exclude"),
-        ({"node_rank": "0", "address": "10.0.0.1"}, "--address and ip_config.txt exclude"),
         ({**GIVEN, "rendezvous": "a:b"}, "'a:b' is no host"),
         ({**GIVEN, "address": "::1"}, "DGL's sockets are IPv4 only"),
         ({**GIVEN, "address": "127.0.0.1"}, "no address at which"),
@@ -167,7 +150,6 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         ({**SRUN, "SLURM_LOCALID": "1"}, "SLURM_LOCALID is 1: SLURM has started several .*tasks-per"),
         ({**TORCHRUN, "LOCAL_RANK": "1"}, "torchrun --nproc-per-node=1"),
         ({**SRUN, "SLURM_NODEID": "x"}, "the variable SLURM_NODEID is 'x'; expected a whole number"),
-        ({**SRUN, "SLURM_NNODES": "0"}, "variable SLURM_NNODES is '0'; expected a whole number of at least"),
         ({**SRUN, "SLURM_STEP_ID": ""}, "on one of 4 nodes only; .* with srun --ntasks-per-node=1"),
         ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4 and SLURM_NNODES is 4; ranks count from 0"),
     ],

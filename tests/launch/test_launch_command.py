@@ -19,7 +19,7 @@ import pytest
 
 from dglkge.cli import launch as command
 from dglkge.launch.machine import usable_cores
-from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS
+from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS, processes_in
 
 SHARED = Path("/dev/shm")
 WAITS = """
@@ -54,19 +54,15 @@ def segments() -> str:
 def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_config: Path) -> None:
     """--json summarises on the last line; logs lie in logs/<time>-<pid>; the third column counts servers."""
     ip_config.write_text(f"\n# here\n127.0.0.1 {free_port} 2  \r\n\r\n")
-    script = (
-        "import os; print(os.environ['DGL_NUM_SERVER'], open(os.environ['DGL_IP_CONFIG']).read().split(), "
-        "os.environ['DGLKGE_LOG_DIR'])"
-    )
-    job = launch(["--json"], script)
+    values = "os.environ['DGL_NUM_SERVER'], open(os.environ['DGL_IP_CONFIG']).read().split()"
+    job = launch(["--json"], f"import os; print({values}, os.environ['DGLKGE_LOG_DIR'])")
     summary = json.loads(job.finish().splitlines()[-1])
     num_trainers = min(8, usable_cores())
     names = ["server 0", "server 1", *(f"trainer {i}" for i in range(num_trainers))]
     assert [process["name"] for process in summary["processes"]] == names
     assert {process["status"] for process in summary["processes"]} == {0}
     (log_dir,) = (tmp_path / "logs").iterdir()
-    assert summary["log_dir"] == str(log_dir)
-    assert log_dir.name.endswith(f"-{job.launcher.pid}")
+    assert summary["log_dir"] == str(log_dir) and log_dir.name.endswith(f"-{job.launcher.pid}")
     lines = (log_dir / "launcher.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line) for line in lines)
     assert lines[-1].split(" ", 1)[1].startswith("all processes ended well after ")
@@ -75,7 +71,6 @@ def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_co
 
 
 def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
-    """-m and --workspace: module, ip_config and part_config are sought in the workspace."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "ip.txt").write_text(f"localhost {free_port}\n")
@@ -94,9 +89,7 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
         ("in_background", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], 1),
     ],
 )
-def test_a_signal_leaves_nothing(
-    launch, segments: str, light_path: str, request, surroundings: str, numbers: list[int], status: int
-) -> None:
+def test_a_signal_leaves_nothing(launch, segments, light_path, request, surroundings, numbers, status):
     """No process, no grandchild, no shared memory; signals that were ignored at the start stay ignored."""
     request.getfixturevalue(surroundings)
     job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=light_path)
@@ -106,7 +99,7 @@ def test_a_signal_leaves_nothing(
     output = job.finish()
     assert job.launcher.returncode == status
     assert [name for name in ("SIGINT", "SIGHUP", "SIGTERM") if name in output] == [numbers[-1].name]
-    assert job.processes_in_folder() == []
+    assert processes_in(job.folder) == []
 
 
 def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str, light_path: str):
@@ -128,14 +121,10 @@ def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segme
 
 @pytest.mark.usefixtures("in_foreground")
 @pytest.mark.parametrize(
-    ("number", "status", "words"),
-    [
-        (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 1, "stopped by SIGTERM"),  # 143 means that a state is committed
-        (signal.SIGHUP, 129, "stopped by SIGHUP"),
-    ],
+    ("number", "status", "words"), [(2, 130, "interrupted"), (15, 1, "stopped by SIGTERM")]
 )
 def test_a_stop_between_two_attempts(launch, number: int, status: int, words: str) -> None:
+    """143 would mean that a state is committed."""
     job = launch(["--num_trainers", "1", "--max_restarts", "9"], "raise SystemExit(7)")
     job.wait_for("restart 1 of 9 in 1 s")
     job.launcher.send_signal(number)
@@ -153,20 +142,14 @@ def test_reader_that_goes_away(launch, tmp_path: Path) -> None:
     assert len((log_dir / "trainer-0.log").read_text().splitlines()) == 20000
 
 
-SAVES = """
-import signal, sys
-signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
-print("waits", flush=True)
-while True: signal.pause()
-"""
-
-
 @pytest.mark.usefixtures("in_foreground", "ip_config")
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_terminal_that_is_closed(tmp_path: Path, light_path: str, is_ignored: bool) -> None:
     """SIGHUP lets trainers commit; under nohup the job goes on without its terminal, to its end."""
     waits = "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
-    script = waits + "for i in range(5000): print('line', i)" if is_ignored else SAVES
+    saves = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(143)))\n"
+    saves += "print('waits', flush=True)\nwhile True: signal.pause()"
+    script = waits + "for i in range(5000): print('line', i)" if is_ignored else saves
     (tmp_path / "script.py").write_text(SERVERS_LEAVE + script)
     options = ["--num_trainers", "1", "--log_dir", "logs", "script.py"]
     pid, terminal = pty.fork()
@@ -220,22 +203,18 @@ def test_dry_run_starts_and_writes_nothing(tmp_path, ip_config, capsys):
         (["absent.py"], "there is no script 'absent.py' in "),
         (["python3", "train.py"], "'python3' is no script: give the script and its arguments as separate"),
         (["python3 train.py --x"], "without 'python' and without quotes around them all; "),
-        (["--ip_config", "absent.txt", "train.py"], "absent.txt: No such file or directory"),
         (["--ip_config", "mixed.txt", "train.py"], "the others cannot reach a loopback address"),
         (["--ip_config", "twice.txt", "train.py"], "names this machine 2 times (127.0.0.1, 127.0.0.2)"),
-        (["--ip_config", "bad.txt", "train.py"], "bad.txt:2: 'x' is no port"),
         (["--part_config", "two.json", "train.py"], "two.json has 2 partitions and ip_config has 1 machines"),
-        (["--log_dir", "train.py", "train.py"], "cannot write logs to "),
+        (["--log_dir", "FOLDER/train.py", "train.py"], "cannot write logs to "),
     ],
 )
 def test_bad_input(tmp_path, ip_config, capsys, arguments, message):
     (tmp_path / "train.py").touch()
     (tmp_path / "mixed.txt").write_text("127.0.0.1\n192.0.2.7\n")
     (tmp_path / "twice.txt").write_text("127.0.0.1\n127.0.0.2\n")
-    (tmp_path / "bad.txt").write_text("127.0.0.1\n127.0.0.2 x\n")
     (tmp_path / "two.json").write_text('{"num_parts": 2}')
-    if "--log_dir" in arguments:
-        arguments = [*arguments[:1], str(tmp_path / "train.py"), *arguments[2:]]
+    arguments = [word.replace("FOLDER", str(tmp_path)) for word in arguments]
     status = command.main(["--workspace", str(tmp_path), *arguments])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")

