@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -53,6 +54,24 @@ def fetch(session: NodeConnection, there: Path, here: Path) -> int:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in file_transfer.file_names(str(folder))}
+
+
+def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path: Path) -> None:
+    """Also files of one name: the last one stays, whole."""
+    for machine in "ab":
+        (tmp_path / machine).mkdir()
+        (tmp_path / machine / f"{machine}.log").write_text(machine)
+        (tmp_path / machine / "both.log").write_bytes(machine.encode() * 3_000_000)
+
+    async def both() -> None:
+        folders = [str(tmp_path / name) for name in ("a", "b")]
+        copies = (file_transfer.copy_files(session, str(tmp_path / "back"), folder) for folder in folders)
+        await asyncio.gather(*copies)
+
+    wait(both())
+    copied = contents(tmp_path / "back")
+    assert sorted(copied) == ["a.log", "b.log", "both.log"]
+    assert copied["both.log"] in (b"a" * 3_000_000, b"b" * 3_000_000)
 
 
 def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> None:

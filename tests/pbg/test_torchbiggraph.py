@@ -101,6 +101,19 @@ def dataset() -> Dataset:
     return Dataset.open(toy_dataset())
 
 
+def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal: bool) -> Path:
+    """Write a run with random rows; returns its folder."""
+    fields = {"dataset_path": str(dataset.path), "dataset_fingerprint": dataset.fingerprint, "dim": DIM}
+    fields["entity_types"] = {"entity": dataset.num_entities("entity")}
+    fields["operators"] = SCORE_FUNCTIONS.get(score_function).operators
+    meta = toy_meta(
+        score_function, dataset.relations.relations, reciprocal, optimizer="row_adagrad", **fields
+    )
+    names = {"entity": dataset.vocabulary("entity")}
+    save_toy(tmp_path / "run" / "checkpoint", meta, toy_tables(meta, finite=True), 1, names)
+    return tmp_path / "run"
+
+
 @pytest.mark.parametrize(("score_function", "reciprocal"), [
     ("complex", True), ("none_cos", False), ("translation_dot", True), ("diagonal_l2", False),
     ("linear_squared_l2", True), ("affine_cos", False), ("complex_diagonal_l2", True),
@@ -109,16 +122,28 @@ def dataset() -> Dataset:
     (f"{SEVERAL}_dot", False), (f"{SEVERAL}_cos", False), (f"{SEVERAL}_l2_bias", False),
 ])  # fmt: skip
 def test_it_evaluates_ours_and_gets_our_figures(score_function, reciprocal, dataset, tmp_path):
-    fields = {"dataset_path": str(dataset.path), "dataset_fingerprint": dataset.fingerprint, "dim": DIM}
-    fields["entity_types"] = {"entity": dataset.num_entities("entity")}
-    fields["operators"] = SCORE_FUNCTIONS.get(score_function).operators
-    meta = toy_meta(
-        score_function, dataset.relations.relations, reciprocal, optimizer="row_adagrad", **fields
-    )
-    run, names = tmp_path / "run", {"entity": dataset.vocabulary("entity")}
-    save_toy(run / "checkpoint", meta, toy_tables(meta, finite=True), 1, names)
+    run = random_run(tmp_path, dataset, score_function, reciprocal)
     edges = write_edges(tmp_path / "test", dataset.split("test"))
     ranks_alike(described(run / "checkpoint" / "latest"), edges, run)
+
+
+@pytest.mark.parametrize("score_function", ["complex", "complex_diagonal+translation+none+diagonal_dot"])
+def test_its_export_reads_ours(score_function: str, dataset: Dataset, tmp_path: Path) -> None:
+    """Its export fails at matrices, whoever wrote them."""
+    run = random_run(tmp_path, dataset, score_function, score_function == "complex")
+    edges = write_edges(tmp_path / "train", dataset.split("train"))
+    config = write_config(tmp_path / "c.py", described(run / "checkpoint" / "latest"), edge_paths=[edges])
+    outputs = [tmp_path / "entities.tsv", tmp_path / "relations.tsv"]
+    options = ("--entities-output", "--relation-types-output")
+    biggraph("export_to_tsv", config, *(word for pair in zip(options, map(str, outputs)) for word in pair))
+    checkpoint = open_checkpoint(run)
+    lines, of_relations = ([line.split("\t") for line in path.read_text().splitlines()] for path in outputs)
+    assert len(lines) == dataset.num_entities("entity")
+    for name, *numbers in lines:
+        assert np.allclose(np.array(numbers, float), checkpoint["entity"][name].numpy(), rtol=1e-5, atol=1e-6)
+    operators = checkpoint.meta.operators or ["complex_diagonal"] * len(checkpoint.relations)
+    with_parameters = {name for name, kind in zip(checkpoint.relations.labels, operators) if kind != "none"}
+    assert {name for name, *_ in of_relations} == with_parameters
 
 
 def check_written(folder: Path, version: int) -> None:
