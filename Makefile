@@ -35,7 +35,7 @@ help:  ## this list
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
-test: lint  ## lint, then every test: 13 to 20 minutes
+test: lint  ## lint, then every test: 11 to 18 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-fast: $(VENV)/installed  ## tests of the parts that start no job: 1 minute

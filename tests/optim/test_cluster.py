@@ -34,7 +34,7 @@ def expected(label: str, kind: str, dim: int, num_steps: int) -> Oracle:
         # Trainers with compiled loops understand those with the plain twins.
         (4, 2, 1, NUM_STEPS, {"kernels": ["auto", "reference"]}),
         (2, 1, 2, NUM_STEPS, {"kernels": ["reference"]}),
-        (3, 2, 2, MANY_STEPS, {}),
+        (3, 2, 2, NUM_STEPS, {}),
         # On systems that cannot share memory all goes through the network.
         (2, 1, 1, NUM_STEPS, {"num_cases": 2, "shared_memory": False}),
     ],
