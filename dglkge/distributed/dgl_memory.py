@@ -157,6 +157,7 @@ def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.d
     # As many mappings as a process may have are 65,530.
     file_bytes = FILE_BYTES * -(-num_bytes // (FILE_BYTES * MOST_FILES))
     folder, name = os.path.split(path)
+    # Before the first file: many would be made until the disk is full, beside other programs.
     if is_create and num_bytes > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -172,10 +173,11 @@ def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.d
 
     first = map_at(None, num_bytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = (ctypes.c_char * num_bytes).from_address(first)
-    weakref.finalize(memory, libc.munmap, first, num_bytes)
+    # Not at the exit of the process: other threads may still read the rows then.
+    weakref.finalize(memory, libc.munmap, first, num_bytes).atexit = False
     for number, start in enumerate(range(0, num_bytes, file_bytes)):
-        part, size = os.path.join(folder, f"{number}.{name}"), min(file_bytes, num_bytes - start)
-        part = part if number else path
+        part = os.path.join(folder, f"{number}.{name}") if number else path
+        size = min(file_bytes, num_bytes - start)
         descriptor = _create(part) if is_create else os.open(part, os.O_RDWR)
         try:
             if is_create:

@@ -54,7 +54,7 @@ class MappedFile:
 def find_mapped_files(address: int, num_bytes: int, maps: Path = MAPS) -> list[MappedFile]:
     """Return the files that are mapped at [address, address + num_bytes), in their order.
 
-    None if some of it is memory or deleted, or without Linux.
+    Empty if some of it is memory or deleted, or without Linux.
     """
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -161,10 +161,8 @@ class LiveEvaluator:
             return rows
         if world.trainers_per_machine == 1:
             return self._scored(table, shard.original_ids, rows)
-        with contextlib.ExitStack() as closing:
-            file = os.memfd_create(f"dglkge-ranking-{new_nonce()}")
-            closing.callback(os.close, file)
-            path = f"/proc/{os.getpid()}/fd/{file}"
+        with open(os.memfd_create(f"dglkge-ranking-{new_nonce()}"), "wb") as file:
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
             # The name as well: in another PID namespace the path is that of something else.
             texts = cluster.gather_texts(f"{os.readlink(path)}\n{path}")
             name, path = texts[world.machine * world.trainers_per_machine].split("\n")
