@@ -109,6 +109,7 @@ lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = When(OBJECTIVE, lambda value: value != NEGATIVE_SAMPLING)
 by_queries = component(OBJECTIVE, lambda member: member.by_queries)
 on_devices = has("tables.storage", DEVICE_STORAGE)
+off_devices = has("tables.storage", "memory", "disk")
 in_buckets = When("sampling.num_ranges", lambda value: value > 1)
 several_machines = When(MACHINES, lambda value: value > 1)
 reference = has("training.kernels", "reference")
@@ -227,7 +228,8 @@ ROWS: tuple[Row, ...] = (
         has("training.kernels", "reference")),
     row("training.staleness", only(0), "and only lookup exchange reads ahead",
         has("training.lookup", "kvstore")),
-    row(OBJECTIVE, only(NEGATIVE_SAMPLING), COMPILED, is_set("training.compile")),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), f"{COMPILED}, and updates with tables.storage device",
+        is_set("training.compile"), off_devices),
     row("training.kernels", only("auto"), COMPILED, is_set("training.compile")),
     *(row(field, allowed, "where it is not supported", on_devices)
       for field, allowed in (

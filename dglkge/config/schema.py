@@ -322,7 +322,9 @@ class TrainingConfig(Settings):
         "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
     )
     compile: bool = until_finished(
-        False, "compile scores and losses of sampled negatives by torch.compile, on device cuda or cpu_staged"
+        False,
+        "compile scores and losses of sampled negatives by torch.compile, on device cuda or cpu_staged, and "
+        "updates of rows with tables.storage device",
     )
     synchronous: bool = until_finished(
         True,

@@ -244,14 +244,16 @@ class DeviceTables:
         self._enter("update")
         active = [name in sums and (name in owned or self._open[name].is_active) for name in self._shards]
         steps = self.optimizer.count_step(active, number)
-        num_bad = np.zeros(len(steps) + 1, np.int64)
-        num_bad[-1] = extra
-        for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
-            if name in sums:
-                num_bad[place] = shard.update(step, *sums[name], self.is_compiled)
+        none = torch.zeros((), dtype=torch.int64, device=self.device)
+        num_bad = [
+            shard.update(step, *sums[name], self.is_compiled) if name in sums else none
+            for step, (name, shard) in zip(steps, self._shards.items())
+        ]
         self._is_changed = True
         self._enter("waiting")
-        *all_bad, extra_sum = self._host.sum(num_bad).tolist()
+        # Until here nothing has waited for the device.
+        numbers = np.array([*torch.stack(num_bad).tolist(), extra], np.int64)
+        *all_bad, extra_sum = self._host.sum(numbers).tolist()
         self.optimizer.report_nonfinite(np.array(all_bad, np.int64))
         return UpdateResult(extra_sum, factor)
 

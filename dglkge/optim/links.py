@@ -144,18 +144,21 @@ class RuleStep(NamedTuple):
             if counts is None:
                 raise ValueError("update_plain: the mean of gradients needs their numbers (counts)")
             gradient = gradient / counts[:, None]
-        limits = self.max_row_norm, self.weight_decay, self.kept, self.max_norm
-        return int(update_rows(self.rule, tables, targets, gradient, limits, self.lr, self.num_steps))
+        return int(self.update_there(tables, targets, gradient))
 
-    def update_compiled(self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor) -> Tensor:
-        """Update rows as :meth:`update_plain` in one pass, compiled by torch for any number of rows.
+    def update_there(
+        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, is_compiled: bool = False
+    ) -> Tensor:
+        """Update rows as :meth:`update_plain`, without waiting for their device.
 
-        The number of rows that were skipped is a tensor on the device of the rows.
+        The number of rows that were skipped is a tensor there. ``is_compiled``: in one pass, compiled by
+        torch for any number of rows.
         """
+        update = _compiled_update() if is_compiled else update_rows
         # A tensor: of a number torch would compile every value.
-        lr: Any = torch.tensor(self.lr, dtype=torch.float64)
+        lr: Any = torch.tensor(self.lr, dtype=torch.float64) if is_compiled else self.lr
         limits = self.max_row_norm, self.weight_decay, self.kept, self.max_norm
-        return _compiled_update()(self.rule, tables, targets, gradient, limits, lr, self.num_steps)
+        return update(self.rule, tables, targets, gradient, limits, lr, self.num_steps)
 
 
 Limits = tuple[float, float, float, float]

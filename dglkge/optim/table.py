@@ -201,8 +201,8 @@ class DeviceRows:
         for there, host in zip(self._there, self._host):
             host.copy_(there)
 
-    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor, is_compiled: bool) -> int:
-        """Apply an update rule on the device; returns how many rows were skipped as not finite.
+    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor, is_compiled: bool) -> Tensor:
+        """Apply an update rule; returns how many rows were skipped as not finite, both on the device.
 
         Parameters
         ----------
@@ -214,8 +214,8 @@ class DeviceRows:
         is_compiled : bool
             By torch.compile, in one pass.
         """
-        num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
+        rows_a_block = max(1, NUMBERS_A_BLOCK // gradient.shape[1])
+        num_bad = torch.zeros((), dtype=torch.int64, device=gradient.device)
         for some, sums in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
-            update = step.update_compiled if is_compiled else step.update_plain
-            num_bad += int(update(self._there, some, sums))
+            num_bad += step.update_there(self._there, some, sums, is_compiled)
         return num_bad

@@ -1,8 +1,7 @@
 """Edges, their order and their negatives on one device: what a trainer draws that is alone with its tables.
 
-The order and the negatives are those of :mod:`.triple_order` and :mod:`.negatives`, number by number: the
-functions of :mod:`dglkge.kernels.hashing` by torch's operations. Numbers of 64 bits without a sign are kept
-in int64: sums and products wrap around alike, and shifts are made logical ones.
+The order and the negatives are those of :mod:`.triple_order` and :mod:`.negatives`, number by number: on a
+GPU the functions of :mod:`dglkge.kernels.hashing` are kernels.
 """
 
 from __future__ import annotations
@@ -15,10 +14,13 @@ import torch
 from torch import Tensor
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.kernels.hashing import GOLDEN_GAMMA, combine
+from dglkge.kernels.hashing import below, combine, walk_all
 from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, ignore_phase
 from dglkge.sampling.negatives import UniformNegatives
+
+BLOCK = 1024
+"""Numbers that a program of a kernel computes."""
 
 
 def signed(word: int) -> int:
@@ -26,57 +28,38 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-_GAMMA, _FIRST, _SECOND = map(signed, (int(GOLDEN_GAMMA), 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_HALF, _LOW_BITS = 32, (1 << 32) - 1
+def window_rows(window: range, num: int, keys: np.ndarray, device: torch.device) -> Tensor:
+    """Return the triples (B,) int64 at consecutive positions, as of :func:`triple_order.inverse_permute`.
+
+    ``keys`` are those of the rounds. On a GPU by a kernel.
+    """
+    halves = triple_order.halves(num)
+    if device.type != "cuda":
+        rows = np.arange(window.start, window.stop)
+        walk_all(rows, num, *halves, keys, False)
+        return torch.from_numpy(rows)
+    return window_there(window, num, halves, torch.from_numpy(keys.view(np.int64)).to(device))
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shift words to the right and fill up with zeros."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+def window_there(window: range, num: int, halves: tuple[int, int], keys: Tensor) -> Tensor:
+    """Return :func:`window_rows` by the kernel."""
+    # Here and below: Triton comes with torch for GPUs only.
+    from dglkge.kernels.gpu import walk_back
+
+    rows = keys.new_empty(len(window))
+    grid = (-(-len(window) // BLOCK),)
+    walk_back[grid](rows, keys, window.start, len(window), num, *halves, num_rounds=len(keys), block=BLOCK)
+    return rows
 
 
-def split_mix(states: Tensor) -> Tensor:
-    """Return SplitMix64's output for each state; see :func:`dglkge.kernels.hashing.split_mix`."""
-    states = (states ^ _shifted(states, 30)) * _FIRST
-    states = (states ^ _shifted(states, 27)) * _SECOND
-    return states ^ _shifted(states, 31)
+def draw_there(node_ids: Tensor, before: int, number: int, num_chunks: int, num_negatives: int) -> Tensor:
+    """Return the negatives (C, N) of :class:`ChunkNegatives` by the kernel."""
+    from dglkge.kernels.gpu import draw_ids
 
-
-def extended(keys: Tensor, part: Tensor | int) -> Tensor:
-    """Return keys after one more whole number; see :func:`dglkge.kernels.hashing.combine`."""
-    return split_mix(keys + _GAMMA + part)
-
-
-def below(keys: Tensor, count: int, limit: int) -> Tensor:
-    """Draw numbers (C, count) from [0, limit) by keys (C,); see :func:`dglkge.kernels.hashing.below`."""
-    counters = torch.arange(count, device=keys.device) * _GAMMA
-    bits = split_mix(counters + keys[:, None])
-    high, low = _shifted(bits, _HALF), bits & _LOW_BITS
-    limit_high, limit_low = limit >> _HALF, limit & _LOW_BITS
-    first, second = high * limit_low, low * limit_high
-    carried = _shifted(low * limit_low, _HALF) + (first & _LOW_BITS) + (second & _LOW_BITS)
-    return high * limit_high + _shifted(first, _HALF) + _shifted(second, _HALF) + _shifted(carried, _HALF)
-
-
-def inverse_walk(values: Tensor, num: int, a: int, b: int, keys: list[int]) -> Tensor:
-    """Return the inverse permutation of values; see :func:`dglkge.kernels.hashing.walk_all`."""
-    left, right = values % a, values // a
-    for number in reversed(range(len(keys))):
-        key = signed(keys[number])
-        if number % 2 == 0:
-            left = (left + a - _draw(key, right, a)) % a
-        else:
-            right = (right + b - _draw(key, left, b)) % b
-    walked = right * a + left
-    is_outside = walked >= num
-    if is_outside.any():
-        # Cycle walking, as there: seldom more than a few values.
-        walked[is_outside] = inverse_walk(walked[is_outside], num, a, b, keys)
-    return walked
-
-
-def _draw(key: int, values: Tensor, limit: int) -> Tensor:
-    return _shifted(split_mix(values * _GAMMA + key), 1) % limit
+    drawn = node_ids.new_empty(num_chunks, num_negatives)
+    counts = drawn.numel(), num_negatives, len(node_ids)
+    draw_ids[(-(-drawn.numel() // BLOCK),)](drawn, node_ids, signed(before), number, *counts, block=BLOCK)
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -112,10 +95,9 @@ class DeviceBatches(EdgeBatches):
     ) -> DeviceBatch:
         enter("order")
         num, size = self.order.num_positions, self._options.batch_size
-        positions = torch.arange(index * size, min((index + 1) * size, num), device=self._there.device)
-        halves = triple_order.halves(num)
-        keys = triple_order.round_keys(self._options.seed, epoch).tolist()
-        rows = inverse_walk(positions, num, *halves, keys)
+        window = range(index * size, min((index + 1) * size, num))
+        keys = triple_order.round_keys(self._options.seed, epoch)
+        rows = window_rows(window, num, keys, self._there.device)
         enter("edges")
         heads, relations, tails = self._there[rows].T.to(torch.int64).contiguous()
         weights = None if self._weights_there is None else self._weights_there[rows]
@@ -136,33 +118,9 @@ class ChunkNegatives:
 
     def sample(self, epoch: int, batch: int, num_chunks: int) -> Tensor:
         """Return the node ids (C, N) of the negatives of the chunks of a batch."""
-        before = signed(combine(*self._key_of(epoch, batch)))
-        chunks = torch.arange(num_chunks, device=self._node_ids.device)
-        keys = extended(extended(chunks * 0 + before, chunks), self._number)
-        drawn = below(keys, self.num_negatives, len(self._node_ids))
-        return self._node_ids[drawn]
-
-
-def find_equal(ids: Tensor, negative_ids: Tensor) -> Tensor:
-    """Find the negatives that are the true answer itself.
-
-    Parameters
-    ----------
-    ids : (C * c,) int64 tensor
-        Of c queries of each chunk.
-    negative_ids : (C, N) int64 tensor
-
-    Returns
-    -------
-    (M,) int64 tensor
-        Places in the scores (C, c, N), row by row.
-    """
-    num_chunks, num_negatives = negative_ids.shape
-    ordered, order = negative_ids.sort(dim=1)
-    chunk_ids = ids.view(num_chunks, -1)
-    first, stop = (torch.searchsorted(ordered, chunk_ids, right=right).view(-1) for right in (False, True))
-    counts = stop - first
-    queries = torch.repeat_interleave(counts)
-    turns = torch.arange(len(queries), device=ids.device) - (counts.cumsum(0) - counts)[queries]
-    chunks = queries // chunk_ids.shape[1]
-    return queries * num_negatives + order[chunks, first[queries] + turns]
+        key, node_ids = self._key_of(epoch, batch), self._node_ids
+        if node_ids.is_cuda:
+            return draw_there(node_ids, combine(*key), self._number, num_chunks, self.num_negatives)
+        keys = [combine(*key, chunk, self._number) for chunk in range(num_chunks)]
+        drawn = [below(chunk_key, self.num_negatives, len(node_ids)) for chunk_key in keys]
+        return node_ids[torch.from_numpy(np.stack(drawn))]

@@ -148,11 +148,12 @@ class Parameters(ModelStateful, Protocol):
 class Gradients:
     """What an objective computes from the rows of a batch, besides their gradients.
 
-    ``loss`` is summed over this trainer's triples, regularizer included; ``candidates`` are gradients of rows
-    that are not of the plan, which this trainer owns; ``measures`` are sums of :data:`MEASURES`, if counted.
+    ``loss`` is summed over this trainer's triples, regularizer included, and may be a number on the device;
+    ``candidates`` are gradients of rows that are not of the plan, which this trainer owns; ``measures`` are
+    sums of :data:`MEASURES`, if counted.
     """
 
-    loss: float
+    loss: float | Tensor
     candidates: Sequence[RowGradients] = ()
     measures: Doubles = field(default_factory=lambda: np.zeros(0))
 

@@ -4,15 +4,38 @@ On a GPU ``index_add_`` has no fixed order, and torch's form that has one takes 
 and more. Here the rows are walked in the order of their sums, each program some of them: it adds every
 run of equal places but its first one to their sum. That one may have begun before: its part is kept as a row
 of its own. These rows, one for each program, are walked in the same way, until one program has all.
+
+A softmax over the negatives of a chunk (:func:`differentiate_chunks`) takes two kernels that hold no score in
+the GPU's memory, in the manner of Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention
+with IO-awareness". One runs over the candidates of a block of queries: it keeps the greatest score so far,
+the sum of powers relative to it, and the candidates weighted by these powers, and scales both sums down when
+a greater score comes. The other runs over the queries of a block of candidates, whose logarithms are known
+then, and computes the scores again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from dglkge.model.negative_terms import IGNORED_SCORE
+
 MOST_COLUMNS = 1 << 14
 """Scores of a query up to which a program of the kernel holds all of them."""
+
+MOST_NUMBERS = 256
+"""Numbers of a row up to which a program holds the rows of a block of queries, and of candidates."""
+
+AVERAGE = {"queries_a_block": 64, "candidates_a_block": 128, "num_warps": 4, "num_stages": 2}
+GRADIENTS = {**AVERAGE, "candidates_a_block": 64}
+"""Queries and candidates of a block, and warps and stages of a program, of each kernel: the fastest of twelve
+on an NVIDIA H100 with D = 100 and 1,000 queries and candidates."""
+
+SCORES_A_BLOCK = 1 << 28
+"""Scores that are held at a time without the kernels: 0.5 GiB in bfloat16."""
 
 
 def sum_by_place(rows: Tensor, places: Tensor, num_sums: int) -> Tensor:
@@ -31,7 +54,7 @@ def sum_by_place(rows: Tensor, places: Tensor, num_sums: int) -> Tensor:
 def sum_in_order(rows: Tensor, places: Tensor, num_sums: int) -> Tensor:
     """Return :func:`sum_by_place` by the kernel."""
     # Here: Triton comes with torch for GPUs only.
-    from dglkge.step.gpu_kernels import COLUMNS, LENGTH, sum_runs
+    from dglkge.kernels.gpu import COLUMNS, LENGTH, sum_runs
 
     length, width = LENGTH.value, rows.shape[1]
     sums = rows.new_zeros(num_sums, width)
@@ -62,7 +85,7 @@ def share_scores(scores: Tensor) -> Tensor:
 def share_in_one_pass(scores: Tensor) -> Tensor:
     """Return :func:`share_scores` by the kernel."""
     # Here: Triton comes with torch for GPUs only.
-    from dglkge.step.gpu_kernels import share_row
+    from dglkge.kernels.gpu import share_row
 
     num, width = scores.shape
     logs = torch.empty(num, device=scores.device)
@@ -70,3 +93,84 @@ def share_in_one_pass(scores: Tensor) -> Tensor:
     num_warps = min(16, max(4, num_columns // 512))
     share_row[(num,)](scores, logs, width, num_columns=num_columns, num_warps=num_warps)
     return logs
+
+
+@dataclass(frozen=True)
+class ChunkedScores:
+    """Scores of queries (B, D) against the candidates (C, N, D) of their chunks, of ``chunk_size`` queries.
+
+    The last chunk may have fewer queries. A candidate that is the answer of the query itself, by ``answers``
+    (B,) and ``ids`` (C, N), both int32, is ignored.
+    """
+
+    queries: Tensor
+    candidates: Tensor
+    answers: Tensor
+    ids: Tensor
+    chunk_size: int
+
+    def runs(self) -> Iterator[tuple[slice, slice]]:
+        """Cut chunks of as many queries each into runs of queries and of chunks."""
+        size, num = self.chunk_size, self.candidates.shape[1]
+        whole, rest = divmod(len(self.queries), size)
+        most = max(1, SCORES_A_BLOCK // (size * num))
+        for first in range(0, whole, most):
+            stop = min(first + most, whole)
+            yield slice(first * size, stop * size), slice(first, stop)
+        if rest:
+            yield slice(whole * size, len(self.queries)), slice(whole, whole + 1)
+
+
+Weigh = Callable[[slice, Tensor], Tensor]
+"""Returns the factors (n,) of a run of queries, given the logarithms (n,) of the sums of their powers."""
+
+
+def differentiate_chunks(
+    chunks: ChunkedScores, dtype: torch.dtype, weigh: Weigh, candidate_gradients: Tensor
+) -> Tensor:
+    """Return the gradients (B, D) of queries, and add those of the candidates (C, N, D).
+
+    The gradient of a score is the candidate's share in the sum of the query's powers times the query's
+    factor. Products are computed in ``dtype``.
+    """
+    queries = chunks.queries
+    if queries.is_cuda and dtype == torch.bfloat16 and queries.shape[1] <= MOST_NUMBERS:
+        return differentiate_fused(chunks, dtype, weigh, candidate_gradients)
+    query_gradients = torch.empty_like(queries)
+    for run, some in chunks.runs():
+        block = queries[run].unflatten(0, (some.stop - some.start, -1))
+        candidates = chunks.candidates[some].to(dtype)
+        scores = block.to(dtype) @ candidates.mT
+        answers = chunks.answers[run].view(*block.shape[:2], 1)
+        scores.masked_fill_(answers == chunks.ids[some, None], IGNORED_SCORE)
+        weights = weigh(run, share_scores(scores.view(-1, scores.shape[2]))).view(answers.shape)
+        query_gradients[run] = (weights * (scores @ candidates)).view(-1, queries.shape[1])
+        candidate_gradients[some] += scores.mT @ (weights * block).to(dtype)
+    return query_gradients
+
+
+def differentiate_fused(
+    chunks: ChunkedScores, dtype: torch.dtype, weigh: Weigh, candidate_gradients: Tensor
+) -> Tensor:
+    """Return :func:`differentiate_chunks` by the kernels."""
+    # Here: Triton comes with torch for GPUs only.
+    from dglkge.kernels.gpu import add_candidate_gradients, average_candidates
+
+    (num, dim), (num_chunks, num_candidates) = chunks.queries.shape, chunks.ids.shape
+    # Rows of whole blocks of 32 bytes, with zeros behind the numbers.
+    width = max(16, 1 << (dim - 1).bit_length())
+    both = chunks.queries, chunks.candidates
+    rows = [part.new_zeros(*part.shape[:-1], width, dtype=dtype) for part in both]
+    for wide, part in zip(rows, both):
+        wide[..., :dim] = part
+    averages, logs = torch.empty_like(chunks.queries), chunks.queries.new_empty(num)
+    size = num, chunks.chunk_size, num_candidates, dim
+    operands = *rows, chunks.answers, chunks.ids
+    grid = (num_chunks * -(-chunks.chunk_size // AVERAGE["queries_a_block"]),)
+    average_candidates[grid](*operands, averages, logs, *size, width=width, **AVERAGE)
+    weights = weigh(slice(0, num), logs)
+    grid = (num_chunks * -(-num_candidates // GRADIENTS["candidates_a_block"]),)
+    add_candidate_gradients[grid](
+        *operands, weights, logs, candidate_gradients, *size, width=width, **GRADIENTS
+    )
+    return weights[:, None] * averages

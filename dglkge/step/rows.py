@@ -17,10 +17,12 @@ a synchronization, so no copy is still under way then.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +141,10 @@ class RowStore(ABC):
     def sent_bytes(self) -> int:
         """Bytes of ids and rows that this trainer sent to other machines."""
         return self._lookup.sent_bytes
+
+    def planning(self) -> AbstractContextManager[Any]:
+        """Return the context in which batches are drawn and planned."""
+        return contextlib.nullcontext()
 
     def prepare(self, plan: Plan) -> Plan:
         """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
@@ -286,7 +292,8 @@ class StagedRows(CopiedRows):
                 room = self.host[name].take("gradients", *merged.shape)
                 merged = room.copy_(merged, non_blocking=True)
             collected.append(RowGradients(name, rows.ids, merged))
-        self.device.backend.synchronize()
+        if self.host is not None:
+            self.device.backend.synchronize()
         return collected
 
 
@@ -298,9 +305,10 @@ class StagedStore(RowStore):
     def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
         super().__init__(tables, transforms)
         self._device = device
-        stream = device.backend.Stream()
+        # Of priority, so that what is small need not wait for a kernel that fills the device.
+        self._stream = device.backend.Stream(priority=-1)
         # Used in turn: while a batch computes, the ids of the next one are uploaded.
-        self._upload, self._spare_upload = Upload(device, stream), Upload(device, stream)
+        self._upload, self._spare_upload = (Upload(device, self._stream) for _ in range(2))
         # Of each table's rows and gradients.
         self._host = {name: Scratch(pinned=device.pins_memory) for name in tables}
         self._there = {name: Scratch(device.device) for name in tables}
@@ -308,6 +316,11 @@ class StagedStore(RowStore):
     @property
     def num_ahead(self) -> int:
         return 1
+
+    def planning(self) -> AbstractContextManager[Any]:
+        # What is planned on the device must not wait for the batch that computes. Its memory is used again
+        # after the step of its batch, which ends when the device has done it.
+        return self._device.backend.stream(self._stream)
 
     def prepare(self, plan: Plan) -> Plan:
         upload, self._spare_upload = self._spare_upload, self._upload

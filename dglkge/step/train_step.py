@@ -97,7 +97,8 @@ class LookAhead(EpochBatches):
         self.batches.begin(epoch, index)
         if self._next and (self._next[0][0].epoch, self._next[0][0].index) == (epoch, index):
             return self._next[0][0]
-        return self.batches.batch(epoch, index, enter)
+        with self.store.planning():
+            return self.batches.batch(epoch, index, enter)
 
     def plan(self, batch: TrainingBatch) -> Plan:
         """Return the plan of a batch."""
@@ -110,7 +111,8 @@ class LookAhead(EpochBatches):
         """Plan the batches that come next in the epoch, as many as the store fetches rows for."""
         stop = min(batch.index + 1 + self.store.num_ahead, len(self))
         for index in range(batch.index + 1 + len(self._next), stop):
-            following = self.batches.batch(batch.epoch, index, self.clock.enter)
+            with self.store.planning():
+                following = self.batches.batch(batch.epoch, index, self.clock.enter)
             plan = self._planned(following)
             self._next.append((following, plan))
             self.store.announce(plan)
@@ -118,7 +120,8 @@ class LookAhead(EpochBatches):
     def _planned(self, batch: TrainingBatch) -> Plan:
         """Draw the negatives of a batch, and start what its rows need."""
         self.clock.enter("negatives")
-        return self.store.prepare(self.objective.plan(batch))
+        with self.store.planning():
+            return self.store.prepare(self.objective.plan(batch))
 
 
 @dataclass
@@ -172,7 +175,7 @@ class TrainStep:
             parameters.update(update.clip_factor)
         # 7 count
         sent = self._sent_bytes() - sent
-        return StepResult(outcome.loss, outcome.measures, sent, is_skipped, update.extra_sum)
+        return StepResult(float(outcome.loss), outcome.measures, sent, is_skipped, update.extra_sum)
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""

@@ -69,7 +69,7 @@ class SplitLoss:
             batch = batches.batch(0, index)
             plan = store.prepare(objective.plan(batch))
             transforms.start_batch(plan.number)
-            sums += objective.gradients(plan, store.rows(plan))().loss, len(batch)
+            sums += float(objective.gradients(plan, store.rows(plan))().loss), len(batch)
         if self.job.dense is not None:
             self.job.dense.module.zero_grad(set_to_none=True)
         total, count = self.job.cluster.sum(sums)

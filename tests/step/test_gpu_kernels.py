@@ -14,10 +14,13 @@ from tests.toy_kg import REPOSITORY
 INTERPRETED = """
 import torch
 from triton.language import constexpr
-from dglkge.step import gpu_kernels
+import numpy as np
+from dglkge.kernels import gpu, hashing
+from dglkge.sampling import device_batches, triple_order
+from dglkge.step import reductions
 from dglkge.step.reductions import share_in_one_pass, share_scores, sum_in_order
-length, COLUMNS = 8, gpu_kernels.COLUMNS.value
-gpu_kernels.LENGTH = constexpr(length)
+length, COLUMNS = 8, gpu.COLUMNS.value
+gpu.LENGTH = constexpr(length)
 random = torch.Generator().manual_seed(1)
 for num, num_sums, width in [(1, 1, 1), (5, 5, 3), (length, 1, 2), (3 * length + 7, 1, 4), (3 * length, 3, 5),
                              (6 * length + 1, 15, COLUMNS + 3), (2 * length, 2 * length, 2)]:
@@ -35,6 +38,40 @@ for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)]:
     logs, expected_logs = share_in_one_pass(shares), share_scores(expected)
     torch.testing.assert_close(shares.float(), expected.float(), rtol=0, atol=tolerance)
     torch.testing.assert_close(logs, expected_logs)
+
+# Chunks: blocks with rests, one that is longer than a block, a query whose candidates are all its answer.
+for options in reductions.AVERAGE, reductions.GRADIENTS:
+    options.update(queries_a_block=16, candidates_a_block=16)
+for num, size, num_candidates, dim, num_ids in [(50, 20, 37, 10, 40), (40, 20, 16, 16, 500), (7, 9, 3, 5, 1)]:
+    num_chunks = -(-num // size)
+    queries, candidates = torch.randn(num, dim), torch.randn(num_chunks, num_candidates, dim)
+    answers, ids = (torch.randint(num_ids, shape, dtype=torch.int32)
+                    for shape in ((num,), (num_chunks, num_candidates)))
+    answers[1:] += num_ids == 1
+    chunks = reductions.ChunkedScores(queries, candidates, answers, ids, size)
+    true, factors, results = torch.randn(num), torch.rand(num), []
+    for differentiate in reductions.differentiate_fused, reductions.differentiate_chunks:
+        kept, gradients = torch.empty(num), torch.ones_like(candidates)
+
+        def weigh(run, logs):
+            kept[run] = logs
+            return (logs - torch.logaddexp(logs, true[run])).exp() * factors[run]
+
+        results.append((differentiate(chunks, torch.float32, weigh, gradients), gradients, kept))
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+device_batches.BLOCK = 64
+for num in [1, 2, 3, 10, 97, 12345, 10**6, 3 * 10**9]:
+    keys, window = torch.from_numpy(triple_order.round_keys(5, 3).view("i8")), range(max(0, num - 300), num)
+    rows = device_batches.window_there(window, num, triple_order.halves(num), keys)
+    assert (rows.numpy() == triple_order.inverse_permute(np.array(window), num, 5, 3)).all(), num
+for limit in [1, 2, 5_000]:
+    for before in hashing.combine(7), hashing.combine(8):
+        drawn, keys = device_batches.draw_there(torch.arange(limit) + 3, before, 2, 20, 100), [before] * 20
+        for parts in range(20), [2] * 20:
+            words = [(key + int(hashing.GOLDEN_GAMMA) + part) % 2**64 for key, part in zip(keys, parts)]
+            keys = [int(hashing.mix_word(np.uint64(word))) for word in words]
+        assert (drawn.numpy() == 3 + np.stack([hashing.below(key, 100, limit) for key in keys])).all()
 assert sum_in_order(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2).tolist() == [[0.0] * 3] * 2
 print("done")
 """
@@ -43,8 +80,10 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dglkge.step.gpu_kernels import share_row, sum_runs
-from dglkge.step.reductions import MOST_COLUMNS
+from dglkge.kernels.gpu import (
+    add_candidate_gradients, average_candidates, draw_ids, share_row, sum_runs, walk_back
+)
+from dglkge.step.reductions import AVERAGE, GRADIENTS, MOST_COLUMNS
 
 def compiled(kernel, types, values, num_warps):
     made = triton.compile(
@@ -61,6 +100,24 @@ for scores in ("*fp32", "*bf16"):
     types = dict(scores=scores, logs="*fp32", width="i32", num_columns="constexpr")
     for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
         compiled(share_row, types, dict(num_columns=num_columns), num_warps)
+words = "num", "chunk_size", "num_candidates", "dim"
+whole = "width", "queries_a_block", "candidates_a_block"
+common = dict(queries="*bf16", candidates="*bf16", answers="*i32", ids="*i32")
+sizes = {**dict.fromkeys(words, "i32"), **dict.fromkeys(whole, "constexpr")}
+for kernel, more, options in [
+    (average_candidates, dict(averages=rows, logs=rows), AVERAGE),
+    (add_candidate_gradients, dict(weights=rows, logs=rows, gradients=rows), GRADIENTS),
+]:
+    for width in (16, 256):
+        values = {"width": width, **{name: options[name] for name in whole[1:]}}
+        compiled(kernel, {**common, **more, **sizes}, values, options["num_warps"])
+for whole in ("i32", "i64"):
+    types = dict(rows="*i64", keys="*i64", **dict.fromkeys(("first", "num_values", "num", "a", "b"), whole),
+                 num_rounds="constexpr", block="constexpr")
+    compiled(walk_back, types, dict(num_rounds=6, block=1024), 4)
+    types = dict(drawn="*i64", node_ids="*i64", before="i64", number="i32",
+                 **dict.fromkeys(("num_drawn", "num_negatives", "num_ids"), whole), block="constexpr")
+    compiled(draw_ids, types, dict(block=1024), 4)
 print("done")
 """
 

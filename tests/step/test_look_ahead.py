@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,9 @@ class Parts:
     def plan(self, batch: Any) -> Plan:
         self.calls.append(f"plan {batch.index}")
         return Plan(number_of(batch), 1, {}, [])
+
+    def planning(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def prepare(self, plan: Plan) -> Plan:
         return plan

@@ -149,6 +149,8 @@ with training.compile=true training.device=cpu
 training.kernels=auto | training.compile is true... and training.device is cpu; allowed: cuda or cpu_staged
 with training.compile=true training.device=cpu_staged
 each training.objective=one_vs_all training.kernels=reference
+with training.compile=true training.device=cpu_staged tables.storage=device
+training.kernels=reference
 with tables.storage=device
 each training.device=auto training.device=cpu
 with tables.storage=device training.device=cpu_staged

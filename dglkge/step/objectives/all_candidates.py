@@ -26,7 +26,7 @@ from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
 from dglkge.step.objectives.shard_objective import Answers, ShardObjective
 from dglkge.step.planning import Plan
 from dglkge.step.rows import Transforms
-from dglkge.typing import Floats, Ids
+from dglkge.typing import Floats, Ids, Side
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class QueryOptions:
     """What queries are made of.
 
     ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the
-    row of each relation once; ``has_loops``: compiled loops may be used.
+    row of each relation once; ``has_loops``: compiled loops may be used; ``is_compiled``: by torch.compile.
     """
 
     model: KgeModel
@@ -162,6 +162,7 @@ class QueryOptions:
     relation_weight: float
     shares_relations: bool
     has_loops: bool
+    is_compiled: bool
 
 
 class ModelQueries(QueryMaker):
@@ -173,6 +174,24 @@ class ModelQueries(QueryMaker):
         self.shares_relations = options.shares_relations
         self._model, self._regularizer = options.model, options.regularizer
         self._relation_weight = options.relation_weight
+        # For any number of rows; each side is compiled by itself.
+        self._made = torch.compile(self._make, dynamic=True) if options.is_compiled else self._make
+
+    def _make(
+        self,
+        side: Side,
+        anchors: Tensor,
+        relations: Tensor,
+        answers: Tensor | None,
+        ids: Tensor | None,
+        places: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return queries (n, D), and their penalties (n,) if there is a regularizer."""
+        query = self._model.query(anchors, relations, side, ids, places)
+        if self._regularizer is None:
+            return query, None
+        rows_of_query = (anchors, relations, answers, side, query, places)
+        return query, self._regularizer.penalties(self._model, *rows_of_query)
 
 
 @dataclass

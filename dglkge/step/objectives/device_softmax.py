@@ -1,8 +1,8 @@
 """Softmax of inner products on a device: over negatives that are drawn there, or all candidates.
 
-Over negatives: the numbers of :class:`AutogradLoss`, for all chunks of a batch at once. Scores of all queries
-and negatives of a block of chunks are one batched product. One pass turns them into shares of the negatives
-in their own sum, and the gradients are two more products: what a query has besides is a factor of its row,
+Over negatives: the numbers of :class:`AutogradLoss`, for all chunks of a batch at once. Scores become shares
+of the negatives in their own sum, and gradients are products with these shares: what a query has besides is a
+factor of its row,
 
     loss_i = log(e^{p_i} + sum_j e^{s_ij}) - p_i,    d loss_i / d s_ij = w_i share_ij,
     share_ij = e^{s_ij - l_i},  l_i = log sum_j e^{s_ij},  w_i = e^{l_i - log(e^{p_i} + e^{l_i})},
@@ -24,51 +24,37 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
 from dglkge.planning.memory import KEPT_SHARES
-from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
+from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch
 from dglkge.step.contracts import Computation, Gradients, Objective, Rows
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
-from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place
+from dglkge.step.reductions import (
+    MOST_COLUMNS,
+    ChunkedScores,
+    differentiate_chunks,
+    share_scores,
+    sum_by_place,
+)
 from dglkge.typing import RELATION, Floats, Side
 
 NO_IDS = np.empty(0, np.int64)
 """Ids of places on a device: they are in the plan alone."""
-
-SCORES_A_BLOCK = 1 << 28
-"""Scores that are held at a time: 0.5 GiB in bfloat16."""
-
-
-@dataclass(frozen=True)
-class ChunkRun:
-    """Consecutive chunks of as many queries each: the queries of one side, and their numbers.
-
-    ``ignored`` are by side the places in the scores (num_chunks, c, N) of negatives that are the true answer.
-    """
-
-    queries: slice
-    chunks: slice
-    ignored: Mapping[Side, Tensor]
-
-    @property
-    def num_chunks(self) -> int:
-        """Number of the chunks."""
-        return self.chunks.stop - self.chunks.start
 
 
 @dataclass(frozen=True)
 class ChunkedGroup(PlannedGroup):
     """All edges of a batch, chunk by chunk, with the negatives (C * N,) of each chunk.
 
-    The negatives are the same object for both sides where they share them; ``is_loop`` (B,): head and tail
-    are the same entity; ``factors`` (B,) are those of the edges' losses.
+    The negatives are the same object for both sides where they share them; ``answers`` (B,) and
+    ``negative_ids`` (C, N) are ids; ``factors`` (B,) are those of the edges' losses.
     """
 
     heads: Places
     relations: Places
     tails: Places
-    is_loop: Tensor
     negatives: Mapping[Side, Places]
-    runs: list[ChunkRun]
+    answers: Mapping[Side, Tensor]
+    negative_ids: Mapping[Side, Tensor]
     factors: Tensor
 
 
@@ -93,7 +79,10 @@ class DeviceSoftmax(Objective):
     sent_bytes = 0
 
     def __post_init__(self) -> None:
-        self._scored = torch.compile(self._score) if self.computation.is_compiled else self._score
+        # Not the mapping: torch.compile does not look up members of an Enum.
+        self._sides = tuple(self.samplers)
+        compiles = self.computation.is_compiled
+        self._scored = torch.compile(self._score, fullgraph=True) if compiles else self._score
 
     def plan(self, batch: DeviceBatch) -> Plan:
         num_chunks = -(-len(batch) // self.chunk_size)
@@ -112,43 +101,28 @@ class DeviceSoftmax(Objective):
         }
         places = {sampler: ask(chunk_ids.view(-1)) for sampler, chunk_ids in drawn.items()}
         negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
-        side_negatives = {side: drawn[sampler] for side, sampler in self.samplers.items()}
         divisor = 1 if self.sums_batch else len(batch)
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
         if batch.weights is not None:
             factors *= batch.weights
-        relations, runs = Places(RELATION, slice(0, len(batch)), NO_IDS), self._runs(batch, side_negatives)
-        is_loop = batch.heads == batch.tails
-        group = ChunkedGroup(heads, relations, tails, is_loop, negatives, runs, factors)
-        ids = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
-        return Plan(number_of(batch), divisor, ids, [group])
-
-    def _runs(self, batch: DeviceBatch, drawn: Mapping[Side, Tensor]) -> list[ChunkRun]:
-        """Cut the chunks of a batch into runs of so many scores; the last chunk may have fewer queries."""
-        truths = {Side.HEAD: batch.heads, Side.TAIL: batch.tails}
-        size, num_negatives = self.chunk_size, max(ids.shape[1] for ids in drawn.values())
-        whole, rest = divmod(len(batch), size)
-        most = max(1, SCORES_A_BLOCK // (size * num_negatives))
-        bounds = [(first, min(first + most, whole), size) for first in range(0, whole, most)]
-        if rest:
-            bounds.append((whole, whole + 1, rest))
-        runs = []
-        for first, stop, length in bounds:
-            queries = slice(first * size, first * size + (stop - first) * length)
-            ignored = {
-                side: find_equal(truths[side][queries], ids[first:stop]) for side, ids in drawn.items()
-            }
-            runs.append(ChunkRun(queries, slice(first, stop), ignored))
-        return runs
+        relations = Places(RELATION, slice(0, len(batch)), NO_IDS)
+        # One device holds all rows: their ids fit into 32 bits.
+        ids = {sampler: chunk_ids.int() for sampler, chunk_ids in drawn.items()}
+        negative_ids = {side: ids[sampler] for side, sampler in self.samplers.items()}
+        answers = {Side.HEAD: batch.heads.int(), Side.TAIL: batch.tails.int()}
+        group = ChunkedGroup(heads, relations, tails, negatives, answers, negative_ids, factors)
+        node_ids = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
+        return Plan(number_of(batch), divisor, node_ids, [group])
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         self.computation.clock.enter("score")
         (group,) = plan.groups
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-        scored = self._scored(heads, relations, tails, group.is_loop)
+        is_loop = group.answers[Side.HEAD] == group.answers[Side.TAIL]
+        scored = self._scored(heads, relations, tails, is_loop)
         loss = torch.zeros((), device=group.factors.device)
         outputs, outer = [], []
-        for side, (query, pairs, penalty) in zip(self.samplers, scored):
+        for side, (query, pairs, penalty) in zip(self._sides, scored):
             losses, query_gradients, pair_gradients = self._against_negatives(
                 group, side, query.detach(), pairs.detach(), rows
             )
@@ -163,7 +137,7 @@ class DeviceSoftmax(Objective):
 
         def finish() -> Gradients:
             self.computation.clock.enter("backward")
-            return Gradients(loss.item() * plan.divisor)
+            return Gradients(loss * plan.divisor)
 
         return finish
 
@@ -176,7 +150,7 @@ class DeviceSoftmax(Objective):
         ``torch.compile`` fuses.
         """
         scored = []
-        for side in self.samplers:
+        for side in self._sides:
             anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
             query = self.model.query(anchors, relations, side)
             pairs = [self.model.compare_pairs(query, truths)]
@@ -197,24 +171,23 @@ class DeviceSoftmax(Objective):
         ``pairs`` (1 or 2, B) are the scores of the true answers, and of the own entities. Returns losses
         (B,), the gradients of the queries from the negatives, and those of the pairs.
         """
-        dtype, dim = self.computation.matmul_dtype, query.shape[1]
-        shape = (-1, self.samplers[side].num_negatives, dim)
+        ids = group.negative_ids[side]
+        shape = (*ids.shape, query.shape[1])
         negatives = rows.leaf(group.negatives[side]).detach().view(shape)
         negative_gradients = rows.gradients(group.negatives[side]).view(shape)
-        losses, query_gradients, pair_gradients = map(torch.empty_like, (pairs[0], query, pairs))
-        for run in group.runs:
-            queries, factors = query[run.queries].view(run.num_chunks, -1, dim), group.factors[run.queries]
-            candidates = negatives[run.chunks].to(dtype)
-            scores = queries.to(dtype) @ candidates.mT
-            scores.view(-1).index_fill_(0, run.ignored[side], IGNORED_SCORE)
-            logs = share_scores(scores.view(len(factors), -1))
-            run_scores = pairs[:, run.queries]
-            totals = torch.cat([run_scores, logs[None]]).logsumexp(0)
-            losses[run.queries] = totals - run_scores[0]
-            pair_gradients[:, run.queries] = (run_scores - totals).exp() * factors
-            weights = ((logs - totals).exp() * factors).view(run.num_chunks, -1, 1)
-            query_gradients[run.queries] = (weights * (scores @ candidates)).view(-1, dim)
-            negative_gradients[run.chunks] += scores.mT @ (weights * queries).to(dtype)
+        losses, pair_gradients = map(torch.empty_like, (pairs[0], pairs))
+
+        def weigh(run: slice, logs: Tensor) -> Tensor:
+            scores, factors = pairs[:, run], group.factors[run]
+            totals = torch.cat([scores, logs[None]]).logsumexp(0)
+            losses[run] = totals - scores[0]
+            pair_gradients[:, run] = (scores - totals).exp() * factors
+            return (logs - totals).exp() * factors
+
+        chunks = ChunkedScores(query, negatives, group.answers[side], ids, self.chunk_size)
+        query_gradients = differentiate_chunks(
+            chunks, self.computation.matmul_dtype, weigh, negative_gradients
+        )
         pair_gradients[0] -= group.factors
         return losses, query_gradients, pair_gradients
 
@@ -222,7 +195,8 @@ class DeviceSoftmax(Objective):
 @dataclass(frozen=True)
 class Panel:
     """Consecutive rows (w, D) of a shard in the type of the products, with the shares (Q, w) of their scores
-    in the sum of powers of the panel, and the logarithm of each query's sum (Q,).
+    in the sum of powers of the panel, and the logarithm of each query's sum (Q,). Rows of 0 with shares of 0
+    follow those of ``run``.
     """
 
     run: slice
@@ -255,8 +229,12 @@ class DeviceSoftmaxShard(AutogradShard):
         operand = queries.to(self._dtype)
         for start in range(0, len(rows), MOST_COLUMNS):
             run = slice(start, min(start + MOST_COLUMNS, len(rows)))
-            candidates = rows[run].to(self._dtype)
+            width = run.stop - run.start
+            # Products of a width that is no multiple of 8 take four times as long.
+            candidates = rows.new_zeros(-(-width // 8) * 8, rows.shape[1], dtype=self._dtype)
+            candidates[:width] = rows[run]
             powers = operand @ candidates.T
+            powers[:, width:] = IGNORED_SCORE
             self._ignore_answers(powers, run)
             self._panels.append(Panel(run, candidates, powers, share_scores(powers)))
         return ShardNumbers(self._numbers().cpu().numpy())
@@ -308,7 +286,8 @@ class DeviceSoftmaxShard(AutogradShard):
         for panel in self._panels:
             scales = (weights * (panel.logs - normalizers).exp())[:, None]
             gradients += scales * (panel.shares @ panel.rows)
-            row_gradients[panel.run] = panel.shares.T @ (scales * queries).to(self._dtype)
+            products = panel.shares.T @ (scales * queries).to(self._dtype)
+            row_gradients[panel.run] = products[: panel.run.stop - panel.run.start]
         row_gradients += sum_by_place(answer_gradients[:, None] * queries[query_of], places, len(self._rows))
         if self.objective.background:
             gradients.addr_(weights, self._sum_of_rows, alpha=-self.objective.background)

@@ -160,11 +160,9 @@ class AutogradQueries(ModelQueries):
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query = model.query(anchors, relations, side, ids, places)
+                query, penalty = self._made(side, anchors, relations, answers, ids, places)
                 pieces.append(Piece(block, query, keys, factors))
-                if self._regularizer is not None:
-                    rows_of_query = (anchors, relations, answers, side, query, places)
-                    penalty = self._regularizer.penalties(model, *rows_of_query)
+                if penalty is not None:
                     weights = torch.from_numpy(factors).to(penalty.device)
                     total = total + (penalty * weights).sum()
             if self._relation_weight:
@@ -255,11 +253,9 @@ class AnsweredQueries(ModelQueries):
             factors = group.factors(plan.divisor)
             arrays = (group.relation_places, group.relation_ids)
             places, ids = (places_on(array, anchors.device) for array in arrays)
-            query = model.query(anchors, relations, group.side, ids, places)
+            query, penalty = self._made(group.side, anchors, relations, None, ids, places)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
-            if self._regularizer is not None:
-                rows_of_query = (anchors, relations, None, group.side, query, places)
-                penalty = self._regularizer.penalties(model, *rows_of_query)
+            if penalty is not None:
                 total = total + (penalty * torch.from_numpy(factors).to(penalty.device)).sum()
         for pairs in plan.pairs:
             share = np.float32(self._relation_weight) * pairs.factors(plan.divisor)

@@ -71,12 +71,12 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
         objective: Objective
         if isinstance(batches, DeviceBatches):
             objective = build_device_softmax(job)
-            if job.computation.is_compiled:
-                # Something small: what the first batch compiles takes long, and its error would come late.
-                numbers = torch.ones(2, device=job.computation.device.device)
-                _compile(job, lambda: torch.compile(lambda values: 2 * values)(numbers))
         else:
             objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
+        if job.computation.is_compiled and (over_all or isinstance(batches, DeviceBatches)):
+            # Something small: what the first batch compiles takes long, and its error would come late.
+            numbers = torch.ones(2, device=job.computation.device.device)
+            _compile(job, lambda: torch.compile(lambda values: 2 * values)(numbers))
         return objective, _build_store(job, transforms, objective)
 
 
@@ -260,7 +260,7 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
         comparisons.append(_relation_comparison(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
     options = all_candidates.QueryOptions(
-        model, regularizer, relation_weight, shares_relations, job.has_loops
+        model, regularizer, relation_weight, shares_relations, job.has_loops, job.computation.is_compiled
     )
     maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
