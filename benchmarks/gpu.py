@@ -43,13 +43,14 @@ RANKED = (
     "model.score_function=complex",
     "model.dimension=2000",
     "training.objective=one_vs_all",
-    "training.relation_prediction=0.5",
-    "training.batch_size=1000",
-    "training.num_epochs=36",
+    "training.relation_prediction=4",
+    "training.batch_size=2000",
+    "training.num_epochs=64",
+    "training.compile=true",
     "regularizer.name=n3",
     "regularizer.weight=0.05",
-    "optimizer.lr=0.2",
-    "optimizer.schedule={name: CosineAnnealingLR, T_max: 36}",
+    "optimizer.lr=0.3",
+    "optimizer.schedule={name: CosineAnnealingLR, T_max: 64}",
 )
 
 
