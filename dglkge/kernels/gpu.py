@@ -76,11 +76,12 @@ def share_row(scores, logs, width, num_columns: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def average_candidates(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    queries, candidates, answers, ids, averages, logs,  # noqa: ANN001
-    num, chunk_size, num_candidates, dim,  # noqa: ANN001
+    chunks, averages, logs, sizes,  # noqa: ANN001
     width: tl.constexpr, queries_a_block: tl.constexpr, candidates_a_block: tl.constexpr,
 ):  # fmt: skip
     """Average the candidates of a block of queries by their shares."""
+    queries, candidates, answers, ids = chunks
+    num, chunk_size, num_candidates, dim = sizes
     blocks = tl.cdiv(chunk_size, queries_a_block)
     chunk = (tl.program_id(0) // blocks).to(tl.int64)
     in_chunk = (tl.program_id(0) % blocks) * queries_a_block + tl.arange(0, queries_a_block)
@@ -116,11 +117,12 @@ def average_candidates(  # type: ignore[no-untyped-def]  # noqa: ANN201
 
 @triton.jit
 def add_candidate_gradients(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    queries, candidates, answers, ids, weights, logs, gradients,  # noqa: ANN001
-    num, chunk_size, num_candidates, dim,  # noqa: ANN001
+    chunks, weights, logs, gradients, sizes,  # noqa: ANN001
     width: tl.constexpr, queries_a_block: tl.constexpr, candidates_a_block: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a block of candidates."""
+    queries, candidates, answers, ids = chunks
+    num, chunk_size, num_candidates, dim = sizes
     blocks = tl.cdiv(num_candidates, candidates_a_block)
     chunk = (tl.program_id(0) // blocks).to(tl.int64)
     number = (tl.program_id(0) % blocks) * candidates_a_block + tl.arange(0, candidates_a_block)
@@ -161,14 +163,16 @@ def _mixed(words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
 @triton.jit
 def _drawn(key, values, limit):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     words = _mixed(values.to(tl.uint64) * GAMMA + key.to(tl.uint64))
-    return ((words >> 1) % limit.to(tl.uint64)).to(tl.int64)
+    # Not limit.to(): a limit of 1 is a constant of the program.
+    return ((words >> 1) % tl.full(words.shape, limit, tl.uint64)).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["first", "num_values", "num", "a", "b"])
+@triton.jit(do_not_specialize=["first", "num_values", "num"])
 def walk_back(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    rows, keys, first, num_values, num, a, b, num_rounds: tl.constexpr, block: tl.constexpr  # noqa: ANN001
+    rows, keys, first, num_values, num, halves, num_rounds: tl.constexpr, block: tl.constexpr  # noqa: ANN001
 ):  # fmt: skip
-    """Permute consecutive values back by the network of ``walk_all``."""
+    """Permute consecutive values back by the network of ``walk_all``, whose halves are (a, b)."""
+    a, b = halves
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     values = places + first
     is_outside = places < num_values

@@ -48,7 +48,7 @@ def window_there(window: range, num: int, halves: tuple[int, int], keys: Tensor)
 
     rows = keys.new_empty(len(window))
     grid = (-(-len(window) // BLOCK),)
-    walk_back[grid](rows, keys, window.start, len(window), num, *halves, num_rounds=len(keys), block=BLOCK)
+    walk_back[grid](rows, keys, window.start, len(window), num, halves, num_rounds=len(keys), block=BLOCK)
     return rows
 
 

@@ -164,13 +164,12 @@ def differentiate_fused(
     for wide, part in zip(rows, both):
         wide[..., :dim] = part
     averages, logs = torch.empty_like(chunks.queries), chunks.queries.new_empty(num)
-    size = num, chunks.chunk_size, num_candidates, dim
+    sizes = num, chunks.chunk_size, num_candidates, dim
     operands = *rows, chunks.answers, chunks.ids
     grid = (num_chunks * -(-chunks.chunk_size // AVERAGE["queries_a_block"]),)
-    average_candidates[grid](*operands, averages, logs, *size, width=width, **AVERAGE)
+    average_candidates[grid](operands, averages, logs, sizes, width=width, **AVERAGE)
     weights = weigh(slice(0, num), logs)
     grid = (num_chunks * -(-num_candidates // GRADIENTS["candidates_a_block"]),)
-    add_candidate_gradients[grid](
-        *operands, weights, logs, candidate_gradients, *size, width=width, **GRADIENTS
-    )
+    gradients = candidate_gradients, sizes
+    add_candidate_gradients[grid](operands, weights, logs, *gradients, width=width, **GRADIENTS)
     return weights[:, None] * averages

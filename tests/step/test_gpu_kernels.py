@@ -77,47 +77,36 @@ print("done")
 """
 
 COMPILED = """
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from dglkge.kernels.gpu import (
-    add_candidate_gradients, average_candidates, draw_ids, share_row, sum_runs, walk_back
-)
+from triton.runtime import driver
+from dglkge.kernels import gpu
 from dglkge.step.reductions import AVERAGE, GRADIENTS, MOST_COLUMNS
 
-def compiled(kernel, types, values, num_warps):
-    made = triton.compile(
-        ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
-    )
+class Hopper:
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+    get_current_device = get_current_stream = lambda self, device=None: 0
+
+driver.set_active(Hopper())
+
+def compiled(kernel, *arguments, **options):
+    made = kernel.run(*arguments, grid=(1,), warmup=True, **options)
     assert len(made.asm["cubin"]) > 1000
 
-rows = "*fp32"
-types = dict(rows=rows, order="*i64", places="*i32", sums=rows, parts=rows, num_rows="i32", width="i32",
-             adds="constexpr")
+rows, words, narrow = torch.empty(16), torch.empty(16, dtype=torch.int64), torch.empty(16, dtype=torch.int32)
+half = rows.bfloat16()
 for adds in (False, True):
-    compiled(sum_runs, types, dict(adds=adds), 4)
-for scores in ("*fp32", "*bf16"):
-    types = dict(scores=scores, logs="*fp32", width="i32", num_columns="constexpr")
+    compiled(gpu.sum_runs, rows, words, narrow, rows, rows, 20, 3, adds=adds)
+for scores in (rows, half):
     for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
-        compiled(share_row, types, dict(num_columns=num_columns), num_warps)
-words = "num", "chunk_size", "num_candidates", "dim"
-whole = "width", "queries_a_block", "candidates_a_block"
-common = dict(queries="*bf16", candidates="*bf16", answers="*i32", ids="*i32")
-sizes = {**dict.fromkeys(words, "i32"), **dict.fromkeys(whole, "constexpr")}
-for kernel, more, options in [
-    (average_candidates, dict(averages=rows, logs=rows), AVERAGE),
-    (add_candidate_gradients, dict(weights=rows, logs=rows, gradients=rows), GRADIENTS),
-]:
-    for width in (16, 256):
-        values = {"width": width, **{name: options[name] for name in whole[1:]}}
-        compiled(kernel, {**common, **more, **sizes}, values, options["num_warps"])
-for whole in ("i32", "i64"):
-    types = dict(rows="*i64", keys="*i64", **dict.fromkeys(("first", "num_values", "num", "a", "b"), whole),
-                 num_rounds="constexpr", block="constexpr")
-    compiled(walk_back, types, dict(num_rounds=6, block=1024), 4)
-    types = dict(drawn="*i64", node_ids="*i64", before="i64", number="i32",
-                 **dict.fromkeys(("num_drawn", "num_negatives", "num_ids"), whole), block="constexpr")
-    compiled(draw_ids, types, dict(block=1024), 4)
+        compiled(gpu.share_row, scores, rows, 37, num_columns=num_columns, num_warps=num_warps)
+chunks, sizes = (half, half, narrow, narrow), (30, 10, 1, 100)
+for width in (16, 256):
+    compiled(gpu.average_candidates, chunks, rows, rows, sizes, width=width, **AVERAGE)
+    compiled(gpu.add_candidate_gradients, chunks, rows, rows, rows, sizes, width=width, **GRADIENTS)
+for num, halves in ((1, (1, 1)), (1000, (31, 33)), (3 * 10**9, (54772, 54773))):
+    compiled(gpu.walk_back, words, words, num - 1, 1, num, halves, num_rounds=6, block=1024)
+    compiled(gpu.draw_ids, words, words, num - 2**62, 1, num, 1, num, block=1024)
 print("done")
 """
 
