@@ -26,8 +26,9 @@ from dglkge.model.negative_terms import IGNORED_SCORE
 MOST_COLUMNS = 1 << 14
 """Scores of a query up to which a program of the kernel holds all of them."""
 
-MOST_NUMBERS = 256
-"""Numbers of a row up to which a program holds the rows of a block of queries, and of candidates."""
+MOST_NUMBERS = 128
+"""Numbers of a row up to which a program holds the rows of a block of queries, and of candidates: with twice as
+many it needs more shared memory than most GPUs have, 100 KB."""
 
 AVERAGE = {"queries_a_block": 64, "candidates_a_block": 128, "num_warps": 4, "num_stages": 2}
 GRADIENTS = {**AVERAGE, "candidates_a_block": 64}

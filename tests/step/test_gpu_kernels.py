@@ -101,7 +101,7 @@ for scores in (rows, half):
     for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
         compiled(gpu.share_row, scores, rows, 37, num_columns=num_columns, num_warps=num_warps)
 chunks, sizes = (half, half, narrow, narrow), (30, 10, 1, 100)
-for width in (16, 256):
+for width in (16, 128):
     compiled(gpu.average_candidates, chunks, rows, rows, sizes, width=width, **AVERAGE)
     compiled(gpu.add_candidate_gradients, chunks, rows, rows, rows, sizes, width=width, **GRADIENTS)
 for num, halves in ((1, (1, 1)), (1000, (31, 33)), (3 * 10**9, (54772, 54773))):
