@@ -171,13 +171,13 @@ class KgeModel:
         head, tail = (anchor, answer) if is_forward else (answer, anchor)
         return self.score_function.relation_product(head, tail)
 
-    def relation_query(self, anchor: Tensor, answer: Tensor, times: Tensor) -> Tensor:
+    def relation_query(self, anchor: Tensor, answer: Tensor, times: Tensor | None = None) -> Tensor:
         """Return the queries (h, ?, t) of pairs of entities, see ``ScoreFunction.relation_query``.
 
-        ``times`` (B,) are numbers of times, or of relations at them.
+        ``times`` (B,) are numbers of times, or of relations at them, for a function that has times.
         """
         function = self.score_function
-        if not function.has_times:
+        if times is None or not function.has_times:
             return function.relation_query(self._widened(anchor), self._widened(answer))
         numbers = (times % function.settings.num_times).to(anchor)
         return function.relation_query(anchor, answer, numbers[:, None])

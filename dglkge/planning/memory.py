@@ -425,13 +425,13 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
     )
     block = min(num_queries * max(num_rows.values()), DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
-    # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, rows are
-    # copied for dropout only, and the gradients of all are kept.
+    # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, a single
+    # trainer copies rows, others for dropout; gradients of all are kept, and their sums.
     rows = 2 * min(owned, KEPT_ROW_BYTES)
     if config.tables.storage == DEVICE_STORAGE:
         num_shares = num_queries * max(num_rows.values())
         queries += num_shares * shared.FLOAT_BYTES if num_shares <= KEPT_SHARES else 0
-        rows = owned * (1 + drops_rows(config)) + min(owned, KEPT_ROW_BYTES)
+        rows = 3 * owned
     return rows + queries + AUTOGRAD_SCORES * block
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dglkge.model.negative_terms import IGNORED_SCORE
 
@@ -27,8 +28,8 @@ MOST_COLUMNS = 1 << 14
 """Scores of a query up to which a program of the kernel holds all of them."""
 
 MOST_NUMBERS = 128
-"""Numbers of a row up to which a program holds the rows of a block of queries, and of candidates: with twice as
-many it needs more shared memory than most GPUs have, 100 KB."""
+"""Numbers of a row up to which a program holds the rows of a block of queries, and of candidates: with twice
+as many it needs more shared memory than most GPUs have, 100 KB."""
 
 AVERAGE = {"queries_a_block": 64, "candidates_a_block": 128, "num_warps": 4, "num_stages": 2}
 GRADIENTS = {**AVERAGE, "candidates_a_block": 64}
@@ -111,12 +112,19 @@ class ChunkedScores:
     chunk_size: int
 
     def runs(self) -> Iterator[tuple[slice, slice]]:
-        """Cut chunks of as many queries each into runs of queries and of chunks."""
-        size, num = self.chunk_size, self.candidates.shape[1]
+        """Cut chunks of as many queries each into runs of queries and of chunks, or each into some of its
+        queries.
+        """
+        size, most = self.chunk_size, max(1, SCORES_A_BLOCK // self.candidates.shape[1])
         whole, rest = divmod(len(self.queries), size)
-        most = max(1, SCORES_A_BLOCK // (size * num))
-        for first in range(0, whole, most):
-            stop = min(first + most, whole)
+        if most < size:
+            for start in range(0, len(self.queries), size):
+                stop = min(start + size, len(self.queries))
+                for first in range(start, stop, most):
+                    yield slice(first, min(first + most, stop)), slice(start // size, start // size + 1)
+            return
+        for first in range(0, whole, most // size):
+            stop = min(first + most // size, whole)
             yield slice(first * size, stop * size), slice(first, stop)
         if rest:
             yield slice(whole * size, len(self.queries)), slice(whole, whole + 1)
@@ -137,16 +145,19 @@ def differentiate_chunks(
     queries = chunks.queries
     if queries.is_cuda and dtype == torch.bfloat16 and queries.shape[1] <= MOST_NUMBERS:
         return differentiate_fused(chunks, dtype, weigh, candidate_gradients)
-    query_gradients = torch.empty_like(queries)
+    query_gradients, num = torch.empty_like(queries), chunks.candidates.shape[1]
+    # Products of a width that is no multiple of 8 take four times as long.
+    padding = (0, 0, 0, -num % 8)
     for run, some in chunks.runs():
         block = queries[run].unflatten(0, (some.stop - some.start, -1))
-        candidates = chunks.candidates[some].to(dtype)
+        candidates = functional.pad(chunks.candidates[some].to(dtype), padding)
         scores = block.to(dtype) @ candidates.mT
         answers = chunks.answers[run].view(*block.shape[:2], 1)
-        scores.masked_fill_(answers == chunks.ids[some, None], IGNORED_SCORE)
+        scores[..., num:] = IGNORED_SCORE
+        scores[..., :num].masked_fill_(answers == chunks.ids[some, None], IGNORED_SCORE)
         weights = weigh(run, share_scores(scores.view(-1, scores.shape[2]))).view(answers.shape)
         query_gradients[run] = (weights * (scores @ candidates)).view(-1, queries.shape[1])
-        candidate_gradients[some] += scores.mT @ (weights * block).to(dtype)
+        candidate_gradients[some] += (scores.mT @ (weights * block).to(dtype))[:, :num]
     return query_gradients
 
 

@@ -41,39 +41,62 @@ NO_IDS = np.empty(0, np.int64)
 """Ids of places on a device: they are in the plan alone."""
 
 
+class AllEntities:
+    """All entities of the type as the negatives of one chunk: the whole batch."""
+
+    def __init__(self, node_ids: Tensor) -> None:
+        self._node_ids = node_ids[None]
+
+    def sample(self, epoch: int, batch: int, num_chunks: int) -> Tensor:
+        """Return the node ids (1, N)."""
+        return self._node_ids
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Queries (B,) of one kind, ``chunk_size`` in a chunk, and the candidates (C * N,) of their chunks.
+
+    ``ids`` (C, N) are numbers of the candidates, int32, ``answers`` (B,) those of the answers; ``factors``
+    (B,) are those of the losses.
+    """
+
+    candidates: Places
+    ids: Tensor
+    answers: Tensor
+    factors: Tensor
+    chunk_size: int
+
+
 @dataclass(frozen=True)
 class ChunkedGroup(PlannedGroup):
-    """All edges of a batch, chunk by chunk, with the negatives (C * N,) of each chunk.
-
-    The negatives are the same object for both sides where they share them; ``answers`` (B,) and
-    ``negative_ids`` (C, N) are ids; ``factors`` (B,) are those of the edges' losses.
-    """
+    """All edges of a batch; ``is_loop`` (B,): head and tail are the same entity."""
 
     heads: Places
     relations: Places
     tails: Places
-    negatives: Mapping[Side, Places]
-    answers: Mapping[Side, Tensor]
-    negative_ids: Mapping[Side, Tensor]
-    factors: Tensor
+    is_loop: Tensor
+    comparisons: list[Comparison]
 
 
 @dataclass
 class DeviceSoftmax(Objective):
-    """Losses of batches on a device against sampled negatives, and their gradients.
+    """Losses of batches on a device against negatives or all entities, and their gradients.
 
     There is one entity type. The samplers are of the sides that are trained. ``own_entity``: the query's own
     entity is one negative more. ``sums_batch``: train the sum over a global batch instead of its mean.
+    ``relation_weight`` is that of the queries (h, ?, t) against all ``relation_ids`` (R,), 0: none.
     """
 
     entity_type: str
-    samplers: Mapping[Side, ChunkNegatives]
+    samplers: Mapping[Side, ChunkNegatives | AllEntities]
     chunk_size: int
     model: KgeModel
     regularizer: Regularizer | None
     own_entity: bool
     sums_batch: bool
     computation: Computation
+    relation_ids: Tensor
+    relation_weight: float
 
     reads_in_place = False
     sent_bytes = 0
@@ -100,39 +123,56 @@ class DeviceSoftmax(Objective):
             for sampler in dict.fromkeys(self.samplers.values())
         }
         places = {sampler: ask(chunk_ids.view(-1)) for sampler, chunk_ids in drawn.items()}
-        negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
         divisor = 1 if self.sums_batch else len(batch)
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
         if batch.weights is not None:
             factors *= batch.weights
-        relations = Places(RELATION, slice(0, len(batch)), NO_IDS)
         # One device holds all rows: their ids fit into 32 bits.
         ids = {sampler: chunk_ids.int() for sampler, chunk_ids in drawn.items()}
-        negative_ids = {side: ids[sampler] for side, sampler in self.samplers.items()}
         answers = {Side.HEAD: batch.heads.int(), Side.TAIL: batch.tails.int()}
-        group = ChunkedGroup(heads, relations, tails, negatives, answers, negative_ids, factors)
+        comparisons = [
+            Comparison(places[sampler], ids[sampler], answers[side], factors, self.chunk_size)
+            for side, sampler in self.samplers.items()
+        ]
         node_ids = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
+        if self.relation_weight:
+            node_ids[RELATION] = torch.cat([batch.relations, self.relation_ids])
+            comparisons += self._relation_comparisons(batch.relations, factors)
+        relations = Places(RELATION, slice(0, len(batch)), NO_IDS)
+        group = ChunkedGroup(heads, relations, tails, batch.heads == batch.tails, comparisons)
         return Plan(number_of(batch), divisor, node_ids, [group])
+
+    def _relation_comparisons(self, relations: Tensor, factors: Tensor) -> list[Comparison]:
+        """Return the comparisons of the queries (h, ?, t), and (t, ?, h) for reciprocal relations."""
+        num, num_directions = len(relations), 1 + self.model.reciprocal
+        candidates = Places(RELATION, slice(num, num + len(self.relation_ids)), NO_IDS)
+        # Both directions are side by side in a row. Without them one query has twice the factor.
+        ids = torch.arange(len(self.relation_ids) * num_directions, device=relations.device).int()[None]
+        first = (relations - self.relation_ids[0]) * num_directions
+        factors = factors * (self.relation_weight * 2 / num_directions)
+        return [
+            Comparison(candidates, ids, (first + direction).int(), factors, num)
+            for direction in range(num_directions)
+        ]
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         self.computation.clock.enter("score")
         (group,) = plan.groups
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-        is_loop = group.answers[Side.HEAD] == group.answers[Side.TAIL]
-        scored = self._scored(heads, relations, tails, is_loop)
-        loss = torch.zeros((), device=group.factors.device)
+        scored = self._scored(heads, relations, tails, group.is_loop)
+        loss = torch.zeros((), device=heads.device)
         outputs, outer = [], []
-        for side, (query, pairs, penalty) in zip(self._sides, scored):
-            losses, query_gradients, pair_gradients = self._against_negatives(
-                group, side, query.detach(), pairs.detach(), rows
+        for comparison, (query, pairs, penalty) in zip(group.comparisons, scored):
+            losses, query_gradients, pair_gradients = self._compare(
+                comparison, query.detach(), pairs.detach(), rows
             )
             outputs += [query, pairs]
             outer += [query_gradients, pair_gradients]
             if penalty is not None:
                 losses += penalty.detach()
                 outputs.append(penalty)
-                outer.append(group.factors)
-            loss += losses @ group.factors
+                outer.append(comparison.factors)
+            loss += losses @ comparison.factors
         torch.autograd.backward(outputs, outer)
 
         def finish() -> Gradients:
@@ -144,7 +184,7 @@ class DeviceSoftmax(Objective):
     def _score(
         self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor
     ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return for each side queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
+        """Return for each comparison queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
 
         The pairs are those with the true answers, and with the own entities. A function of tensors, which
         ``torch.compile`` fuses.
@@ -161,34 +201,39 @@ class DeviceSoftmax(Objective):
             if self.regularizer is not None:
                 penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query)
             scored.append((query, torch.stack(pairs), penalty))
+        if self.relation_weight:
+            directions = relations.chunk(1 + self.model.reciprocal, dim=1)
+            for (anchors, truths), true in zip(((heads, tails), (tails, heads)), directions):
+                query = self.model.relation_query(anchors, truths)
+                scored.append((query, (query * true).sum(1)[None], None))
         return scored
 
-    def _against_negatives(
-        self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows
+    def _compare(
+        self, comparison: Comparison, query: Tensor, pairs: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compare queries (B, D) with the negatives of their chunks, and add the gradients of these.
+        """Compare queries (B, D) with the candidates of their chunks, and add the gradients of these.
 
         ``pairs`` (1 or 2, B) are the scores of the true answers, and of the own entities. Returns losses
-        (B,), the gradients of the queries from the negatives, and those of the pairs.
+        (B,), the gradients of the queries from the candidates, and those of the pairs.
         """
-        ids = group.negative_ids[side]
-        shape = (*ids.shape, query.shape[1])
-        negatives = rows.leaf(group.negatives[side]).detach().view(shape)
-        negative_gradients = rows.gradients(group.negatives[side]).view(shape)
+        shape = (*comparison.ids.shape, query.shape[1])
+        candidates = rows.leaf(comparison.candidates).detach().view(shape)
+        candidate_gradients = rows.gradients(comparison.candidates).view(shape)
         losses, pair_gradients = map(torch.empty_like, (pairs[0], pairs))
 
         def weigh(run: slice, logs: Tensor) -> Tensor:
-            scores, factors = pairs[:, run], group.factors[run]
+            scores, factors = pairs[:, run], comparison.factors[run]
             totals = torch.cat([scores, logs[None]]).logsumexp(0)
             losses[run] = totals - scores[0]
             pair_gradients[:, run] = (scores - totals).exp() * factors
             return (logs - totals).exp() * factors
 
-        chunks = ChunkedScores(query, negatives, group.answers[side], ids, self.chunk_size)
+        facts = comparison.answers, comparison.ids, comparison.chunk_size
+        chunks = ChunkedScores(query, candidates, *facts)
         query_gradients = differentiate_chunks(
-            chunks, self.computation.matmul_dtype, weigh, negative_gradients
+            chunks, self.computation.matmul_dtype, weigh, candidate_gradients
         )
-        pair_gradients[0] -= group.factors
+        pair_gradients[0] -= comparison.factors
         return losses, query_gradients, pair_gradients
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dglkge.config.schema import MIXED
@@ -41,7 +42,7 @@ from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives, range_offset
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
-from dglkge.step.objectives.device_softmax import DeviceSoftmax
+from dglkge.step.objectives.device_softmax import AllEntities, DeviceSoftmax
 from dglkge.training.building.components import configured_loss, configured_regularizer, relation_weights
 from dglkge.training.job import Job
 from dglkge.training.statistics.held_out import HeldOutBuckets, HeldOutEvaluator
@@ -362,11 +363,13 @@ def draws_on_device(job: Job) -> bool:
     """Return whether the batches of a job are drawn and computed by :class:`DeviceSoftmax`."""
     config, function = job.config, job.computing.score_function
     negatives, model, objective = config.negatives, config.model, config.training.objective
+    predicts = config.training.relation_prediction > 0
     return (
         job.device_tables is not None
         and job.world.world_size == 1
         and not job.computation.is_reference
-        and not (objective.over_all or config.training.relation_prediction)
+        and not (objective.by_queries or objective.smoothing)
+        and not (predicts and (function.has_times or not function.has_relation_product))
         # One edge type that joins one entity type, in one order.
         and len(job.dataset.entity_types) == len(job.pairs) == 1
         and not (config.training.edge_sets or config.evaluation.held_out or config.training.batch_statistics)
@@ -377,7 +380,7 @@ def draws_on_device(job: Job) -> bool:
         and not config.loss.has_adversarial_weights
         and not (negatives.mask_known or model.entity_dropout or model.relation_dropout)
         and model.row_transform.name == NO_TRANSFORM
-        and all(_uniform(job).values())
+        and (objective.over_all or all(_uniform(job).values()))
     )
 
 
@@ -392,13 +395,21 @@ def _uniform(job: Job) -> dict[Side, UniformNegatives | None]:
 def build_device_softmax(job: Job) -> DeviceSoftmax:
     """Make the objective of a job that draws on its device."""
     config, model, (entity_type,) = job.config, job.computing, job.dataset.entity_types
-    device = job.computation.device.device
-    uniform = _uniform(job)
-    # Sides with one sampler share their negatives.
-    distinct = {id(sampler): sampler for sampler in uniform.values() if sampler is not None}
-    there = {key: ChunkNegatives(sampler, entity_type, device) for key, sampler in distinct.items()}
-    samplers = {side: there[id(sampler)] for side, sampler in uniform.items()}
+    device, over_all = job.computation.device.device, config.training.objective.over_all
+    samplers: dict[Side, ChunkNegatives | AllEntities]
+    if over_all:
+        everything = AllEntities(torch.from_numpy(np.array(job.layout.node_ids(entity_type))).to(device))
+        samplers = {Side.TAIL: everything, Side.HEAD: everything}
+    else:
+        uniform = _uniform(job)
+        # Sides with one sampler share their negatives.
+        distinct = {id(sampler): sampler for sampler in uniform.values() if sampler is not None}
+        there = {key: ChunkNegatives(sampler, entity_type, device) for key, sampler in distinct.items()}
+        samplers = {side: there[id(sampler)] for side, sampler in uniform.items()}
+    size = config.training.batch_size if over_all else config.negatives.chunk_size
     regularizer, sums_batch = configured_regularizer(config, model), config.loss.batch_reduction == "sum"
-    options = (config.negatives.scores_own, sums_batch, job.computation)
-    size = config.negatives.chunk_size
-    return DeviceSoftmax(entity_type, samplers, size, model, regularizer, *options)
+    options = (config.negatives.scores_own and not over_all, sums_batch, job.computation)
+    table = job.tables[RELATION]
+    relation_ids = torch.arange(table.first_node_id, table.end_node_id, device=device)
+    more = relation_ids, config.training.relation_prediction
+    return DeviceSoftmax(entity_type, samplers, size, model, regularizer, *options, *more)
