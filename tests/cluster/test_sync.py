@@ -23,7 +23,7 @@ from faults import LIMIT_SECONDS, run_trials
 from tests.cluster.conftest import end_all, finish, sets
 from tests.toy_kg import REPOSITORY, toy_dataset
 
-NUM_EPOCHS = 24
+NUM_EPOCHS, MOST_EPOCHS = 14, 24
 
 pytestmark = pytest.mark.usefixtures("warm_runners")
 
@@ -63,10 +63,11 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
     prepare(two_hosts)
     log = tmp_path / LAUNCHER_LOG
     fields = {"evaluation.valid_every_epochs": 1, "training.early_stopping.patience": 2, "optimizer.lr": 0.5}
+    fields |= {"training.num_epochs": MOST_EPOCHS}
     job = start([second, first], first, tmp_path, **fields)
     assert finish(two_hosts, job) == [0], log.read_text()
     ended, best = map(int, re.search(r"ended after (\d+) epochs; .* after (\d+)", log.read_text()).groups())
-    assert best < ended < NUM_EPOCHS
+    assert best < ended < MOST_EPOCHS
     run, kept = (open_checkpoint(first.folder / "run" / name) for name in ("", "checkpoint/best"))
     run.verify()
     assert run.progress["finished_epochs"] == kept.progress["finished_epochs"] == best

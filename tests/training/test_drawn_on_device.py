@@ -28,8 +28,7 @@ SAMPLED = (
     "training.relation_prediction=0.5 model.reciprocal_relations=false",
     "training.objective=one_vs_all",
     f"{COMPILED} training.objective=one_vs_all training.relation_prediction=0.5 regularizer.name=n3 "
-    "regularizer.weight=0.1",
-    f"{COMPILED} optimizer.schedule.name=CosineAnnealingLR optimizer.schedule.T_max=3 "
+    "regularizer.weight=0.1 optimizer.schedule.name=CosineAnnealingLR optimizer.schedule.T_max=3 "
     "optimizer.clip_norm=0.5",
 )
 OVER_ALL = (

@@ -369,7 +369,7 @@ def draws_on_device(job: Job) -> bool:
         and job.world.world_size == 1
         and not job.computation.is_reference
         and not (objective.by_queries or objective.smoothing)
-        and not (predicts and (function.has_times or not function.has_relation_product))
+        and not (predicts and (job.layout.num_times > 1 or not function.has_relation_product))
         # One edge type that joins one entity type, in one order.
         and len(job.dataset.entity_types) == len(job.pairs) == 1
         and not (config.training.edge_sets or config.evaluation.held_out or config.training.batch_statistics)
