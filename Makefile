@@ -9,7 +9,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# Three workers for each of two cores: many tests wait. tests/conftest.py decides which tests share a worker.
+# Two workers for each of two cores: many tests wait, and each worker imports all tests. tests/conftest.py decides which tests share a worker.
 PARALLEL := -n 4
 # What calls DGL or torch: the part of the tests whose result may differ between versions.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \

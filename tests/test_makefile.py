@@ -84,7 +84,7 @@ def test_tests_come_after_lint_and_last(copy):
     lint = [f".venv/bin/{name}" for name in ("ruff", "ruff", "lint-imports", "mypy")]
     assert [line.split()[0] for line in steps(copy, "test")[-5:]] == [*lint, ".venv/bin/python"]
     lines = "\n".join(steps(copy, "test", "PIP_FLAGS=--no-index", "PYTEST_FLAGS=-x tests/data"))
-    assert f"pip install -q --no-index {TORCH}" in lines and lines.endswith("-m pytest -n 6 -x tests/data")
+    assert f"pip install -q --no-index {TORCH}" in lines and lines.endswith("-m pytest -n 4 -x tests/data")
 
 
 def test_help_names_every_target(copy):
