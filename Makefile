@@ -9,7 +9,8 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# Two workers for each of two cores: many tests wait, and each worker imports all tests. tests/conftest.py decides which tests share a worker.
+# Two workers for each of two cores: many tests wait, and each worker imports all tests. tests/conftest.py
+# decides which tests share a worker.
 PARALLEL := -n 4
 # What calls DGL or torch: the part of the tests whose result may differ between versions.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
@@ -35,7 +36,7 @@ help:  ## this list
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
-test: lint  ## lint, then every test: 11 to 18 minutes
+test: lint  ## lint, then every test: 10 to 18 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-fast: $(VENV)/installed  ## tests of the parts that start no job: 1 minute
