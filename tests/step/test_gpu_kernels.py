@@ -19,6 +19,7 @@ from dglkge.kernels import gpu, hashing
 from dglkge.sampling import device_batches, triple_order
 from dglkge.step import reductions
 from dglkge.step.reductions import share_in_one_pass, share_scores, sum_in_order
+torch.manual_seed(1)
 length, COLUMNS = 8, gpu.COLUMNS.value
 gpu.LENGTH = constexpr(length)
 random = torch.Generator().manual_seed(1)
@@ -59,7 +60,7 @@ for num, size, num_candidates, dim, num_ids in [(50, 20, 37, 10, 40), (40, 20, 1
 
         results.append((differentiate(chunks, torch.float32, weigh, gradients), gradients, kept))
     for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 device_batches.BLOCK = 64
 for num in [1, 2, 3, 10, 97, 12345, 10**6, 3 * 10**9]:
     keys, window = torch.from_numpy(triple_order.round_keys(5, 3).view("i8")), range(max(0, num - 300), num)
