@@ -16,7 +16,7 @@ PARALLEL := -n 4
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
-# About 90 CPU seconds, in which no job starts.
+# Two minutes of processor time, in which no job starts.
 FAST_TESTS := $(addprefix tests/,config contract data inference planning sampling step warm test_errors.py \
     evaluation/test_metrics.py test_makefile.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.

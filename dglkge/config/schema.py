@@ -323,8 +323,8 @@ class TrainingConfig(Settings):
     )
     compile: bool = until_finished(
         False,
-        "compile scores and losses of sampled negatives by torch.compile, on device cuda or cpu_staged, and "
-        "updates of rows with tables.storage device",
+        "compile scores and losses of sampled negatives by torch.compile, on device cuda or cpu_staged; with "
+        "tables.storage device also queries of all-candidate objectives, and updates of rows",
     )
     synchronous: bool = until_finished(
         True,
