@@ -8,14 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dglkge.kernels.hashing import GOLDEN_GAMMA
+
 LENGTH = tl.constexpr(64)
 """Rows that a program of :func:`sum_runs` walks."""
 
 COLUMNS = tl.constexpr(128)
 """Columns of such a program."""
 
-GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
-"""The golden ratio of 64 bits, as of :mod:`.hashing`."""
+GAMMA = tl.constexpr(int(GOLDEN_GAMMA))
 
 IGNORED = tl.constexpr(-1e30)
 """Score of a candidate that does not count."""
