@@ -225,12 +225,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "shared memory: " + ("the tests' own" if why_shared is None else f"the machine's ({why_shared})")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def leave_little_to_collect() -> Iterator[None]:
-    """Leave what a file's tests keep, such as imported modules, out of later collections of garbage."""
-    yield
+@pytest.fixture(autouse=True)
+def leave_little_to_collect(request: pytest.FixtureRequest) -> None:
+    """Leave what exists, such as imported modules, out of later collections of garbage.
+
+    Not after a failure: its traceback may hold tables, which a later collection must remove.
+    """
     gc.collect()
-    gc.freeze()
+    if not request.session.testsfailed:
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

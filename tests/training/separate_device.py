@@ -9,6 +9,7 @@ As a program it checks that, trains small runs on the host and there, and prints
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -135,6 +136,7 @@ def check_mixed_operations(device: torch.device) -> None:
 
 def main() -> None:
     """Train the cases that are given as arguments, after a folder."""
+    gc.freeze()  # what is imported, out of the collections after each run
     separate = open_separate_device()
     check_mixed_operations(separate.device)
 
