@@ -19,8 +19,7 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
 from dglkge.optim.workspace import Scratch
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Ids
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,10 @@ class RowExchange:
     wire_dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        self._wire_dtypes = [
-            table.local_rows.dtype if is_narrow(table.local_rows) else self.wire_dtype
-            for table in self.tables
-        ]
-        self._row_bytes = np.array(
-            [table.dim * dtype.itemsize for table, dtype in zip(self.tables, self._wire_dtypes)], np.int64
-        )
+        rows = [table.local_rows for table in self.tables]
+        self._wire_dtypes = [part.dtype if is_narrow(part) else self.wire_dtype for part in rows]
+        sizes = [table.dim * dtype.itemsize for table, dtype in zip(self.tables, self._wire_dtypes)]
+        self._row_bytes = np.array(sizes, np.int64)
         # Sections of a message are multiples of it, so that rows of float32 may follow rows of 16 bits.
         self._unit_bytes = max(dtype.itemsize for dtype in self._wire_dtypes)
         # Half the bytes of ids where every node id fits into 32 bits.
@@ -123,11 +119,8 @@ class RowExchange:
         sent = self._scratch.bytes("sent ids", int(out_bytes.sum()))
         # Rank by rank and, in it, table by table: each rank's message is contiguous, and the counts say how
         # to cut it.
-        np.concatenate(
-            [by_rank[rank] for rank in range(size) for by_rank in requested_ids],
-            out=sent.view(self._id_dtype),
-            casting="same_kind",
-        )
+        by_message = [by_rank[rank] for rank in range(size) for by_rank in requested_ids]
+        np.concatenate(by_message, out=sent.view(self._id_dtype), casting="same_kind")
         arrived = self._scratch.bytes("arrived ids", int(in_bytes.sum()))
         self.group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
         # Counts go to every rank; ids only to owners on other machines, as local rows are never requested.
@@ -141,23 +134,21 @@ class RowExchange:
 
         They stand one after the other, valid until the next call.
         """
-        buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
-        start = 0
-        for number, (rows, num_bytes) in enumerate(
-            zip(requests.local_rows, self._section_bytes(requests.to_give).ravel().tolist())
-        ):
-            first, start = start, start + num_bytes
+        sizes = self._section_bytes(requests.to_give).ravel()
+        buffer = self._scratch.bytes("sent rows", int(sizes.sum()))
+        ends = np.cumsum(sizes).tolist()
+        for number, (rows, end, num_bytes) in enumerate(zip(requests.local_rows, ends, sizes.tolist())):
             if not len(rows):
                 continue
             table_number = number % len(self.tables)
-            table = self.tables[table_number]
-            space = self._as_rows(buffer[first:start], table_number, len(rows))
+            stored = self.tables[table_number].local_rows
+            space = self._as_rows(buffer[end - num_bytes : end], table_number, len(rows))
             # One copy from the table into the message; another type needs a gather first, then the
             # conversion.
-            if space.dtype == table.local_rows.dtype:
-                torch.index_select(table.local_rows, 0, torch.from_numpy(rows), out=space)
+            if space.dtype == stored.dtype:
+                torch.index_select(stored, 0, torch.from_numpy(rows), out=space)
             else:
-                space.copy_(table.local_rows[torch.from_numpy(rows)])
+                space.copy_(stored[torch.from_numpy(rows)])
         return buffer
 
     def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
