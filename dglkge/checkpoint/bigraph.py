@@ -28,11 +28,8 @@ def is_bigraph(folder: Path, version: int) -> bool:
             layout.parse_object(files.read(name)) for name in (layout.MANIFEST_FILE, layout.CONFIG_FILE)
         )
         # It may have gone on from a version of ours, in the folder of that, with the next number.
-        if (
-            first
-            and ours.get("version") != version
-            and {"entities", "relations", "entity_path"} <= set(config)
-        ):
+        is_another = ours.get("version") != version
+        if first and is_another and {"entities", "relations", "entity_path"} <= set(config):
             with hdf5_format.open_file(first[0]) as file:
                 # The name of the first part and the keys of config.json are equal in both formats. Only our
                 # files have original ids.
@@ -112,9 +109,9 @@ def read_manifest(folder: Path, version: int) -> Manifest:
 
 
 def _entry(folder: Path, name: str, table: str, part: int, num_rows: int = 0) -> FileEntry:
-    """Describe one file by what it holds; the number of rows is that of the embeddings, if there are any."""
+    """Describe one file by what it holds."""
     with hdf5_format.open_file(folder / name) as file:
         shapes = hdf5_format.shapes(file)
-    num_rows = shapes.get(hdf5_format.EMBEDDINGS, [num_rows])[0]
+    num_rows = num_rows if table == RELATION else shapes[hdf5_format.EMBEDDINGS][0]
     size = (folder / name).stat().st_size
     return FileEntry(name, table, part, num_rows, size, UNKNOWN_CRC32, UNKNOWN_CRC32, shapes)

@@ -220,21 +220,17 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     fields, widths = dataset_fields(dataset), source.meta.dims
     dims = {name: widths[saved] for name, saved in types.items() if saved and saved in widths}
     meta = dataclasses.replace(source.meta, config={}, progress=progress, dims=dims, **fields)
+    other_way = "to start a run with what it has, set checkpoint.init_path"
     if saved_times(source, meta) is not None:
-        raise CheckpointError(
-            f"{source.path} has other times than {dataset.path}; to start a run with what it has, set "
-            "checkpoint.init_path"
-        )
+        raise CheckpointError(f"{source.path} has other times than {dataset.path}; {other_way}")
     relation_ids = saved_relation_ids(source, meta, types)
     saved_ids = {name: saved_entity_ids(source, types[name], names[name]) for name in types}
     parts = {}
     for table, ids in {**saved_ids, RELATION: relation_ids}.items():
         saved, count = types.get(table) or RELATION, len(ids)
         if missing := int((ids < 0).sum()):
-            raise CheckpointError(
-                f"{source.path} lacks {missing} of the {count} rows of table {table!r}; "
-                "to start a run with what it has, set checkpoint.init_path"
-            )
+            lack = f"{missing} of the {count} rows of table {table!r}"
+            raise CheckpointError(f"{source.path} lacks {lack}; {other_way}")
         state = {name: torch.zeros(count, *shape[1:]) for name, shape in source.state_shapes(saved).items()}
         shared = source.dense_tensors() if table == RELATION else {}
         rows = torch.empty(count, source[saved].shape[1])

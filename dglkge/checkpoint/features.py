@@ -51,9 +51,7 @@ def open_features(
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read the features {path}: {one_line(error)}") from None
         if vectors.shape != (num_rows, width):
-            raise CheckpointError(
-                f"{path} has shape {vectors.shape}, the checkpoint was trained with {(num_rows, width)}"
-            )
+            raise CheckpointError(f"{path} has shape {vectors.shape}, expected {(num_rows, width)}")
         if verify and file_crc32(path) != crc32:
             raise CheckpointError(f"{path} is damaged, or not the file that the checkpoint was trained with")
         arrays[name] = vectors

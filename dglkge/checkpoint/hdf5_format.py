@@ -82,11 +82,9 @@ def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not an HDF5 file: {error}") from None
     with file:
-        version = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
-        if version != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path}: format_version is {version!r}; this dglkge reads {FORMAT_VERSION}"
-            )
+        value = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
+        if value != FORMAT_VERSION:
+            raise CheckpointError(f"{path}: format_version is {value!r}; this dglkge reads {FORMAT_VERSION}")
         try:
             yield file
         except KeyError as error:

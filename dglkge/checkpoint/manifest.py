@@ -338,6 +338,5 @@ def check_same_run(saved: CheckpointMeta, expected: CheckpointMeta) -> None:
     """Refuse to resume from, or to overwrite, a checkpoint of another model or data set."""
     if differs := saved.difference(expected, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")):
         raise CheckpointError(
-            f"the checkpoint has {differs}; take another output folder, or the configuration that it was "
-            "written with"
+            f"the checkpoint has {differs}; take another output folder or its configuration"
         )

@@ -135,15 +135,18 @@ class Mirror(VersionStore):
             if layout.MANIFEST_FILE in self.names(layout.version_folder(version)):
                 stored = self.stored(version)
                 if not self._lacking(stored):
-                    logger.warning("%s/%s: no pointer; version %d is whole", self.url, _POINTER, version)
+                    logger.warning(
+                        "%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version
+                    )
                     return stored
         return None
 
     def _lacking(self, manifest: Manifest) -> list[str]:
-        """Return the objects of rows and state that a version lacks, or has with another size."""
+        """Describe the objects of rows and state that a version lacks, or has with another size."""
         sizes = self._store.sizes(_object(manifest.version))
         expected = {_object(manifest.version, file.name): file.size_bytes for file in manifest.binary_files}
-        return [name for name, size in expected.items() if sizes.get(name) != size]
+        differing = [(name, size) for name, size in expected.items() if sizes.get(name) != size]
+        return [f"{self._store.at(name)} has {sizes.get(name)} bytes, not {size}" for name, size in differing]
 
     def take(self, check: Callable[[CheckpointMeta], object]) -> Manifest | None:
         """Take the URL for this job, and return the version there; the job that had it writes no more.
@@ -326,7 +329,7 @@ class Mirror(VersionStore):
             if path.name not in done:
                 self._push_file(version, path.name, manifest.all_texts.get(path.name))
         if lacking := self._lacking(manifest):
-            raise StorageError(f"{self._store.at(lacking[0])} is not whole after its upload")
+            raise StorageError(f"{lacking[0]}, after its upload")
         for name in self.names(layout.version_folder(version)):
             if name.endswith(layout.RECEIPT_SUFFIX):
                 self._store.remove(_object(version, name))
@@ -410,10 +413,8 @@ class Mirror(VersionStore):
             )
         pointer = self._pointer()
         if pointer and pointer != self.version:
-            raise CheckpointError(
-                f"{self.url} has version {pointer} by now, and this job has left version {self.version} "
-                "there: another job writes to it"
-            )
+            versions = f"version {pointer} by now, this job has left version {self.version}"
+            raise CheckpointError(f"{self.url} has {versions}: another job writes there")
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -203,11 +203,9 @@ def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.
     ids = sorted_ids.cpu().numpy()
     if part.table == RELATION and len(ids) != len(meta.relations):
         raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
-    expected = (len(ids), meta.entity_dim(part.table))
-    if part.table != RELATION and part.rows.shape != expected:
-        raise CheckpointError(
-            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
-        )
+    shape, expected = tuple(part.rows.shape), (len(ids), meta.entity_dim(part.table))
+    if part.table != RELATION and shape != expected:
+        raise CheckpointError(f"table {part.table!r}: rows have shape {shape}, expected {expected}")
     # The sorted ids make both checks cheap: first and last give the range, equal neighbours are duplicates.
     if len(ids) and (ids[0] < 0 or ids[-1] >= counts[part.table] or (np.diff(ids) == 0).any()):
         raise CheckpointError(
@@ -318,11 +316,10 @@ def _fill_from(
         else:
             rows = file[hdf5_format.EMBEDDINGS]
             ids = hdf5_format.original_ids(path, file, manifest.first_id(entry))
-        if rows.shape[1:] != tuple(part.rows.shape[1:]):
-            raise CheckpointError(
-                f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
-                f"this run's are {part.rows.shape[1]}"
-            )
+        width, live_width = rows.shape[1], part.rows.shape[1]
+        if width != live_width:
+            widths = f"are {width} wide, this run's are {live_width}"
+            raise CheckpointError(f"{path}: rows of table {part.table!r} {widths}")
         places = np.searchsorted(ids, live_ids).clip(max=len(ids) - 1)
         is_here = ids[places] == live_ids if len(ids) else np.zeros(len(live_ids), dtype=bool)
         here, target_rows = places[is_here], live_rows[is_here]

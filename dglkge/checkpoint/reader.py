@@ -94,18 +94,16 @@ class CheckpointTable:
         if isinstance(key, slice):
             key = torch.arange(*key.indices(len(self)))
         if not isinstance(key, torch.Tensor):
-            key = torch.tensor(
-                [self._name_to_id(item) if isinstance(item, str) else int(item) for item in key]
-            )
+            ids = [self._name_to_id(item) if isinstance(item, str) else int(item) for item in key]
+            key = torch.tensor(ids)
         return self.gather(key.long())
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Return a copy of the rows (n, D) of original ids (n,); InputError if one is out of range."""
         count, width = self.shape
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
-            raise InputError(
-                f"table {self.name!r} has ids 0..{count - 1}; got {int(ids.min())}..{int(ids.max())}"
-            )
+            got = f"{int(ids.min())}..{int(ids.max())}"
+            raise InputError(f"table {self.name!r} has ids 0..{count - 1}; got {got}")
         # Each shard fills the rows that it holds, so ids may come in any order and from any shard.
         rows = torch.empty((len(ids), width), dtype=self.shards[0].rows.dtype)
         for shard in self.shards:

@@ -139,10 +139,8 @@ class NewVersion:
                 signs, last_news = news, time.monotonic()
             elif waited > limit_seconds:
                 # The failure of another machine: a restart of the job may succeed.
-                receipt = layout.receipt_file(missing[0])
-                raise JobError(
-                    f"{receipt} is missing: no part has come to {self.store.url} for {waited:.0f} s"
-                )
+                file = layout.receipt_file(missing[0])
+                raise JobError(f"{file} is missing: no part has come to {self.store.url} for {waited:.0f} s")
             if len(entries) < len(names):
                 time.sleep(self.store.poll_seconds)
         for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():

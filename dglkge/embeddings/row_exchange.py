@@ -6,7 +6,7 @@ Both halves are collectives: every trainer takes part in each, also with no ids 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,21 +134,15 @@ class RowExchange:
 
         They stand one after the other, valid until the next call.
         """
-        sizes = self._section_bytes(requests.to_give).ravel()
-        buffer = self._scratch.bytes("sent rows", int(sizes.sum()))
-        ends = np.cumsum(sizes).tolist()
-        for number, (rows, end, num_bytes) in enumerate(zip(requests.local_rows, ends, sizes.tolist())):
-            if not len(rows):
-                continue
-            table_number = number % len(self.tables)
-            stored = self.tables[table_number].local_rows
-            space = self._as_rows(buffer[end - num_bytes : end], table_number, len(rows))
+        buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
+        for number, table, space in self._sections(requests.to_give, buffer):
+            stored, rows = self.tables[table].local_rows, torch.from_numpy(requests.local_rows[number])
             # One copy from the table into the message; another type needs a gather first, then the
             # conversion.
             if space.dtype == stored.dtype:
-                torch.index_select(stored, 0, torch.from_numpy(rows), out=space)
+                torch.index_select(stored, 0, rows, out=space)
             else:
-                space.copy_(stored[torch.from_numpy(rows)])
+                space.copy_(stored[rows])
         return buffer
 
     def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
@@ -167,10 +161,19 @@ class RowExchange:
         """Return the bytes of each rank's rows of each table, (size, T)."""
         return -(-counts * self._row_bytes // self._unit_bytes) * self._unit_bytes
 
-    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> Tensor:
-        """View a section of a message as rows of a table, in the type in which they travel."""
-        used = section[: count * int(self._row_bytes[table])]
-        return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self.tables[table].dim)
+    def _sections(self, counts: Ids, message: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield number, table and rows of each section of messages that is not empty, rank after rank.
+
+        The rows are a view of the message, of the type in which they travel.
+        """
+        sizes = self._section_bytes(counts).ravel()
+        ends, num_tables = np.cumsum(sizes).tolist(), len(self.tables)
+        for number, (count, end, size) in enumerate(zip(counts.ravel().tolist(), ends, sizes.tolist())):
+            if count:
+                table = number % num_tables
+                section = message[end - size : end][: count * int(self._row_bytes[table])]
+                rows = torch.from_numpy(section).view(self._wire_dtypes[table])
+                yield number, table, rows.view(count, self.tables[table].dim)
 
     def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Sort received rows, rank after rank, by table."""
@@ -179,13 +182,7 @@ class RowExchange:
         numbers = counts.sum(0).tolist()
         rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self.tables)]
         places = [0] * len(rows)
-        start = 0
-        for table_counts, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):
-            for table, (count, num_bytes) in enumerate(zip(table_counts, sizes)):
-                end = start + num_bytes
-                if count:
-                    received = self._as_rows(message[start:end], table, count)
-                    rows[table][places[table] : places[table] + count] = received
-                places[table] += count
-                start = end
+        for _, table, received in self._sections(counts, message):
+            rows[table][places[table] : places[table] + len(received)] = received
+            places[table] += len(received)
         return rows

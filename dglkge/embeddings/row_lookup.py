@@ -238,7 +238,9 @@ class ExchangeLookup(RowLookup):
         self._reads_ahead = staleness > 0
         # One thread: exchanges are collectives, and two at once in one group could be paired wrongly.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-lookup")
-        self._announced: _Announced | None = None
+        self._announced: Future[_Prepared] | None = None
+        # Set once the rows of this machine have been read for the announced batch.
+        self._is_read = threading.Event()
 
     @property
     def sent_bytes(self) -> int:
@@ -246,9 +248,8 @@ class ExchangeLookup(RowLookup):
 
     def announce(self, batch: int, table_ids: TableIds) -> None:
         self._take_announced()
-        read = threading.Event()
-        work = self._thread.submit(self._prepare_ahead, batch, table_ids, read)
-        self._announced = _Announced(batch, work, read)
+        self._is_read.clear()
+        self._announced = self._thread.submit(self._prepare_ahead, batch, table_ids)
 
     def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         """Return the rows of each table's ids, for the announced batch or any other.
@@ -267,7 +268,7 @@ class ExchangeLookup(RowLookup):
     def before_update(self) -> None:
         if self._announced is not None and self._reads_ahead:
             # Only the read matters: from then on the message holds the rows, and the update may change them.
-            self._announced.read.wait()
+            self._is_read.wait()
 
     def finish(self) -> None:
         self._take_announced()
@@ -278,10 +279,8 @@ class ExchangeLookup(RowLookup):
         It is never cancelled, since the other trainers take part in it to its end.
         """
         announced, self._announced = self._announced, None
-        if announced is None:
-            return None
-        prepared = announced.work.result()
-        return prepared if announced.batch == batch else None
+        prepared = None if announced is None else announced.result()
+        return prepared if prepared is not None and prepared.batch == batch else None
 
     def _prepare(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids."""
@@ -290,10 +289,10 @@ class ExchangeLookup(RowLookup):
             _Route(table, table_ids.get(name), functools.partial(exchange.owners, number), num_ranks)
             for number, (name, table) in enumerate(self._tables.items())
         ]
-        return _Prepared(routes, exchange.exchange_ids([route.by_rank for route in routes], batch))
+        return _Prepared(batch, routes, exchange.exchange_ids([route.by_rank for route in routes], batch))
 
     @torch.no_grad()
-    def _prepare_ahead(self, batch: int, table_ids: TableIds, read: threading.Event) -> _Prepared:
+    def _prepare_ahead(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids in the background, and with staleness 1 the rows as they are before the update."""
         try:
             prepared = self._prepare(batch, table_ids)
@@ -302,7 +301,7 @@ class ExchangeLookup(RowLookup):
             message = self._exchange.read(prepared.requests)
         finally:
             # Also after a failure: before_update must not block. The future's result raises it.
-            read.set()
+            self._is_read.set()
         prepared.rows = self._exchange.send(prepared.requests, message)
         return prepared
 
@@ -343,15 +342,7 @@ class _Route:
 class _Prepared:
     """A batch after the exchange of ids, with its remote rows where they may be stale."""
 
+    batch: int
     routes: list[_Route]
     requests: RowRequests
     rows: list[Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class _Announced:
-    """A batch with its exchange in progress in the background."""
-
-    batch: int
-    work: Future[_Prepared]
-    read: threading.Event

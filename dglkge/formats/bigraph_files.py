@@ -165,11 +165,8 @@ def num_epochs(meta: CheckpointMeta) -> int:
 
 def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str, Any]:
     """Return the root attributes of an HDF5 file, apart from ``format_version``."""
-    return {
-        "config/json": json.dumps(config, indent=4),
-        "iteration/num_epochs": num_epochs(meta),
-        **PassCount.of(meta).attributes(),
-    }
+    passes = PassCount.of(meta).attributes()
+    return {"config/json": json.dumps(config, indent=4), "iteration/num_epochs": num_epochs(meta), **passes}
 
 
 def read_entity_names(
@@ -195,10 +192,9 @@ def read_score_function(config: Mapping[str, Any], folder: Path) -> str:
         raise CheckpointError(f"{where}: featurized entities are not dglkge's; allowed is False")
     name = score_function_of(operator, comparator, bool(config.get("bias")))
     if name is None:
+        got = f"operator {operator} with comparator {comparator}"
         allowed = f"one of {', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
-        raise CheckpointError(
-            f"{where}: operator {operator} with comparator {comparator}; allowed is {allowed}"
-        )
+        raise CheckpointError(f"{where}: {got}; allowed is {allowed}")
     return name
 
 
@@ -212,11 +208,10 @@ def read_relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation
     relations = config["relations"]
     if not config.get("dynamic_relations"):
         return [Relation(relation["name"], relation["lhs"], relation["rhs"]) for relation in relations]
-    path = _beside(folder, config, layout.RELATION_NAMES_FILE)
+    file = layout.RELATION_NAMES_FILE
+    path = _beside(folder, config, file)
     if path is None:
-        raise CheckpointError(
-            f"{layout.RELATION_NAMES_FILE} is neither in {config['entity_path']} nor in {folder}"
-        )
+        raise CheckpointError(f"{file} is neither in {config['entity_path']} nor in {folder}")
     return [Relation(str(name), relations[0]["lhs"], relations[0]["rhs"]) for name in _json(path)]
 
 

@@ -148,9 +148,7 @@ class CompleteRequest(Strict):
 
     heads: Names | None = None
     relations: Names | None = None
-    min_probability: float | None = Field(
-        None, gt=0, le=1, description="as dglkge calibrate fits; .5 without k"
-    )
+    min_probability: float | None = Field(None, gt=0, le=1, description="of dglkge calibrate; .5 without k")
     k: Annotated[K | None, Field(description="tails of each head and relation")] = None
     candidates: Candidates = "all"
     limit: Annotated[int, Field(ge=1, le=MAX_TRIPLES, description="best of all")] = 100

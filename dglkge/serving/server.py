@@ -53,12 +53,9 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
 }
 
-REFUSAL_HEADERS = {
-    401: {"www-authenticate": "Bearer"},
-    # The rest of the body is not read.
-    408: {"connection": "close"},
-    413: {"connection": "close"},
-}
+REFUSAL_HEADERS = {401: {"www-authenticate": "Bearer"}}
+# The rest of the body is not read.
+REFUSAL_HEADERS |= dict.fromkeys((408, 413), {"connection": "close"})
 
 
 class HeaderDeadline(H11Protocol):
