@@ -10,6 +10,7 @@ from pathlib import Path
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats.bigraph_files import read_operators, read_relations, read_score_function
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
@@ -20,24 +21,20 @@ from dglkge.typing import RELATION
 
 def is_bigraph(folder: Path, version: int) -> bool:
     """Return whether PyTorch-BigGraph wrote a version: without a manifest, and rows without original ids."""
+    files = LeasedFolder(folder)
     first = sorted(folder.glob(layout.embeddings_file("*", 0, version)))
-    if not first:
-        return False
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, CheckpointError):
+        ours, config = (
+            layout.parse_object(files.read(name)) for name in (layout.MANIFEST_FILE, layout.CONFIG_FILE)
+        )
         # It may have gone on from a version of ours, in the folder of that, with the next number.
-        if json.loads((folder / layout.MANIFEST_FILE).read_text(encoding="utf-8"))["version"] == version:
-            return False
-    try:
-        config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
-        with hdf5_format.open_file(first[0]) as file:
-            # The name of the first part and the keys of config.json are equal in both formats. Only our files
-            # have original ids.
-            has_ids = hdf5_format.ORIGINAL_IDS in file
-    except (OSError, ValueError, CheckpointError):
-        return False
-    return (
-        not has_ids and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
-    )
+        is_another = ours.get("version") != version
+        if first and is_another and {"entities", "relations", "entity_path"} <= set(config):
+            with hdf5_format.open_file(first[0]) as file:
+                # The name of the first part and the keys of config.json are equal in both formats. Only our
+                # files have original ids.
+                return hdf5_format.ORIGINAL_IDS not in file
+    return False
 
 
 def find_bigraph(folder: Path) -> tuple[Path, int] | None:
@@ -45,14 +42,13 @@ def find_bigraph(folder: Path) -> tuple[Path, int] | None:
 
     The folder is its own, or our checkpoint's: it may have gone on from the published version, inside that.
     """
-    for _ in range(2):
-        try:
-            version = layout.parse_version((folder / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
-        except (OSError, ValueError):
-            return None
-        if version and is_bigraph(folder, version):
-            return folder, version
-        folder = folder / layout.version_folder(version or 0)
+    with contextlib.suppress(OSError, ValueError):
+        for _ in range(2):
+            text = (folder / layout.VERSION_FILE).read_text(encoding="utf-8")
+            version = layout.parse_version(text.strip()) or 0
+            if is_bigraph(folder, version):
+                return folder, version
+            folder = folder / layout.version_folder(version)
     return None
 
 
@@ -66,25 +62,22 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     config = json.loads(path.read_text(encoding="utf-8"))
     try:
         with hdf5_format.open_file(folder / layout.model_file(version)) as file:
-            score_function, operators = read_score_function(config, folder), read_operators(config)
-            attributes = dict(file.attrs)
-            relations = read_relations(config, folder)
+            # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges.
+            # Its epoch is all of these passes.
+            numbers = ("iteration/num_edge_paths", "iteration/num_edge_chunks")
+            passes = math.prod(max(int(file.attrs.get(name, 1)), 1) for name in numbers)
+        progress = {Progress.FINISHED_EPOCHS: version // passes, Progress.BATCHES_DONE: 0}
+        score_function, operators = read_score_function(config, folder), read_operators(config)
+        entities, relations = config["entities"], read_relations(config, folder)
         files = [
             _entry(folder, layout.embeddings_file(name, part, version), name, part)
-            for name, entity in config["entities"].items()
+            for name, entity in entities.items()
             for part in range(int(entity["num_partitions"]))
         ]
         files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
-        # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its
-        # epoch is all of these passes.
-        numbers = ("iteration/num_edge_paths", "iteration/num_edge_chunks")
-        passes = math.prod(max(int(attributes.get(name, 1)), 1) for name in numbers)
-        counts = dict.fromkeys(config["entities"], 0)
-        for entry in files[:-1]:
-            counts[entry.table] += entry.num_rows
+        counts = {name: sum(entry.num_rows for entry in files if entry.table == name) for name in entities}
         dims = {
-            name: int(entity.get("dimension") or config["dimension"])
-            for name, entity in config["entities"].items()
+            name: int(entity.get("dimension") or config["dimension"]) for name, entity in entities.items()
         }
         dim = max(dims.values())
         meta = CheckpointMeta(
@@ -94,11 +87,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
             dataset_fingerprint="",
             entity_types=counts,
             relations=relations,
-            progress={
-                Progress.FINISHED_EPOCHS: version // passes,
-                Progress.BATCHES_DONE: 0,
-                Progress.GLOBAL_BATCH_SIZE: 1,
-            },
+            progress={**progress, Progress.GLOBAL_BATCH_SIZE: 1},
             seed=0,
             score_function=score_function,
             dim=dim,
@@ -115,15 +104,14 @@ def read_manifest(folder: Path, version: int) -> Manifest:
             )
         return Manifest(version, meta, files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        words = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is no configuration of PyTorch-BigGraph ({words})") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is no configuration of PyTorch-BigGraph ({reason})") from None
 
 
-def _entry(folder: Path, name: str, table: str, part: int, num_rows: int | None = None) -> FileEntry:
+def _entry(folder: Path, name: str, table: str, part: int, num_rows: int = 0) -> FileEntry:
     """Describe one file by what it holds."""
-    path = folder / name
-    with hdf5_format.open_file(path) as file:
+    with hdf5_format.open_file(folder / name) as file:
         shapes = hdf5_format.shapes(file)
-    if num_rows is None:
-        num_rows = shapes[hdf5_format.EMBEDDINGS][0]
-    return FileEntry(name, table, part, num_rows, path.stat().st_size, UNKNOWN_CRC32, UNKNOWN_CRC32, shapes)
+    num_rows = num_rows if table == RELATION else shapes[hdf5_format.EMBEDDINGS][0]
+    size = (folder / name).stat().st_size
+    return FileEntry(name, table, part, num_rows, size, UNKNOWN_CRC32, UNKNOWN_CRC32, shapes)

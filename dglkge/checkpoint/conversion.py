@@ -20,18 +20,19 @@ import torch
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
-from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
+from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.storage import check_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
-from dglkge.errors import CheckpointError, InputError, require_known, write_error
+from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.errors import CheckpointError, InputError, require_known
 from dglkge.formats.bigraph_files import PassCount, bigraph_attributes, bigraph_config, pass_of, read_stats
 from dglkge.formats.relation_parameters import MODEL_GROUP
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.typing import RELATION, TablePart
+from dglkge.typing import RELATION, Relation, TablePart
 
 
 def dataset_fields(dataset: Dataset) -> dict[str, Any]:
@@ -77,25 +78,20 @@ def saved_entity_ids(checkpoint: Checkpoint, entity_type: str | None, names: Voc
     """
     if entity_type is None or entity_type not in checkpoint.entity_types:
         return np.full(len(names), -1, dtype=np.int64)
-    known, sought = list(checkpoint.vocabulary(entity_type).names), list(names.names)
+    known = checkpoint.vocabulary(entity_type)
     # The usual case, a checkpoint of the same data set, needs no index of names.
-    if known == sought:
-        return np.arange(len(known), dtype=np.int64)
-    import pandas as pd  # here: most runs start from no other, and importing it takes a fifth of a second
-
-    return pd.Index(known, dtype=object).get_indexer(pd.Index(sought, dtype=object)).astype(np.int64)
+    is_same = list(known.names) == list(names.names)
+    return np.arange(len(names), dtype=np.int64) if is_same else known.find(names.names)
 
 
 def saved_relation_ids(
     checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]
 ) -> np.ndarray:
     """Return the id that each relation of a run has in a checkpoint, by name and types; else -1."""
-    ids = {
-        (relation.name, relation.lhs, relation.rhs): id_
-        for id_, relation in enumerate(checkpoint.meta.relations)
-    }
-    keys = [(relation.name, types.get(relation.lhs), types.get(relation.rhs)) for relation in meta.relations]
-    return np.array([ids.get(relation, -1) for relation in keys], dtype=np.int64)  # type: ignore[arg-type]
+    number = {relation: id_ for id_, relation in enumerate(checkpoint.meta.relations)}
+    # No entity type has an empty name.
+    theirs = [Relation(r.name, types.get(r.lhs) or "", types.get(r.rhs) or "") for r in meta.relations]
+    return np.array([number.get(relation, -1) for relation in theirs], dtype=np.int64)
 
 
 def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | None:
@@ -107,8 +103,7 @@ def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | No
     function, times = SCORE_FUNCTIONS.get(meta.score_function), checkpoint.meta.times
     if not function.has_times or tuple(times) == tuple(meta.times):
         return None
-    number = {time: place for place, time in enumerate(times)}
-    numbers = np.array([number.get(time, -1) for time in meta.times], dtype=np.int64)
+    numbers = Vocabulary(times, "time").find(meta.times)
     moved = np.flatnonzero((numbers >= 0) & (numbers != np.arange(len(numbers))))
     if len(moved) and not function().has_module:
         raise CheckpointError(
@@ -121,8 +116,8 @@ def saved_times(checkpoint: Checkpoint, meta: CheckpointMeta) -> np.ndarray | No
 
 def at_times(saved: np.ndarray, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
     """Return rows of all times of a run: those of :func:`saved_times` from ``values``, new ones as others."""
-    rows, is_saved = initial.detach().clone(), torch.from_numpy(saved >= 0)
-    rows[is_saved] = values[torch.from_numpy(saved)[is_saved]]
+    rows, numbers = initial.detach().clone(), torch.from_numpy(saved)
+    rows[numbers >= 0] = values[numbers[numbers >= 0]]
     return rows
 
 
@@ -154,24 +149,17 @@ def take_over(
     """
     # ``saved_ids`` is by original id of the whole table; the part has its rows in the order of the partition.
     saved_rows = torch.from_numpy(saved_ids)[part.original_ids]
-    num_saved = int((saved_rows >= 0).sum())
-    if num_saved:
+    is_saved = saved_rows >= 0
+    if is_saved.any():
         source = dataclasses.replace(part, table=table or part.table)  # the same tensors
-        filed, saved_count = saved_rows.clone(), checkpoint.manifest.meta.entity_types.get(source.table)
-        if saved_count is not None:
-            # Entities that were added to an open checkpoint have rows, and no file.
-            added = filed >= saved_count
-            part.rows[added] = checkpoint.gather(source.table, filed[added]).to(part.rows.dtype)
-            filed[added] = -1
-        part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, filed)
+        part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, saved_rows)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
-        shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
-        if shift is not None:
-            part.rows[filed >= 0] += torch.from_numpy(shift)
-        features = None if part.table == RELATION or keeps_projections else checkpoint.features
+        if part.table != RELATION and (shift := checkpoint.global_vector(source.table)) is not None:
+            part.rows[is_saved] += torch.from_numpy(shift)
+        features = None if keeps_projections else checkpoint.features
         if features is not None and source.table in features.entity_types:
-            part.rows[filed >= 0] += features.scored(source.table, filed[filed >= 0])
-    return num_saved
+            part.rows[is_saved] += features.scored(source.table, saved_rows[is_saved])
+    return int(is_saved.sum())
 
 
 def save_converted(
@@ -187,9 +175,7 @@ def save_converted(
     holds a checkpoint already, or cannot be written to.
     """
     with hold(output, "a conversion") as lease:
-        folder = output / CHECKPOINT_FOLDER
-        # One process writes everything, so its barrier has nothing to wait for.
-        manager = CheckpointManager(folder, TrainerGroup(), names, 1, lease=lease)
+        manager = CheckpointManager(output / CHECKPOINT_FOLDER, names=names, lease=lease)
         if manager.latest() is not None:
             raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
         for record in stats:
@@ -222,51 +208,37 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     check_files(source.folder, source.manifest.all_texts.values())  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
-    lacking = [name for name, saved in types.items() if saved is None]
-    if lacking:
-        saved_names, names_here, missing_names = (
-            ", ".join(map(repr, sorted(group)))
-            for group in (source.entity_types, dataset.entity_types, lacking)
-        )
+    if missing_types := [name for name, saved in types.items() if saved is None]:
+        groups = (source.entity_types, dataset.entity_types, missing_types)
+        theirs, ours, lacking = (", ".join(map(repr, sorted(group))) for group in groups)
         raise InputError(
-            f"the checkpoint {source.path} has the entity types {saved_names}, the data set has "
-            f"{names_here}: give --type THEIRS=OURS for {missing_names}"
+            f"the checkpoint {source.path} has the entity types {theirs}, the data set has {ours}: "
+            f"give --type THEIRS=OURS for {lacking}"
         )
     # Progress within an epoch counts positions in the order of the triples, which another data set lacks.
     progress = {**source.meta.progress, Progress.BATCHES_DONE: 0}
-    dims = {
-        name: source.meta.dims[saved] for name, saved in types.items() if saved and saved in source.meta.dims
-    }
-    meta = dataclasses.replace(
-        source.meta, config={}, progress=progress, dims=dims, **dataset_fields(dataset)
-    )
+    fields, widths = dataset_fields(dataset), source.meta.dims
+    dims = {name: widths[saved] for name, saved in types.items() if saved and saved in widths}
+    meta = dataclasses.replace(source.meta, config={}, progress=progress, dims=dims, **fields)
+    other_way = "to start a run with what it has, set checkpoint.init_path"
     if saved_times(source, meta) is not None:
-        raise CheckpointError(
-            f"{source.path} has other times than {dataset.path}; to start a run with what it has, set "
-            "checkpoint.init_path"
-        )
+        raise CheckpointError(f"{source.path} has other times than {dataset.path}; {other_way}")
+    relation_ids = saved_relation_ids(source, meta, types)
+    saved_ids = {name: saved_entity_ids(source, types[name], names[name]) for name in types}
     parts = {}
-    for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
-        saved = RELATION if table == RELATION else str(types[table])
-        if table == RELATION:
-            saved_ids = saved_relation_ids(source, meta, types)
-            operators = tuple(source.meta.operators[id_] for id_ in saved_ids if source.meta.operators)
-        else:
-            saved_ids = saved_entity_ids(source, saved, names[table])
-        missing = int((saved_ids < 0).sum())
-        if missing:
-            raise CheckpointError(
-                f"{source.path} lacks {missing} of the {count} rows of table {table!r}; "
-                "to start a run with what it has, set checkpoint.init_path"
-            )
-        width = source[saved].shape[1]
-        shapes = source.state_shapes(saved)
-        state = {name: torch.zeros(count, *shape[1:]) for name, shape in shapes.items()}
-        part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
-        take_over(source, part, saved_ids, saved)
-        parts[table] = part
-    meta = dataclasses.replace(meta, operators=operators)  # the relations' order may be another one
-    parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
+    for table, ids in {**saved_ids, RELATION: relation_ids}.items():
+        saved, count = types.get(table) or RELATION, len(ids)
+        if missing := int((ids < 0).sum()):
+            lack = f"{missing} of the {count} rows of table {table!r}"
+            raise CheckpointError(f"{source.path} lacks {lack}; {other_way}")
+        state = {name: torch.zeros(count, *shape[1:]) for name, shape in source.state_shapes(saved).items()}
+        shared = source.dense_tensors() if table == RELATION else {}
+        rows = torch.empty(count, source[saved].shape[1])
+        parts[table] = TablePart(table, 0, torch.arange(count), rows, state, shared)
+        take_over(source, parts[table], ids, saved)
+    # The relations' order may be another one.
+    operators = tuple(source.meta.operators[id_] for id_ in relation_ids if source.meta.operators)
+    meta = dataclasses.replace(meta, operators=operators)
     # Other programs may write records without the number of an epoch, by which append_stats selects.
     stats = [record for record in read_stats(source.folder) if isinstance(record.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
@@ -310,31 +282,24 @@ def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
             "from it; expected at least one epoch, edge set or chunk (training.edge_chunks)"
         )
     source.verify()
-    try:
+    with LeasedFolder(output).writing():
         output.parent.mkdir(parents=True, exist_ok=True)
-        hidden = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-        try:
-            _write(source, hidden, output, passes)
-            hidden.chmod(0o755)
-            # Replaces an empty folder.
-            hidden.rename(output)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
-    except OSError as error:
-        raise write_error(f"cannot write to {output}", error) from error
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as hidden:
+            made = Path(hidden, output.name)
+            made.mkdir()
+            _write(source, made, output, passes)
+            made.rename(output)  # replaces an empty folder
     return passes.finished
 
 
 def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) -> None:
     """Write all files to a folder that will have the name of the output."""
     manifest, version = source.manifest, passes.finished
-    num_parts = max(entry.part + 1 for entry in manifest.files if entry.table != RELATION)
+    num_parts = 1 + max(entry.part for entry in manifest.files)
     config = bigraph_config(manifest.meta, num_parts, str(output.resolve()))
     attributes = bigraph_attributes(manifest.meta, config)
     for entry in manifest.files:
-        name = layout.model_file(version)
-        if entry.table != RELATION:
-            name = layout.embeddings_file(entry.table, entry.part, version)
+        name = f"{entry.name.removesuffix(f'.v{manifest.version}.h5')}.v{version}.h5"
         with (
             hdf5_format.open_file(source.folder / entry.name) as saved_file,
             hdf5_format.create(folder / name, attributes) as file,
@@ -348,9 +313,7 @@ def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) ->
         shutil.copyfile(source.folder / name, folder / name)
     (folder / layout.CONFIG_FILE).write_text(json.dumps(config, indent=4), encoding="utf-8")
     # A save that was interrupted may have left records of passes that this version does not have.
-    place = divmod(version, len(passes.edge_sets) * passes.num_chunks)
-    open_pass = (place[0], *divmod(place[1], passes.num_chunks))
-    kept = [record for record in read_stats(source.folder) if pass_of(record) < open_pass]
+    kept = [record for record in read_stats(source.folder) if pass_of(record) < passes.place(version)]
     lines = "".join(json.dumps(record) + "\n" for record in kept)
     (folder / layout.STATS_FILE).write_text(lines, encoding="utf-8")
     (folder / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")

@@ -7,7 +7,7 @@ to them by their checksum.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.hdf5_format import dense_path
 from dglkge.checkpoint.storage import file_crc32
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, one_line
 
 RECORD = "features"
 """Kind of the datasets, beside the dense parameters, that hold the record of each file."""
@@ -36,31 +36,22 @@ def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
 
 
 def open_features(
-    folder: Path, records: Mapping[str, Iterable[int]], verify: bool = False
+    folder: Path, records: Mapping[str, Sequence[int]], verify: bool = False
 ) -> dict[str, np.ndarray]:
     """Map the vectors of some entity types, which have the records of :func:`record_path`.
 
-    CheckpointError if the folder or a file is missing, damaged or another one. Checksums are compared only if
-    wanted, which reads all files.
+    CheckpointError if a file is missing, damaged or another one. Checksums are compared only if wanted, which
+    reads all files.
     """
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder.parent}: the folder {folder.name}/ of the run is missing; it holds the vectors that "
-            "the model's rows are computed from"
-        )
     arrays = {}
-    for name, record in records.items():
-        num_rows, width, crc32 = (int(number) for number in record)
+    for name, (num_rows, width, crc32) in records.items():
         path = folder / layout.features_array(name)
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"cannot read the features {path}: {reason}") from None
+            raise CheckpointError(f"cannot read the features {path}: {one_line(error)}") from None
         if vectors.shape != (num_rows, width):
-            raise CheckpointError(
-                f"{path} has shape {vectors.shape}, the checkpoint was trained with {(num_rows, width)}"
-            )
+            raise CheckpointError(f"{path} has shape {vectors.shape}, expected {(num_rows, width)}")
         if verify and file_crc32(path) != crc32:
             raise CheckpointError(f"{path} is damaged, or not the file that the checkpoint was trained with")
         arrays[name] = vectors

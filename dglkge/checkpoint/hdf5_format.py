@@ -9,20 +9,17 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, one_line
 from dglkge.registry import deferred
 
-if TYPE_CHECKING:
-    from dglkge.kernels import rows as row_kernels
-else:
-    row_kernels = deferred("dglkge.kernels.rows")  # numba takes a fifth of a second
+row_kernels = deferred("dglkge.kernels.rows")  # numba takes a fifth of a second
 
 FORMAT_VERSION_ATTRIBUTE = "format_version"
 STATE_DICT_KEY_ATTRIBUTE = "state_dict_key"
@@ -30,10 +27,6 @@ EMBEDDINGS = "embeddings"
 ORIGINAL_IDS = "original_ids"
 OPTIMIZER_GROUP = "optimizer"
 STATE_BLOB = "state_dict"
-BLOB_DTYPE = np.dtype("V1")
-
-GLOBAL_SUMS_GROUP = "global_sums"
-"""Holds Adagrad's sums of the global vectors, where PyTorch-BigGraph does not look."""
 
 DENSE_GROUP = "dense"
 """Holds the dense parameters of a score function's module and their optimizer's state; PyTorch-BigGraph does
@@ -89,11 +82,9 @@ def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not an HDF5 file: {error}") from None
     with file:
-        version = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
-        if version != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path}: format_version is {version!r}; this dglkge reads {FORMAT_VERSION}"
-            )
+        value = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
+        if value != FORMAT_VERSION:
+            raise CheckpointError(f"{path}: format_version is {value!r}; this dglkge reads {FORMAT_VERSION}")
         try:
             yield file
         except KeyError as error:
@@ -117,8 +108,7 @@ def row_blocks(
     shape: tuple[int, ...], item_bytes: int, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, int]]:
     """Cut the rows of an array into (start, stop) ranges of about ``block_bytes`` each."""
-    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * item_bytes
-    step = max(1, block_bytes // max(1, row_bytes))
+    step = max(1, block_bytes // max(1, math.prod(shape[1:]) * item_bytes))
     for start in range(0, shape[0], step):
         yield start, min(shape[0], start + step)
 
@@ -144,37 +134,30 @@ def original_ids(path: Path | BinaryIO, file: h5py.File, first_id: int) -> np.nd
 
 def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
     """Write an optimizer's state as the ``torch.save`` bytes that PyTorch-BigGraph reads."""
-    with io.BytesIO() as buffer:
-        torch.save(state, buffer)
-        # V1 is HDF5's opaque type of one byte, as in PyTorch-BigGraph's files. A string dataset would lose
-        # zero bytes at its end.
-        group.create_dataset(STATE_BLOB, data=np.frombuffer(buffer.getbuffer(), dtype=BLOB_DTYPE))
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    # V1 is HDF5's opaque type of one byte, as in PyTorch-BigGraph's files. A string dataset would lose zero
+    # bytes at its end.
+    group.create_dataset(STATE_BLOB, data=np.frombuffer(buffer.getbuffer(), dtype="V1"))
 
 
 def read_blob(dataset: h5py.Dataset) -> Any:
     """Read the bytes of :func:`write_blob` or of PyTorch-BigGraph without running code in them."""
-    with io.BytesIO(dataset[...].tobytes()) as buffer:
-        try:
-            # Without weights_only a pickle from a stranger's checkpoint could run any code.
-            return torch.load(buffer, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            where = f"{dataset.file.filename}:{dataset.name}"
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(
-                f"{where}: refused, it holds more than tensors and plain values, or is damaged ({reason})"
-            ) from None
+    try:
+        # Without weights_only a pickle from a stranger's checkpoint could run any code.
+        return torch.load(io.BytesIO(dataset[...].tobytes()), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            f"{dataset.file.filename}:{dataset.name}: refused, it holds more than tensors and plain values, "
+            f"or is damaged ({one_line(error)})"
+        ) from None
 
 
 def shapes(file: h5py.File) -> dict[str, list[int]]:
     """Return the shape of every dataset by path."""
-    shapes_by_path: dict[str, list[int]] = {}
-
-    def note(path: str, item: h5py.Group | h5py.Dataset) -> None:
-        if isinstance(item, h5py.Dataset):
-            shapes_by_path[path] = list(item.shape)
-
-    file.visititems(note)
-    return shapes_by_path
+    paths: list[str] = []
+    file.visit(paths.append)
+    return {path: list(item.shape) for path in paths if isinstance(item := file[path], h5py.Dataset)}
 
 
 def _is_narrow(values: torch.Tensor) -> bool:
@@ -184,31 +167,23 @@ def _is_narrow(values: torch.Tensor) -> bool:
 
 def _stored_array(values: torch.Tensor) -> np.ndarray:
     """View a tensor as an array, numbers of 16 bits as uint16 words."""
-    if _is_narrow(values):
-        words: np.ndarray = values.detach().view(torch.int16).numpy().view(np.uint16)
-        return words
-    return values.detach().numpy()
+    array = values.detach()
+    return array.view(torch.int16).numpy().view(np.uint16) if _is_narrow(values) else array.numpy()
 
 
 def file_dtype(values: torch.Tensor) -> np.dtype:
     """Return the type in which a tensor is written."""
-    if _is_narrow(values):
-        return np.dtype(np.float32)
     # A slice of no rows: nothing is copied, whatever device the tensor is on.
-    return values.detach()[:0].cpu().numpy().dtype
+    rows = values.detach()[:0].cpu()
+    return (rows.float() if _is_narrow(values) else rows).numpy().dtype
 
 
 def take_rows(values: torch.Tensor, order: np.ndarray, out: np.ndarray) -> None:
     """Write rows in a given order (n,) to an array (n, ...) of the type in which they are written."""
-    array = _stored_array(values)
     if _is_narrow(values):
-        width = math.prod(array.shape[1:])
-        is_half = values.dtype == torch.float16
-        row_kernels.widen_rows(
-            array.reshape(len(array), width), order, is_half, out.reshape(len(order), width)
-        )
+        row_kernels.widen_rows(_stored_array(values), order, values.dtype == torch.float16, out)
     else:
-        np.take(array, order, axis=0, out=out, mode="clip")  # "raise" would copy once more
+        np.take(_stored_array(values), order, axis=0, out=out, mode="clip")  # "raise" would copy once more
 
 
 def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> None:
@@ -216,15 +191,17 @@ def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> Non
 
     What such a table was saved as is read back bit for bit.
     """
-    array = _stored_array(values)
-    array[places] = (
-        row_kernels.nearest_words(block, values.dtype == torch.float16) if _is_narrow(values) else block
-    )
+    if _is_narrow(values):
+        block = row_kernels.nearest_words(block, values.dtype == torch.float16)
+    _stored_array(values)[places] = block
 
 
 def global_sums_path(entity_type: str) -> str:
-    """Return the dataset of Adagrad's sums (D,) of the global vector of an entity type."""
-    return f"{GLOBAL_SUMS_GROUP}/{entity_type}"
+    """Return the dataset of Adagrad's sums (D,) of the global vector of an entity type.
+
+    PyTorch-BigGraph does not look there.
+    """
+    return f"global_sums/{entity_type}"
 
 
 def dense_path(kind: str, *names: str) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from typing import Any
 
 FORMAT_VERSION = 1
@@ -69,13 +70,12 @@ LATEST_LINK = "latest"
 """Leads to the folder of the published version, on disks that have links."""
 BEST = "best"
 """Pointer to the version with the best score."""
+POINTER = f"{BEST}|epoch_[0-9]{{1,18}}"
+"""Pattern of the names of pointers to versions that are kept."""
 
 TEMPORARY_SUFFIX = ".tmp"
 RECEIPT_SUFFIX = ".receipt.json"
 DAMAGED_PREFIX = "damaged_v"
-
-MOST_VERSION_DIGITS = 18
-"""Limit of the digits in the version file. Python refuses to parse numbers of thousands of digits."""
 
 
 class Progress:
@@ -95,18 +95,8 @@ class Progress:
     """Checksum of the order of an open epoch, where that depends on the partitions."""
 
 
-_EPOCH_PREFIX = "epoch_"
-_NONCE_DIGITS = 16
-_RECORDS = (
-    RUN_CONFIG_FILE,
-    RUN_JOB_FILE,
-    RUN_STATS_FILE,
-    RUN_VALIDATION_FILE,
-    RUN_VECTORS_FILE,
-    RUN_CALIBRATION_FILE,
-    RUN_RULES_FILE,
-    RUN_TRACKERS_FILE,
-)
+_RECORDS = {RUN_CONFIG_FILE, RUN_JOB_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE}
+_RECORDS |= {RUN_VECTORS_FILE, RUN_CALIBRATION_FILE, RUN_RULES_FILE, RUN_TRACKERS_FILE}
 
 
 def split_metrics_file(split: str, protocol: str) -> str:
@@ -165,9 +155,7 @@ def temporary_file(name: str, nonce: str) -> str:
 def is_temporary_of_a_job(name: str) -> bool:
     """Return whether a name is one of :func:`temporary_file` with a nonce."""
     # Temporary files of other programs have no nonce.
-    nonce = name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]
-    is_nonce = len(nonce) == _NONCE_DIGITS and not set(nonce) - set("0123456789abcdef")
-    return name.endswith(TEMPORARY_SUFFIX) and is_nonce
+    return re.search(r"\.[0-9a-f]{16}\.tmp\Z", name) is not None
 
 
 def entity_names_file(entity_type: str, part: int) -> str:
@@ -192,13 +180,12 @@ def vocabulary_file(entity_type: str) -> str:
 
 def epoch_pointer(epoch: int) -> str:
     """Return PyTorch-BigGraph's name of the version that is kept after so many epochs."""
-    return f"{_EPOCH_PREFIX}{epoch}"
+    return f"epoch_{epoch}"
 
 
 def is_pointer(name: str) -> bool:
     """Return whether a name is that of a pointer to a version that is kept."""
-    epoch = parse_version(name.removeprefix(_EPOCH_PREFIX)) if name.startswith(_EPOCH_PREFIX) else None
-    return name == BEST or epoch is not None
+    return re.fullmatch(POINTER, name) is not None
 
 
 def parse_object(text: str | bytes | None) -> dict[str, Any]:
@@ -212,6 +199,5 @@ def parse_object(text: str | bytes | None) -> dict[str, Any]:
 
 def parse_version(text: str) -> int | None:
     """Return the number that a version file holds; None for any other text."""
-    # str.isdigit alone also accepts digits of other scripts and superscripts; int() refuses the latter.
-    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_VERSION_DIGITS
-    return int(text) if is_number else None
+    # Python refuses to parse numbers of thousands of digits.
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

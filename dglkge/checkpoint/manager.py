@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
 import socket
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -19,16 +17,16 @@ from typing import Any
 import torch
 
 from dglkge.checkpoint import layout, part_files
-from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run, extended
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
+from dglkge.checkpoint.storage import CheckpointStorage, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
+from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.optim.workspace import Scratch
 from dglkge.typing import TablePart
 
@@ -53,7 +51,7 @@ def copied(part: TablePart, memory: Scratch) -> TablePart:
         return room.view(values.shape).copy_(values.detach())
 
     state = {name: copy(f"state {name}", values) for name, values in part.state.items()}
-    return TablePart(part.table, part.part, part.original_ids, copy("rows", part.rows), state)
+    return replace(part, rows=copy("rows", part.rows), state=state)
 
 
 def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None = None) -> int | None:
@@ -83,21 +81,19 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         if good is None:
             raise
         logger.warning("%s", error)
-    newer = [version for version in storage.versions() if version > good]
-    moved = anew = ""
     with storage.writing():
         # Newer files go first. If the publication came first, the next save after a crash would remove them
         # as those of an interrupted save.
-        if newer:
+        if newer := [version for version in storage.versions() if version > good]:
             target = storage.damaged_folder(max(newer))
             pointers = [name for name, note in storage.pointers().items() if note.get("version", 0) > good]
             for name in [*pointers, *map(layout.version_folder, newer)]:
                 os.replace(storage.path / name, target / name)
-            moved = f"; newer files were moved to {target}"
+            logger.warning("newer files were moved to %s", target)
         storage.publish(good)
         if written := write_anew(storage, storage.stored(good), names or {}):
-            anew = f"; written anew: {', '.join(written)}"
-    logger.warning("checkpoint.fallback: going on from version %d%s%s", good, moved, anew)
+            logger.warning("written anew: %s", ", ".join(written))
+    logger.warning("checkpoint.fallback: going on from version %d", good)
     return good
 
 
@@ -139,8 +135,8 @@ class CheckpointManager:
     group : TrainerGroup
     names : mapping of str to Vocabulary
         The entities' names by type; a type that is not there has its ids for names.
-    num_parts : int or None
-        Parts of each table over all machines; None where this process owns them all.
+    num_parts : int
+        Parts of each table over all machines.
     lease : Lease or None
         The job's right to write to the run's folder.
     mirror : Mirror or None
@@ -163,7 +159,7 @@ class CheckpointManager:
         path: str | os.PathLike[str],
         group: TrainerGroup = TrainerGroup(),
         names: Mapping[str, Vocabulary] | None = None,
-        num_parts: int | None = None,
+        num_parts: int = 1,
         lease: Lease | None = None,
         mirror: Mirror | None = None,
         has_store: bool = False,
@@ -222,19 +218,12 @@ class CheckpointManager:
 
         agree(self.group.gather, mend, lambda: wait(num_bytes))
 
-    def save(
-        self,
-        parts: Sequence[TablePart],
-        relations: TablePart | None,
-        meta: CheckpointMeta,
-        kept_as: Mapping[str, Mapping[str, Any]] | None = None,
-        state: bytes = b"",
-    ) -> int:
+    def save(self, *content: Any, **more: Any) -> int:
         """Write and publish a new version, then drop the older ones; takes no copy of the rows.
 
         Parameters and errors are those of :meth:`start`. When it returns, on any rank, the version counts.
         """
-        version = self.start(parts, relations, meta, kept_as, state, copy=False)
+        version = self.start(*content, copy=False, **more)
         self.finish_together()
         return version
 
@@ -250,6 +239,7 @@ class CheckpointManager:
         meta: CheckpointMeta,
         kept_as: Mapping[str, Mapping[str, Any]] | None = None,
         state: bytes = b"",
+        *,
         copy: bool = True,
     ) -> int:
         """Start to write a new version in a thread; a save that runs is finished first.
@@ -299,36 +289,26 @@ class CheckpointManager:
             mine = [copied(part, self.row_copy) for part in mine]
             # All machines copy at the same batch boundary, so the copies belong to one state of training.
             self.group.barrier()  # from here on training may change the rows
-        is_first = self.group.rank == 0
-        if is_first and relations is None:
-            raise CheckpointError("rank 0 was handed no relations to save")
+        if self.group.rank == 0:
+            if relations is None:
+                raise CheckpointError("rank 0 was handed no relations to save")
+            mine = [*mine, relations]
+        run_id, lineage = (new_nonce(), ()) if previous is None else (previous.run_id, previous.lineage)
+        lineage = extended(lineage, replace(self._job, first=version, last=version))
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        self._new = new = NewVersion(
-            self.storage,
-            self._mirror or self.storage,
-            self.names,
-            self.group.limit_seconds,
-            replace(self._job, first=version, last=version),
-            meta,
-            self.num_parts or 1 + max((part.part for part in parts), default=0),
-            mine,
-            relations if is_first else None,
-            previous,
-            kept_as or {},
-            stats,
-            state,
+        draft = Manifest(version, meta, (), (), run_id, lineage, None, kept_as or {})
+        store, limit = self._mirror or self.storage, self.group.limit_seconds
+        self._new = NewVersion(
+            self.storage, store, self.names, limit, draft, self.num_parts, mine, previous, stats, state
         )
 
-        def write() -> None:
-            """Write in the thread; logs an error at once, on every rank."""
-            try:
-                new.write()
-            except BaseException as error:
+        def log_error(written: Future[object]) -> None:
+            """Log an error of the thread at once, on every rank."""
+            if error := written.exception():
                 logger.error("checkpoint version %d was not written: %s", version, error)
-                raise
 
-        self._in_thread(write)
+        self._in_thread(self._new.write).add_done_callback(log_error)
         return version
 
     @property
@@ -358,24 +338,21 @@ class CheckpointManager:
         It takes as long as one of the trainers makes progress: a large version may take hours. All raise the
         error of one that could not write its share, or JobError if none makes progress any more.
         """
-        before, last_news = [""], time.monotonic()
+        before, last_news, limit = [""], time.monotonic(), self.group.limit_seconds
         while True:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
-            is_late = time.monotonic() - last_news > self.group.limit_seconds
             progress = ""
             if self.is_writing:
                 progress = "reserves memory" if self._new is None else self._new.progress()
-            states = self.group.gather(progress)
-            # Rank 0's clock decides for all, so that none waits in a collective that another has left.
-            stalled = self.group.gather("stalled" if is_late and states == before else "")[0]
+            states = list(self.group.gather(progress))
             if not any(states):
                 break
-            if stalled:
-                text = f"a version was not written: nothing has changed for {self.group.limit_seconds:g} s"
-                raise JobError(text)
             if states != before:
-                before, last_news = list(states), time.monotonic()
+                before, last_news = states, time.monotonic()
+            # Rank 0's clock decides for all, so that none waits in a collective that another has left.
+            if self.group.gather("stalled" if time.monotonic() - last_news > limit else "")[0]:
+                raise JobError(f"a version was not written: nothing has changed for {limit:g} s")
         agree(self.group.gather, self.finish)
         self.group.barrier()
 
@@ -383,6 +360,7 @@ class CheckpointManager:
         """Upload metrics, other records and pointers to the run's store, if it has one; on rank 0."""
         if self._mirror is not None and self.group.rank == 0:
             self._mirror.push_records()
+            self._mirror.push_pointers()
 
     def add_stats(self, record: Mapping[str, Any]) -> None:
         """Add a record of training; the next version writes it to training_stats.json."""
@@ -422,11 +400,8 @@ class CheckpointManager:
         folder, manifest = self.find(pointer)
         if manifest.state is None:
             return b""
-        path = folder / manifest.state.name
-        with os_errors(CheckpointError, f"cannot read {path}"):
-            state = path.read_bytes()
-        check_crc32(path, manifest.state.crc32, zlib.crc32(state))
-        return state
+        check_files(folder, [manifest.state])
+        return (folder / manifest.state.name).read_bytes()
 
     def restore(
         self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
@@ -453,8 +428,9 @@ class CheckpointManager:
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
         folder, manifest = self.find(pointer)
-        for part in [*parts, *([relations] if relations is not None else [])]:
-            part_files.fill_part(folder, manifest, part)
+        for part in [*parts, relations]:
+            if part is not None:
+                part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
             check_files(folder, manifest.all_texts.values())
         return manifest.meta
@@ -462,10 +438,9 @@ class CheckpointManager:
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
         """Return the version before, on writers, and the number of the next; a collective."""
         if self._has_store:
-            # Rank 0 has published there.
-            last = 0 if self._mirror is None else self._mirror.version
-            version = int(self.group.gather(str(last))[0])
             mirror = self._mirror
+            # Rank 0 has published there.
+            version = int(self.group.gather(str(mirror.version if mirror else 0))[0])
             previous = agree(self.group.gather, lambda: mirror.manifest(version) if mirror else None)
             return previous, version + 1
         previous = self._agreed(texts=False)
@@ -483,24 +458,25 @@ class CheckpointManager:
         while True:
             newest = agree(self.group.gather, lambda: self.storage.published(texts=texts))
             state = "none" if newest is None else f"version {newest.version} (manifest {newest.checksum})"
-            answers = [json.loads(text) for text in self.group.gather(json.dumps([state, where]))]
-            different = [rank for rank, (name, _) in enumerate(answers) if name != answers[0][0]]
+            states = self.group.gather(state)
+            different = [rank for rank, name in enumerate(states) if name != states[0]]
             if not different:
                 return newest
+            places = [f"{name} in {place}" for name, place in zip(states, self.group.gather(where))]
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
-                here, there = (" in ".join(answers[rank]) for rank in (0, different[0]))
                 raise CheckpointError(
-                    f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {different[0]} "
-                    f"has {there}; is the folder mounted on all machines? Machines that share no disk "
-                    "need --sync"
+                    f"the trainers do not find the same checkpoint: rank 0 has {places[0]}, rank "
+                    f"{different[0]} has {places[different[0]]}; is the folder mounted on all machines? "
+                    "Machines that share no disk need --sync"
                 )
             time.sleep(AGREEMENT_POLL_SECONDS)
 
-    def _in_thread(self, work: Callable[[], object]) -> None:
+    def _in_thread(self, work: Callable[[], object]) -> Future[object]:
         """Run a function in a new thread."""
         # A new executor for each save: its thread ends with the save.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
         self._writing = thread.submit(work)
         # No wait: the thread ends with its work, and the interpreter joins it at exit.
         thread.shutdown(wait=False)
+        return self._writing

@@ -6,19 +6,18 @@ version 7 of the job that resumed from version 6 instead. The lineage lists all 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress, is_pointer
+from dglkge.checkpoint.layout import MANIFEST_VERSION, POINTER, Progress
 from dglkge.errors import CheckpointError
 from dglkge.typing import Relation
 
@@ -30,7 +29,7 @@ NO_OTHER_FIELDS = ConfigDict(extra="forbid")
 MODEL_FIELDS = ("score_function", "score_options", "dim", "reciprocal")
 """What runs must have in common to have the same rows. State that does not fit the optimizer starts anew."""
 MOST_SHOWN = 5
-"""Limit of the jobs of a lineage in a message."""
+"""Limit of the jobs of a lineage in a message: the last ones."""
 
 
 def _name_of_a_file(name: str) -> str:
@@ -40,15 +39,8 @@ def _name_of_a_file(name: str) -> str:
     return name
 
 
-def _pointer(name: str) -> str:
-    """Refuse a name that no pointer to a version has."""
-    if not is_pointer(name):
-        raise ValueError(f"{name!r:.60} is not the name of a version that is kept")
-    return name
-
-
 FileName = Annotated[str, AfterValidator(_name_of_a_file)]
-Pointer = Annotated[str, AfterValidator(_pointer)]
+Pointer = Annotated[str, Field(pattern=f"^({POINTER})$")]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Crc32 = Annotated[int, Field(ge=UNKNOWN_CRC32)]
@@ -113,10 +105,9 @@ class CheckpointMeta:
         counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
         for name, value in self.progress.items():
             # Counts are whole numbers; measurements, a summed loss for instance, are not.
-            if name not in counts and isinstance(value, float) and math.isfinite(value):
-                continue
+            is_measure = name not in counts and isinstance(value, float) and math.isfinite(value)
             least = int(name == Progress.GLOBAL_BATCH_SIZE)
-            if type(value) is not int or value < least:
+            if not is_measure and (type(value) is not int or value < least):
                 raise ValueError(f"progress {name} is {value}, expected a whole number of at least {least}")
 
     @property
@@ -190,15 +181,13 @@ class JobVersions:
     job: str
     first: int
     last: int
-    host: str = ""
-    since: str = ""
+    host: str
+    since: str
 
     def describe(self) -> str:
         """Return the versions, host and start of the job as text."""
         number = str(self.first) if self.first == self.last else f"{self.first} to {self.last}"
-        where = f" on {self.host}" if self.host else ""
-        when = f" at {self.since}" if self.since else ""
-        return f"{number} by job {self.job[:8]}{where}{when}"
+        return f"{number} by job {self.job[:8]} on {self.host} at {self.since}"
 
 
 @dataclass(frozen=True)
@@ -270,7 +259,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the content of the file, which :meth:`parse` reads and checks."""
-        body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
+        body = {"manifest_version": MANIFEST_VERSION, **asdict(self)}
         del body["content"]
         return json.dumps({"crc32": _crc32_of(body), **body}, indent=1) + "\n"
 
@@ -288,9 +277,7 @@ class Manifest:
             checksum, version = body.pop("crc32"), body.pop("manifest_version")
             # The version comes before the checksum: a newer format may compute the checksum in another way.
             if version != MANIFEST_VERSION:
-                raise CheckpointError(
-                    f"{where}: manifest version {version}; this dglkge reads {MANIFEST_VERSION}"
-                )
+                raise CheckpointError(f"{where}: version {version}; this dglkge reads {MANIFEST_VERSION}")
             if checksum != _crc32_of({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             # Types and ranges too: a file with a right checksum may be hostile.
@@ -298,7 +285,7 @@ class Manifest:
             for relation in manifest.meta.relations:
                 if {relation.lhs, relation.rhs} - set(manifest.meta.entity_types):
                     raise ValueError(f"relation {relation.name!r} joins an entity type that there is none of")
-            return dataclasses.replace(manifest, content=content)
+            return replace(manifest, content=content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
 
@@ -315,17 +302,15 @@ class Manifest:
 
     def describe(self) -> str:
         """Return the history as text for messages."""
-        shown = [job.describe() for job in self.lineage[-MOST_SHOWN:]]
-        if len(self.lineage) > MOST_SHOWN:
-            shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
-        return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
+        jobs = "; ".join(job.describe() for job in self.lineage[-MOST_SHOWN:])
+        return f"version {self.version} of run {self.run_id[:8]} by {len(self.lineage)} jobs ({jobs})"
 
 
 def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersions, ...]:
     """Return a lineage with one more version, that of a job, at its end."""
     # The versions of one job are one entry, so the list grows with restarts and not with versions.
     if lineage and lineage[-1].job == job.job and lineage[-1].last == job.last - 1:
-        return (*lineage[:-1], dataclasses.replace(lineage[-1], last=job.last))
+        return (*lineage[:-1], replace(lineage[-1], last=job.last))
     return (*lineage, job)
 
 
@@ -334,18 +319,14 @@ def _crc32_of(body: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = functools.cache(TypeAdapter)
 
 
 def parse(kind: type[T], body: Mapping[str, Any]) -> T:
     """Return the object of which ``dataclasses.asdict`` made a dict; ValueError names the first bad value."""
     try:
         # From JSON, where lists stand for tuples, and no value is converted to another type.
-        value: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
-            json.dumps(body), strict=True
-        )
+        value: T = _adapter(kind).validate_json(json.dumps(body), strict=True)  # type: ignore[arg-type]
         return value
     except ValidationError as error:
         first = error.errors()[0]
@@ -357,6 +338,5 @@ def check_same_run(saved: CheckpointMeta, expected: CheckpointMeta) -> None:
     """Refuse to resume from, or to overwrite, a checkpoint of another model or data set."""
     if differs := saved.difference(expected, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")):
         raise CheckpointError(
-            f"the checkpoint has {differs}; take another output folder, or the configuration that it was "
-            "written with"
+            f"the checkpoint has {differs}; take another output folder or its configuration"
         )

@@ -32,13 +32,7 @@ from pathlib import Path
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import (
-    CheckpointStorage,
-    VersionStore,
-    check_crc32,
-    check_files,
-    file_crc32,
-)
+from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_crc32, check_files, file_crc32
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
@@ -130,24 +124,29 @@ class Mirror(VersionStore):
         # A version of another run stays; one that was never completed goes.
         is_foreign = layout.MANIFEST_FILE in names and self.stored(version).run_id != run_id
         if not is_foreign and version != self._pointer():
-            for name in sorted(names, key=lambda name: (name != layout.MANIFEST_FILE, name)):
+            for name in sorted(names, key=lambda name: name != layout.MANIFEST_FILE):
                 self._store.remove(_object(version, name))
 
     def newest(self) -> Manifest | None:
         """Return the published version at the URL; None if no version of it was ever completed."""
-        version = self._pointer()
-        if version:
+        if version := self._pointer():
             return self.stored(version)
         for version in reversed(self.versions()):
-            sizes = self._store.sizes(_object(version))
-            if _object(version, layout.MANIFEST_FILE) not in sizes:
-                continue
-            stored = self.stored(version)
-            if all(sizes.get(_object(version, file.name)) == file.size_bytes for file in stored.binary_files):
-                if self._store.read(_POINTER) is not None:
-                    logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
-                return stored
+            if layout.MANIFEST_FILE in self.names(layout.version_folder(version)):
+                stored = self.stored(version)
+                if not self._lacking(stored):
+                    logger.warning(
+                        "%s/%s: no whole pointer; version %d is whole", self.url, _POINTER, version
+                    )
+                    return stored
         return None
+
+    def _lacking(self, manifest: Manifest) -> list[str]:
+        """Describe the objects of rows and state that a version lacks, or has with another size."""
+        sizes = self._store.sizes(_object(manifest.version))
+        expected = {_object(manifest.version, file.name): file.size_bytes for file in manifest.binary_files}
+        differing = [(name, size) for name, size in expected.items() if sizes.get(name) != size]
+        return [f"{self._store.at(name)} has {sizes.get(name)} bytes, not {size}" for name, size in differing]
 
     def take(self, check: Callable[[CheckpointMeta], object]) -> Manifest | None:
         """Take the URL for this job, and return the version there; the job that had it writes no more.
@@ -187,23 +186,8 @@ class Mirror(VersionStore):
         except CheckpointError as error:
             raise CheckpointError(f"{error}; move {here} away") from None
         if stored is None:
-            if local is None:
-                return
-            lacks = f"{self.url} has no version of this run"
-            if not may_upload:
-                raise CheckpointError(
-                    f"{lacks}, and {here} has {local.describe()}: the run was removed there, or belongs to "
-                    "another launcher or URL. To go on, copy it there; to start anew, move the folder away"
-                )
-            try:
-                # Damage of this disk must not become the store's version.
-                check_files(self._storage.folder(version).path, local.binary_files)
-            except CheckpointError as error:
-                raise CheckpointError(f"{lacks}; {error}: move {here} away to start anew") from None
-            older = {note["version"] for note in self._storage.pointers().values() if note}
-            for number in sorted(older - {version}):
-                self._push_version(self._storage.checked(number, texts=False))
-            self._commit(local)
+            if local is not None:
+                self._push_run(local, here, may_upload)
             return
         if local is not None and not stored.continues(local):
             raise CheckpointError(
@@ -217,7 +201,24 @@ class Mirror(VersionStore):
         for name, note in kept.items():
             self._storage.write_json(name, note)
         self._pull(stored)
-        self._pull_records()
+
+    def _push_run(self, local: Manifest, here: str, may_upload: bool) -> None:
+        """Upload the run of the folder, if it may be and is whole, to a store that has none."""
+        lacks = f"{self.url} has no version of this run"
+        if not may_upload:
+            raise CheckpointError(
+                f"{lacks}, and {here} has {local.describe()}: the run was removed there, or belongs to "
+                "another launcher or URL. To go on, copy it there; to start anew, move the folder away"
+            )
+        try:
+            # Damage of this disk must not become the store's version.
+            check_files(self._storage.folder(local.version).path, local.binary_files)
+        except CheckpointError as error:
+            raise CheckpointError(f"{lacks}; {error}: move {here} away to start anew") from None
+        kept = {note["version"] for note in self._storage.pointers().values() if note}
+        for version in sorted(kept - {local.version}):
+            self._push_version(self._storage.checked(version, texts=False))
+        self._commit(local)
 
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
@@ -246,11 +247,13 @@ class Mirror(VersionStore):
         return 0 if self._last is None else self._last.version
 
     def _pull(self, stored: Manifest) -> None:
-        """Download a version and publish it in the folder; files that are there and whole stay."""
+        """Download a version and publish it in the folder, where whole files stay; then the run's records."""
         self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
         self.publish_in_cache(stored)
+        for name in filter(layout.is_record, self._store.sizes("")):
+            self._pull_file(name)
 
     def refresh(self, pointer: str = "") -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -269,7 +272,6 @@ class Mirror(VersionStore):
                     self.bring(pointer)
                 # Of another run, whose place at the URL this one has taken.
                 self._storage.drop_unpublished(stored.version)
-                self._pull_records()
                 return
             except CheckpointError:
                 # Training may have removed the version that was being read: the next attempt reads its
@@ -281,9 +283,9 @@ class Mirror(VersionStore):
     def add_part(self, version: int, entry: FileEntry) -> float:
         with self._store.committing():
             self._check_writer()
-            self._push_file(_object(version, entry.name))
+            self._push_file(version, entry.name, None)
             for text in entry.texts:
-                self._push_text(version, text.name, text)
+                self._push_file(version, text.name, text)
             super().add_part(version, entry)
         if not self._keeps_files:
             (self._run / _object(version, entry.name)).unlink()
@@ -306,51 +308,39 @@ class Mirror(VersionStore):
             self._check_writer()
             self._push_features()
             self._push_version(manifest, parts)
-            self._push_records()
+            self.push_records()
             # Read again after the upload, which may take minutes.
             self._check_writer()
             super().publish_version(manifest)
 
     def push_records(self) -> None:
-        """Upload the run's records, and pointers to versions that are kept, where they have changed."""
-        self._push_records()
-        self.push_pointers()
-
-    def _push_records(self) -> None:
         """Upload configuration, statistics, metrics and event files."""
         records = [path for path in self._run.glob("*") if layout.is_record(path.name)]
         for path in sorted([*records, *self._run.glob(f"{layout.EVENTS_FOLDER}/*")]):
             if path.is_file():
-                self._push_file(path.relative_to(self._run).as_posix())
+                self._store.upload(path, path.relative_to(self._run).as_posix())
 
     def _push_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
         """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""
         version = manifest.version
-        done = {layout.MANIFEST_FILE}
-        for part in parts:
-            done |= {part.name, *(text.name for text in part.texts)}
+        done = {layout.MANIFEST_FILE, *(part.name for part in parts)}
+        done |= {text.name for part in parts for text in part.texts}
         for path in sorted((self._run / _object(version)).iterdir()):
             if path.name not in done:
-                self._push_text(version, path.name, manifest.all_texts.get(path.name))
-        sizes = self._store.sizes(_object(version))
-        for entry in manifest.binary_files:
-            name = _object(version, entry.name)
-            if sizes.get(name) != entry.size_bytes:
-                raise StorageError(
-                    f"{self._store.at(name)} has {sizes.get(name)} bytes after its upload, expected "
-                    f"{entry.size_bytes}"
-                )
-        for name in sizes:
+                self._push_file(version, path.name, manifest.all_texts.get(path.name))
+        if lacking := self._lacking(manifest):
+            raise StorageError(f"{lacking[0]}, after its upload")
+        for name in self.names(layout.version_folder(version)):
             if name.endswith(layout.RECEIPT_SUFFIX):
-                self._store.remove(name)
+                self._store.remove(_object(version, name))
         self._store.write(_object(version, layout.MANIFEST_FILE), manifest.content)
 
-    def _push_text(self, version: int, name: str, text: TextEntry | None) -> None:
+    def _push_file(self, version: int, name: str, text: TextEntry | None) -> None:
         """Upload a file of a version; a text that the version before has is copied inside the store."""
-        if text is not None and self._last is not None and self._last.all_texts.get(name) == text:
-            if self._store.copy(_object(self.version, name), _object(version, name)):
-                return
-        self._push_file(_object(version, name))
+        is_same = text is not None and self._last is not None and self._last.all_texts.get(name) == text
+        target = _object(version, name)
+        if not (is_same and self._store.copy(_object(self.version, name), target)):
+            self._store.upload(self._run / target, target)
 
     def push_pointers(self) -> None:
         """Upload the folder's pointers that the store does not have; their versions were published before."""
@@ -363,7 +353,8 @@ class Mirror(VersionStore):
         note = self._run / _FEATURES_NOTE
         if note.is_file() and (content := note.read_bytes()) != self._store.read(_FEATURES_NOTE):
             for entity_type in parse_note(content, note):
-                self._push_file(f"{layout.FEATURES_FOLDER}/{layout.features_array(entity_type)}")
+                name = f"{layout.FEATURES_FOLDER}/{layout.features_array(entity_type)}"
+                self._store.upload(self._run / name, name)
             self._store.write(_FEATURES_NOTE, content)
 
     def _pull_features(self) -> None:
@@ -392,16 +383,6 @@ class Mirror(VersionStore):
         folder.make()
         with folder.new_file(layout.MANIFEST_FILE) as path:
             path.write_bytes(manifest.content)
-
-    def _pull_records(self) -> None:
-        """Download the run's records."""
-        for name in self._store.sizes(""):
-            if layout.is_record(name):
-                self._pull_file(name)
-
-    def _push_file(self, name: str) -> None:
-        """Upload a file of the run's folder as the object of its name."""
-        self._store.upload(self._run / name, name)
 
     def _pull_file(self, name: str, crc32: int | None = None, source: str = "the manifest") -> None:
         """Download an object as the file of its name, unless that has the checksum that ``source`` gives."""
@@ -432,10 +413,8 @@ class Mirror(VersionStore):
             )
         pointer = self._pointer()
         if pointer and pointer != self.version:
-            raise CheckpointError(
-                f"{self.url} has version {pointer} by now, and this job has left version {self.version} "
-                "there: another job writes to it"
-            )
+            versions = f"version {pointer} by now, this job has left version {self.version}"
+            raise CheckpointError(f"{self.url} has {versions}: another job writes there")
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -461,19 +440,17 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     url = str(path).rstrip("/")
     run, inside, pointer = f"{url}/".rpartition(f"/{layout.CHECKPOINT_FOLDER}/")
     pointer = pointer.rstrip("/")
-    if pointer and not layout.is_pointer(pointer) and layout.parse_version_folder(pointer) is None:
-        inside = ""
-    if not inside:
-        run, pointer = url, ""
+    is_version = layout.is_pointer(pointer) or layout.parse_version_folder(pointer) is not None
+    if not inside or (pointer and not is_version):
+        run, inside, pointer = url, "", ""
     digits = hashlib.sha256(run.encode()).hexdigest()[:12]
     folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{run.rpartition('/')[2]}-{digits}"
     mirror = Mirror(open_store(run), folder)
     LeasedFolder(folder).make()
     with open(folder / layout.LOCK_FILE, "w", encoding="utf-8") as lock:
         if not wait_for_lock(lock, LOCK_SECONDS):
-            raise StorageError(
-                f"another process has been downloading {run} to {folder} for {LOCK_SECONDS:g} s"
-            )
+            text = f"another process has been downloading {run} to {folder} for {LOCK_SECONDS:g} s"
+            raise StorageError(text)
         mirror.refresh(pointer if layout.is_pointer(pointer) else "")
     return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
 

@@ -28,17 +28,8 @@ from dglkge.checkpoint.storage import check_crc32, check_files, describe_text, f
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
+from dglkge.formats import relation_parameters
 from dglkge.formats.bigraph_files import learning_rate
-from dglkge.formats.relation_parameters import (
-    MODEL_GROUP,
-    bigraph_row_sums,
-    from_parameters,
-    global_vector_key,
-    global_vector_path,
-    is_dynamic,
-    to_bigraph_sums,
-    to_parameters,
-)
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
@@ -46,7 +37,6 @@ from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
 logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = h5py.Dataset | np.ndarray
-
 
 ADVICE_BYTES = 16 << 20
 """Distance of two calls of posix_fadvise, each of which makes the kernel wait for all cores briefly."""
@@ -69,9 +59,8 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
     """
     # Offsets are read from the closed file: HDF5 must not write to it any more while the rows are written.
     with hdf5_format.open_file(path) as file:
-        places = {name: file[name].id.get_offset() for name in tables}
-    # An empty dataset has no place, and no blocks either.
-    in_file_order = sorted((place, name) for name, place in places.items() if place is not None)
+        places = {file[name].id.get_offset(): name for name in tables}
+    places.pop(None, None)  # an empty dataset has no place, and no blocks either
     checksum = position = 0
     write: Future[None] = Future()
     write.set_result(None)
@@ -82,10 +71,11 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
         ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks") as thread,
     ):
         # In the order of the file, so that the CRC-32 is computed in the same pass as the rows are written.
-        for place, name in in_file_order:
-            checksum = _pass_over(raw, position, place, checksum)
+        for place in sorted(places):
+            # Between two datasets is what HDF5 wrote.
+            checksum = file_crc32(raw, position, place, checksum)
             position = place
-            for block in _ordered_blocks(tables[name], order.numpy()):
+            for block in _ordered_blocks(tables[places[place]], order.numpy()):
                 checksum = zlib.crc32(block, checksum)
                 # The block before last is written by now, so that its memory may be filled again.
                 write.result()
@@ -95,9 +85,8 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
                     # The interpreter is shutting down and starts no thread, but waits for this one.
                     _write_block(raw, block, position)
                 position += block.nbytes
-        checksum = _pass_over(raw, position, os.fstat(raw.fileno()).st_size, checksum)
         write.result()
-    return checksum
+        return file_crc32(raw, position, checksum=checksum)
 
 
 def _write_block(raw: io.FileIO, block: memoryview, place: int) -> None:
@@ -127,17 +116,6 @@ def _ordered_blocks(values: torch.Tensor, order: np.ndarray) -> Iterator[memoryv
         yield block.reshape(-1).view(np.uint8).data
 
 
-def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
-    """Add the bytes that HDF5 wrote between two datasets to a checksum."""
-    while start < stop:
-        piece = os.pread(raw.fileno(), min(stop - start, hdf5_format.BLOCK_BYTES), start)
-        if not piece:
-            raise OSError(f"{raw.name} ends at {start}, expected {stop} bytes")
-        checksum = zlib.crc32(piece, checksum)
-        start += len(piece)
-    return checksum
-
-
 def write_table(
     folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
@@ -145,15 +123,13 @@ def write_table(
 
     CheckpointError if the part does not fit the run: wrong width, ids twice or out of range.
     """
-    order, ids = _ascending(part, meta)
+    (order, ids), sums, lr = _ascending(part, meta), _bigraph_sums(part, meta), learning_rate(meta)
     name, tables = layout.model_file(version), _state_datasets(part)
     if part.table != RELATION:
         name = layout.embeddings_file(part.table, part.part, version)
-        rows = {hdf5_format.EMBEDDINGS: part.rows, hdf5_format.ORIGINAL_IDS: part.original_ids}
-        tables = {**rows, **tables}
+        tables = {hdf5_format.EMBEDDINGS: part.rows, hdf5_format.ORIGINAL_IDS: part.original_ids, **tables}
     with folder.new_file(name) as path:
         with hdf5_format.create(path, attributes) as file:
-            sums, lr = _bigraph_sums(part, meta), learning_rate(meta)
             if part.table == RELATION:
                 states = _write_model(file, part, meta, order, sums[order].cpu().numpy())
                 lr = float(meta.optimizer.get("relation_lr", lr))
@@ -166,7 +142,11 @@ def write_table(
             # PyTorch-BigGraph's blob is small compared with the rows, so HDF5 writes it itself.
             group = file.require_group(hdf5_format.OPTIMIZER_GROUP)
             hdf5_format.write_blob(group, _bigraph_state(states, lr))
-        return _entry(path, name, part, ids, fill_rows(path, tables, order))
+        crc32 = fill_rows(path, tables, order)
+        with hdf5_format.open_file(path) as file:
+            shapes = hdf5_format.shapes(file)
+        ids_crc32, size = zlib.crc32(ids.tobytes()), path.stat().st_size
+    return FileEntry(name, part.table, part.part, len(ids), size, crc32, ids_crc32, shapes)
 
 
 def _write_model(
@@ -177,19 +157,20 @@ def _write_model(
     Returns Adagrad's sums of its parameters: the operators', then those of global vectors, by entity type.
     """
     # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by name.
-    file.create_group(MODEL_GROUP, track_order=True)
+    file.create_group(relation_parameters.MODEL_GROUP, track_order=True)
     # Relations are few: they are reordered in memory and written by HDF5 itself.
     rows = part.rows.detach()[order].cpu().float().numpy()
-    for dataset, key, array in to_parameters(rows, meta):
+    for dataset, key, array in relation_parameters.to_parameters(rows, meta):
         written = file.create_dataset(dataset, data=array)
         if key is not None:
             written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
     for path, values in part.shared.items():
         file.create_dataset(path, data=values.numpy())
-    states = [torch.from_numpy(array) for array in to_bigraph_sums(sums, rows.shape[1], meta)]
+    states = list(map(torch.from_numpy, relation_parameters.to_bigraph_sums(sums, rows.shape[1], meta)))
     for name in meta.entity_types:
-        if (path := global_vector_path(name)) in part.shared:
-            file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = global_vector_key(name)
+        if (path := relation_parameters.global_vector_path(name)) in part.shared:
+            key = relation_parameters.global_vector_key(name)
+            file[path].attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             states.append(part.shared[hdf5_format.global_sums_path(name)])
     return states
 
@@ -205,13 +186,12 @@ def write_names(
     with folder.new_file(list_file) as path:
         # Streamed by hand: json.dumps of a list would build the whole text of millions of names in memory.
         with open(path, "w", encoding="utf-8") as file:
-            file.write("[")
             for index, id_ in enumerate(ids):
                 name = str(id_) if names is None else names[id_]
-                file.write(("," if index else "") + "\n    " + json.dumps(name))
-            file.write("\n]" if ids else "]")
+                file.write((",\n    " if index else "[\n    ") + json.dumps(name))
+            file.write("\n]" if ids else "[]")
     folder.write_text(count_file, f"{len(ids)}\n")
-    return tuple(describe_text(folder.path / name, name) for name in (list_file, count_file))
+    return tuple(describe_text(folder.path / name) for name in (list_file, count_file))
 
 
 def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.ndarray]:
@@ -223,11 +203,9 @@ def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.
     ids = sorted_ids.cpu().numpy()
     if part.table == RELATION and len(ids) != len(meta.relations):
         raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
-    expected = (len(ids), meta.entity_dim(part.table))
-    if part.table != RELATION and part.rows.shape != expected:
-        raise CheckpointError(
-            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
-        )
+    shape, expected = tuple(part.rows.shape), (len(ids), meta.entity_dim(part.table))
+    if part.table != RELATION and shape != expected:
+        raise CheckpointError(f"table {part.table!r}: rows have shape {shape}, expected {expected}")
     # The sorted ids make both checks cheap: first and last give the range, equal neighbours are duplicates.
     if len(ids) and (ids[0] < 0 or ids[-1] >= counts[part.table] or (np.diff(ids) == 0).any()):
         raise CheckpointError(
@@ -271,20 +249,11 @@ def _bigraph_state(sums: Sequence[torch.Tensor], lr: float) -> dict[str, Any]:
 
     They need a number of steps beside the sums, which matters only to a decaying learning rate.
     """
-    numbers = list(range(len(sums)))
-    group = {"lr": lr, "lr_decay": 0, "weight_decay": 0, "params": numbers}
+    group = {"lr": lr, "lr_decay": 0, "weight_decay": 0, "params": list(range(len(sums)))}
     group |= {"eps": 1e-10, "initial_accumulator_value": 0}
     # Copies: torch.save writes the whole storage of a view.
-    state = {number: {"step": torch.tensor(0.0), "sum": sums[number].clone()} for number in numbers}
+    state = {number: {"step": torch.tensor(0.0), "sum": values.clone()} for number, values in enumerate(sums)}
     return {"state": state, "param_groups": [group]}
-
-
-def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) -> FileEntry:
-    """Describe a file that was just written."""
-    with hdf5_format.open_file(path) as file:
-        shapes = hdf5_format.shapes(file)
-    ids_crc32, size = zlib.crc32(ids.tobytes()), path.stat().st_size
-    return FileEntry(name, part.table, part.part, len(ids), size, crc32, ids_crc32, shapes)
 
 
 def fill_part(
@@ -313,22 +282,17 @@ def fill_part(
     # Both lists of ids are sorted, so rows are matched by merging: no index of all ids is built.
     sorted_ids, order = torch.sort(saved_ids[present])
     live = (sorted_ids.cpu().numpy(), present[order].numpy())
-    num_found, unread = 0, []
-    for entry in manifest.table_files(part.table):
+    num_found, files = 0, manifest.table_files(part.table)
+    for entry in files:
         check_files(folder, [entry], checksums=False)
         try:
-            count, crc32 = _fill_from(folder, manifest, entry, part, live)
+            num_found += _fill_from(folder, manifest, entry, part, live)
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
             check_files(folder, [entry])
             raise
-        if crc32 is None:
-            unread.append(entry)
-        else:
-            check_crc32(folder / entry.name, entry.crc32, crc32)
-        num_found += count
     if num_found != len(present):
-        check_files(folder, unread)  # the ids of one may be damaged
+        check_files(folder, files)  # the ids of one may be damaged
         raise CheckpointError(
             f"{folder} has {num_found} of the {len(present)} rows of table {part.table!r}, part {part.part}"
         )
@@ -336,11 +300,11 @@ def fill_part(
 
 def _fill_from(
     folder: Path, manifest: Manifest, entry: FileEntry, part: TablePart, live: tuple[np.ndarray, np.ndarray]
-) -> tuple[int, int | None]:
-    """Fill a live part from one file; return the number of rows, and the file's checksum if it was read.
+) -> int:
+    """Fill a live part from one file, comparing its checksum; return the number of rows.
 
-    It is not if it has rows and none is the part's. `live` has ascending ids in the checkpoint, which may
-    repeat, and where their rows are.
+    It is not read if it has rows and none is the part's. `live` has ascending ids in the checkpoint, which
+    may repeat, and where their rows are.
     """
     path, meta = folder / entry.name, manifest.meta
     live_ids, live_rows = live
@@ -352,30 +316,27 @@ def _fill_from(
         else:
             rows = file[hdf5_format.EMBEDDINGS]
             ids = hdf5_format.original_ids(path, file, manifest.first_id(entry))
-        if rows.shape[1:] != tuple(part.rows.shape[1:]):
-            raise CheckpointError(
-                f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
-                f"this run's are {part.rows.shape[1]}"
-            )
+        width, live_width = rows.shape[1], part.rows.shape[1]
+        if width != live_width:
+            widths = f"are {width} wide, this run's are {live_width}"
+            raise CheckpointError(f"{path}: rows of table {part.table!r} {widths}")
         places = np.searchsorted(ids, live_ids).clip(max=len(ids) - 1)
         is_here = ids[places] == live_ids if len(ids) else np.zeros(len(live_ids), dtype=bool)
         here, target_rows = places[is_here], live_rows[is_here]
         # A file without rows is no machine's, so every machine reads it for its checksum.
         if len(ids) and not len(here):
-            return 0, None
-        # Rows without averages are those that train.
-        state = {TRAINED_ROWS: rows} if TRAINED_ROWS in part.state else {}
-        state |= read_state(path, file, part.table, meta)
-        targets = {"": part.rows} | {
-            name: values for name, values in part.state.items() if _state_fits(name, values, state, path)
-        }
+            return 0
+        state = read_state(path, file, part.table, meta)
         for name in sorted(set(state) - set(part.state)):
             logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
+        # Rows without averages are those that train.
+        state = {TRAINED_ROWS: rows, **state}
+        fitting = [name for name, values in part.state.items() if _state_fits(name, values, state, path)]
+        pairs = [(rows, part.rows), *((state[name], part.state[name]) for name in fitting)]
         # The checksum is computed in a thread, while rows are copied: both go through the file in its order.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-reader") as thread:
             checksum = thread.submit(file_crc32, path)
-            for name, values in targets.items():
-                source = state[name] if name else rows
+            for source, values in pairs:
                 for start, stop in hdf5_format.row_blocks(source.shape, source.dtype.itemsize):
                     # Both lists are ascending, so a block's matches are one range of them.
                     first, last = np.searchsorted(here, (start, stop))
@@ -384,7 +345,8 @@ def _fill_from(
                         # By numpy: torch would start threads that compete for cores with the one that reads.
                         block = block[matches]
                     put_rows(values, target_rows[first:last], block)
-        return len(here), checksum.result()
+            check_crc32(path, entry.crc32, checksum.result())
+        return len(here)
 
 
 def read_state(
@@ -406,7 +368,7 @@ def read_state(
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         return {name: value.numpy() for name, value in tensors.items() if value.ndim}
     try:
-        return {"sum": bigraph_row_sums(state, meta, relation_width(file, meta))}
+        return {"sum": relation_parameters.bigraph_row_sums(state, meta, relation_width(file, meta))}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
@@ -417,7 +379,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
     """Return all relation rows of a model file, (R, W) float32."""
     width = relation_width(file, meta)
     try:
-        return from_parameters(file, meta, width)
+        return relation_parameters.from_parameters(file, meta, width)
     except (KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the relations' operators are not those of the run ({error})"
@@ -430,7 +392,7 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
         return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
     shapes = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
-    stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1
+    stacked = max(1, len(meta.relations)) if relation_parameters.is_dynamic(meta) else 1
     width = sum(math.prod(shape) // stacked for path, shape in shapes.items() if path.startswith(groups))
     # The operator "none" has no parameters, and one unused number in each of our rows.
     return width or (2 if meta.reciprocal else 1)

@@ -8,7 +8,6 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -95,18 +94,16 @@ class CheckpointTable:
         if isinstance(key, slice):
             key = torch.arange(*key.indices(len(self)))
         if not isinstance(key, torch.Tensor):
-            key = torch.tensor(
-                [self._name_to_id(item) if isinstance(item, str) else int(item) for item in key]
-            )
+            ids = [self._name_to_id(item) if isinstance(item, str) else int(item) for item in key]
+            key = torch.tensor(ids)
         return self.gather(key.long())
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Return a copy of the rows (n, D) of original ids (n,); InputError if one is out of range."""
         count, width = self.shape
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
-            raise InputError(
-                f"table {self.name!r} has ids 0..{count - 1}; got {int(ids.min())}..{int(ids.max())}"
-            )
+            got = f"{int(ids.min())}..{int(ids.max())}"
+            raise InputError(f"table {self.name!r} has ids 0..{count - 1}; got {got}")
         # Each shard fills the rows that it holds, so ids may come in any order and from any shard.
         rows = torch.empty((len(ids), width), dtype=self.shards[0].rows.dtype)
         for shard in self.shards:
@@ -250,8 +247,16 @@ class Checkpoint(TablesByName):
     Attributes
     ----------
     folder, path : Path
+    root : Path
+        The checkpoint's folder, around those of versions; else that of the files.
+    run_folder : Path
+        The folder of the run: the one around ``checkpoint/``, or the checkpoint's own.
     meta : CheckpointMeta
         The run that it was taken from.
+    config, progress : mapping
+        The run's configuration; its finished epochs, batches done, and others.
+    entity_types : list of str
+        In their order.
     version : int
     """
 
@@ -261,47 +266,35 @@ class Checkpoint(TablesByName):
         self.folder = folder
         self.path = path or folder
         self.manifest = manifest
+        is_version = folder.name == layout.LATEST_LINK or layout.parse_version_folder(folder.name) is not None
+        self.root = folder.parent if is_version else folder
+        self.run_folder = self.root.parent if self.root.name == layout.CHECKPOINT_FOLDER else self.root
         self.meta: CheckpointMeta = manifest.meta
+        self.config, self.progress = self.meta.config, self.meta.progress
+        self.entity_types = list(self.meta.entity_types)
         self.version = manifest.version
         self._tables: dict[str, CheckpointTable] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
         self._verify = verify
-        self._new: dict[str, tuple[list[str], torch.Tensor]] = {}
+        self._new: dict[str, torch.Tensor] = {}
         self._opened_by: Checkpoint | None = None
         # Files of rows and of the state of training: training may remove their names.
         self._files: dict[str, BinaryIO] = {}
         with contextlib.ExitStack() as stack:
-            for entry in manifest.binary_files:
-                with os_errors(CheckpointError, f"cannot read {folder / entry.name}"):
-                    file = stack.enter_context(open(folder / entry.name, "rb", buffering=0))
-                self._files[entry.name] = file
+            for path in (folder / entry.name for entry in manifest.binary_files):
+                with os_errors(CheckpointError, f"cannot read {path}"):
+                    self._files[path.name] = stack.enter_context(open(path, "rb", buffering=0))
             # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
             # Mapped pages stay valid.
             weakref.finalize(self, stack.pop_all().close)
         if verify:
             check_files(folder, manifest.all_texts.values())
 
-    @property
-    def root(self) -> Path:
-        """The checkpoint's folder, around those of versions; else that of the files."""
-        name = self.folder.name
-        is_version = name == layout.LATEST_LINK or layout.parse_version_folder(name) is not None
-        return self.folder.parent if is_version else self.folder
-
-    @property
-    def run_folder(self) -> Path:
-        """The folder of the run: the one around ``checkpoint/``, or the checkpoint's own."""
-        return self.root.parent if self.root.name == layout.CHECKPOINT_FOLDER else self.root
-
     def versions(self) -> list[int]:
         """Return the complete versions of the checkpoint, in ascending order."""
         storage = CheckpointStorage(self.root)
-        complete = [
-            version
-            for version in storage.versions()
-            if (storage.folder(version).path / layout.MANIFEST_FILE).is_file()
-        ]
-        return complete or [self.version]
+        folders = {version: storage.names(layout.version_folder(version)) for version in storage.versions()}
+        return [version for version in folders if layout.MANIFEST_FILE in folders[version]] or [self.version]
 
     def part(self, entity_type: str, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows (n, D) of a part of an entity type, and their original ids (n,).
@@ -323,10 +316,10 @@ class Checkpoint(TablesByName):
             ids = hdf5_format.original_ids(raw, file, self.manifest.first_id(entry))
         return torch.from_numpy(rows), torch.from_numpy(ids)
 
-    def _open_file(self, entry: FileEntry) -> AbstractContextManager[h5py.File]:
+    def _open_file(self, entry: FileEntry) -> contextlib.AbstractContextManager[h5py.File]:
         return hdf5_format.open_file(self.folder / entry.name, self._files[entry.name])
 
-    def open_model(self) -> AbstractContextManager[h5py.File]:
+    def open_model(self) -> contextlib.AbstractContextManager[h5py.File]:
         """Open the file of the relations and of all that belongs to the whole model."""
         return self._open_file(self.manifest.table_files(RELATION)[0])
 
@@ -346,21 +339,6 @@ class Checkpoint(TablesByName):
             check_files(self.folder, [entries[k]], opened=self._files)
         return entries[k]
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The run's configuration."""
-        return self.meta.config
-
-    @property
-    def progress(self) -> Mapping[str, Any]:
-        """Progress of the run: finished epochs, batches done, and others."""
-        return self.meta.progress
-
-    @property
-    def entity_types(self) -> list[str]:
-        """The entity types, in their order."""
-        return list(self.meta.entity_types)
-
     @cached_property
     def relations(self) -> RelationVocabulary:
         """The relations by id, with their names; at their times where triples have them."""
@@ -371,8 +349,7 @@ class Checkpoint(TablesByName):
         num_times = len(self.meta.times)
         if table != RELATION or not num_times:
             return super().gather(table, ids)
-        rows = super().gather(table, ids // num_times)
-        return self._frame.set_times(rows, ids % num_times)
+        return self._frame.set_times(super().gather(table, ids // num_times), ids % num_times)
 
     @cached_property
     def _frame(self) -> KgeModel:
@@ -389,15 +366,14 @@ class Checkpoint(TablesByName):
             path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]
             names = None
-            if bigraph.is_bigraph(self.folder, self.version):
+            # A vocabulary that the manifest does not list is no part of this version.
+            if path.name in self.manifest.all_texts:
+                names = Vocabulary.load(path, "entity")
+            elif bigraph.is_bigraph(self.folder, self.version):
                 num_parts = len(self.manifest.table_files(entity_type))
                 names = read_entity_names(self.folder, self.meta.config, entity_type, num_parts)
             if names is None:
-                # A vocabulary that the manifest does not list is no part of this version.
-                if path.name in self.manifest.all_texts:
-                    names = Vocabulary.load(path, "entity")
-                else:
-                    names = Vocabulary(list(map(str, range(count))), "entity")
+                names = Vocabulary(list(map(str, range(count))), "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
             self._vocabularies[entity_type] = names
@@ -428,8 +404,8 @@ class Checkpoint(TablesByName):
                 rows = features.scored(table, ids).add_(rows)
             shards.append(FileShard(ids, rows))
         if table in self._new:
-            start, rows = sum(len(shard.original_ids) for shard in shards), self._new[table][1]
-            shards.append(FileShard(torch.arange(start, start + len(rows)), rows))
+            stop, rows = self.meta.entity_types[table], self._new[table]
+            shards.append(FileShard(torch.arange(stop - len(rows), stop), rows))
         # The vocabulary is read only when a name is looked up.
         return CheckpointTable(table, shards, lambda name: self.vocabulary(table).id(name))
 
@@ -439,8 +415,8 @@ class Checkpoint(TablesByName):
         The tables of this class have it in their rows already; the files have not.
         """
         with self.open_model() as file:
-            path = global_vector_path(entity_type)
-            vector = file[path][...] if path in file else np.zeros(0)
+            dataset = file.get(global_vector_path(entity_type))
+            vector = np.zeros(0) if dataset is None else dataset[...]
         return vector if vector.any() else None
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
@@ -463,8 +439,7 @@ class Checkpoint(TablesByName):
         return self._open_features(self._verify)
 
     def _open_features(self, verify: bool) -> ProjectedFeatures | None:
-        parameters = self.feature_parameters()
-        if not parameters:
+        if not (parameters := self.feature_parameters()):
             return None
         mlp = (self.meta.config.get("features") or {}).get("mlp") or {}
         activation = mlp.get("activation", "relu")
@@ -488,8 +463,7 @@ class Checkpoint(TablesByName):
             require_known("entity type with features", name, features.entity_types)
             self._check_new(name, names, vectors, features.projections.widths[name], "features")
             with torch.no_grad():
-                made = features.projections.project(name, vectors.double()).float()
-            rows[name] = names, made
+                rows[name] = names, features.projections.project(name, vectors.double()).float()
         return self.with_new_rows(rows)
 
     def with_new_rows(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
@@ -509,8 +483,7 @@ class Checkpoint(TablesByName):
         for name, (names, made) in new.items():
             require_known("table", name, [*self.entity_types, RELATION])
             self._check_new(name, names, made, self.meta.entity_dim(name), "rows")
-            before = rows.get(name, ([], torch.empty(0, made.shape[1])))
-            rows[name] = ([*before[0], *names], torch.cat([before[1], made.float()]))
+            rows[name] = torch.cat([rows.get(name, made[:0]), made]).float()
             counts[name] += len(names)
         other = copy.copy(self)
         # The files are closed with the checkpoint that opened them.
@@ -532,19 +505,17 @@ class Checkpoint(TablesByName):
         if not bool(torch.isfinite(values).all()):
             raise InputError(f"the {noun} of new entities of type {table!r} are not all finite")
         known = self.vocabulary(table)
-        again = [name for name in names if name in known]
-        again += [name for name, count in Counter(names).items() if count > 1]
-        if again:
-            raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
+        for name, count in Counter(names).items():
+            if name in known or count > 1:
+                raise InputError(f"the new entity {name!r} of type {table!r} is there already; allowed: once")
 
     def dense_tensors(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters, without those of features, and their optimizer's state, by dataset."""
         with self.open_model() as file:
             paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
+            features = {path for path in paths if path.startswith(dense_path(RECORD)) or f"/{PREFIX}" in path}
             return {
-                path: torch.from_numpy(np.asarray(file[path][()]))
-                for path in paths
-                if not path.startswith(dense_path(RECORD)) and f"/{PREFIX}" not in path
+                path: torch.from_numpy(np.asarray(file[path][()])) for path in paths if path not in features
             }
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:

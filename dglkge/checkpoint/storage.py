@@ -12,7 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry, parse
@@ -23,18 +23,20 @@ from dglkge.errors import CheckpointError, DglkgeError, os_errors
 logger = logging.getLogger(__name__)
 
 
-def file_crc32(file: Path | BinaryIO) -> int:
-    """Return the CRC-32 of a file; of an open one from its first byte on, wherever it was read before."""
+def file_crc32(file: Path | BinaryIO, start: int = 0, stop: int = 1 << 62, checksum: int = 0) -> int:
+    """Return the CRC-32 of a file, or of its bytes [start, stop) behind those of a checksum.
+
+    Of an open file it does not matter where it was read before.
+    """
     if isinstance(file, Path):
         with open(file, "rb", buffering=0) as opened:
             return file_crc32(opened)
-    checksum = place = 0
     # Large blocks: a thread that copies rows meanwhile holds Python's lock most of the time.
-    buffer = memoryview(bytearray(8 << 20))
+    buffer = memoryview(bytearray(min(8 << 20, stop - start)))
     # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
-    while count := os.preadv(file.fileno(), [buffer], place):
+    while count := os.preadv(file.fileno(), [buffer[: stop - start]], start):
         checksum = zlib.crc32(buffer[:count], checksum)
-        place += count
+        start += count
     return checksum
 
 
@@ -82,21 +84,12 @@ def read_version(folder: Path, version: int) -> Manifest:
     return manifest
 
 
-def describe_text(path: Path, name: str) -> TextEntry:
+def describe_text(path: Path) -> TextEntry:
     """Describe a text file that was just written."""
-    return TextEntry(name, path.stat().st_size, file_crc32(path))
+    return TextEntry(path.name, path.stat().st_size, file_crc32(path))
 
 
-def signs_of_life(folder: Path) -> list[tuple[str, int]]:
-    """Return the files of a version that is written, also unfinished ones, and the times of their changes."""
-    changes = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-            changes.append((path.name, path.stat().st_mtime_ns))
-    return changes
-
-
-class VersionStore:
+class VersionStore(Protocol):
     """A place that has the versions of a run, and where a job publishes its own.
 
     Names are relative to the checkpoint's folder. That folder is one (:class:`CheckpointStorage`); a URL and
@@ -114,7 +107,7 @@ class VersionStore:
 
     url: str
     nonce: str
-    poll_seconds = 0.02
+    poll_seconds: float = 0.02
 
     @property
     def progress(self) -> tuple[int, ...]:
@@ -123,15 +116,12 @@ class VersionStore:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file; None if it is absent."""
-        raise NotImplementedError
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of what is in the checkpoint's folder, or in that of a version; may be absent."""
-        raise NotImplementedError
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file."""
-        raise NotImplementedError
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a value to a small file."""
@@ -148,7 +138,6 @@ class VersionStore:
 
     def stored(self, version: int) -> Manifest:
         """Return the manifest of a version; CheckpointError if it is missing, damaged or not ours."""
-        raise NotImplementedError
 
     def publish(self, version: int) -> None:
         """Publish a version: all readers use it from now on."""
@@ -156,7 +145,6 @@ class VersionStore:
 
     def remove(self, version: int, run_id: str = "") -> None:
         """Remove a version, its manifest first: without that it is incomplete from the start."""
-        raise NotImplementedError
 
     def publish_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
         """Publish a version that is complete in the folder; then write its pointers, and remove older ones.
@@ -273,12 +261,9 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         except CheckpointError as error:
             raise CheckpointError(f"{error}; {self._advice()}") from None
         # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
-        newer = any(number > version + 1 for number in self.versions())
-        if newer and (self.newest_good() or 0) > version + 1:
-            raise CheckpointError(
-                f"{self.path / layout.VERSION_FILE} reads '{version}', but a newer version lies beside it; "
-                f"{self._advice()}"
-            )
+        if max(self.versions(), default=0) > version + 1 and (self.newest_good() or 0) > version + 1:
+            text = f"reads '{version}', but a newer version lies beside it"
+            raise CheckpointError(f"{self.path / layout.VERSION_FILE} {text}; {self._advice()}")
         return version
 
     def named_version(self) -> int:
@@ -286,19 +271,18 @@ class CheckpointStorage(LeasedFolder, VersionStore):
 
         CheckpointError if it is damaged, or missing beside versions.
         """
-        path = self.path / layout.VERSION_FILE
-        text = self.version_text()
-        if text is None:
-            if self.versions():
-                raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
-            if self.path.exists() and not self.path.is_dir():
-                raise CheckpointError(f"{self.path} is not a folder")
-            return 0
-        version = layout.parse_version(text)
-        if version is None:
-            got = f"reads {text[:40]!r}" if text else "is empty"
-            raise CheckpointError(f"{path} {got}; expected one number")
-        return version
+        path, text = self.path / layout.VERSION_FILE, self.version_text()
+        if text is not None:
+            version = layout.parse_version(text)
+            if version is None:
+                got = f"reads {text[:40]!r}" if text else "is empty"
+                raise CheckpointError(f"{path} {got}; expected one number")
+            return version
+        if self.versions():
+            raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
+        if self.path.is_file():
+            raise CheckpointError(f"{self.path} is not a folder")
+        return 0
 
     def version_text(self) -> str | None:
         """Return the content of the version file; None if there is none."""
@@ -312,10 +296,8 @@ class CheckpointStorage(LeasedFolder, VersionStore):
         CheckpointError if anything is missing or damaged; it names the file and the newest good version.
         """
         version = self.published_version()
-        if version == 0:
-            return None
         try:
-            return self.checked(version, texts)
+            return self.checked(version, texts) if version else None
         except CheckpointError as error:
             if self.version_text() != str(version):
                 raise  # a newer version was published during the check
@@ -386,11 +368,7 @@ class CheckpointStorage(LeasedFolder, VersionStore):
 
     def num_bytes(self) -> int:
         """Return the size of the files of all versions."""
-        total = 0
-        for version in self.versions():
-            with contextlib.suppress(FileNotFoundError):
-                total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
-        return total
+        return sum(path.stat().st_size for path in self.path.glob("v*/*"))
 
     def checked(self, version: int, texts: bool = True) -> Manifest:
         """Read a version and check the sizes of its files, with or without its texts."""
@@ -406,10 +384,8 @@ class CheckpointStorage(LeasedFolder, VersionStore):
 
     def _advice(self) -> str:
         """Return the advice for a damaged checkpoint: the newest good version and the user's options."""
-        good = self.newest_good()
+        good, anew = self.newest_good(), "move the folder away to start anew"
         if good is None:
-            return "no version in the folder is whole; move the folder away to start anew"
-        return (
-            f"the newest good version is {good}: set checkpoint.fallback=true to go on from it "
-            f"(what is newer is moved aside), or move the folder away to start anew"
-        )
+            return f"no version in the folder is whole; {anew}"
+        way = "set checkpoint.fallback=true to go on from it (what is newer is moved aside)"
+        return f"the newest good version is {good}: {way}, or {anew}"

@@ -43,7 +43,6 @@ LONGEST_PAUSE_SECONDS = 30.0
 # boto's own limits, per attempt: without them a silent server would hold a request for minutes.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://?.*")
-_FILE = "file"
 COPY_BLOCK_BYTES = 8 << 20
 _WITH_FOLDERS = ("sftp", "ssh", "hdfs", "smb", "ftp", "webhdfs")
 
@@ -95,7 +94,7 @@ STORES: Registry[Callable[[str], Store]] = Registry("scheme of a URL", family=_b
 """Constructors of stores by the scheme of the URL; other schemes of fsspec are found too."""
 
 
-@STORES.register(_FILE)
+@STORES.register("file")
 class FileStore(Store):
     """A folder. Files are written under their own names: it needs no rename.
 
@@ -107,8 +106,7 @@ class FileStore(Store):
 
     def __init__(self, url: str) -> None:
         self.url, self.num_bytes = url, 0
-        text = url.partition(":")[2]
-        self._folder = Path(text[2:] if text.startswith("//") else text)
+        self._folder = Path(url.partition(":")[2].removeprefix("//"))
         if not self._folder.is_absolute():
             raise InputError(f"{url!r} is no absolute path; expected file:///folder")
 
@@ -187,7 +185,7 @@ class FsspecStore(Store):
         self.url, self.num_bytes = url.rstrip("/"), 0
         scheme = scheme_of(url)
         package = _PACKAGES.get(scheme, "fsspec")
-        options: dict[str, Any] = dict(_S3_OPTIONS) if scheme in ("s3", "s3a") else {}
+        options: dict[str, Any] = dict(_S3_OPTIONS) if package == "s3fs" else {}
         try:
             import fsspec
 
@@ -355,11 +353,10 @@ class PatientStore:
 
     def copy(self, name: str, target: str) -> bool:
         """Copy an object inside the store; returns False if it is absent."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self._ask(f"write {self.at(target)}", self._store.copy, name, target)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of the objects in a folder and below it, by name."""
@@ -373,7 +370,7 @@ class PatientStore:
     def _ask(self, action: str, method: Callable[..., T], *arguments: Any) -> T:
         """Make a request, and again after a failure that may pass; an absent object is FileNotFoundError."""
         seconds = RETRY_SECONDS if self._limit is None else self._limit
-        next_pause, failed_at = FIRST_PAUSE_SECONDS, None
+        next_pause, end = FIRST_PAUSE_SECONDS, None
         while True:
             self._num_done += 1
             try:
@@ -384,12 +381,11 @@ class PatientStore:
                 raise CheckpointError(f"cannot {action}: {_reason(error)}") from None
             except OSError as error:
                 reason, now = _reason(error), time.monotonic()
-                failed_at = failed_at or now
-                seconds_left = failed_at + seconds - now
-                if seconds_left <= 0:
+                end = end or now + seconds
+                if end <= now:
                     raise StorageError(f"cannot {action} for {seconds:g} s: {reason}") from None
-                logger.warning("cannot %s: %s; it is tried again for %.0f s", action, reason, seconds_left)
-            time.sleep(min(next_pause, seconds_left))
+                logger.warning("cannot %s: %s; it is tried again for %.0f s", action, reason, end - now)
+            time.sleep(min(next_pause, end - now))
             next_pause = min(2 * next_pause, LONGEST_PAUSE_SECONDS)
 
 

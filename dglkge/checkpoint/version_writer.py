@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, JobVersions, Manifest, TextEntry, extended
-from dglkge.checkpoint.storage import (
-    CheckpointStorage,
-    VersionStore,
-    check_files,
-    describe_text,
-    signs_of_life,
-)
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.storage import CheckpointStorage, VersionStore, check_files, describe_text
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
 from dglkge.formats.bigraph_files import bigraph_attributes, bigraph_config, write_stats
@@ -47,12 +41,10 @@ class NewVersion:
         Where they count: the folder itself, or what it is a cache of.
     limit_seconds : float
         Rank 0 fails if the files of the other writers have not changed for so long.
-    job : JobVersions
-        This version of the job that writes.
+    draft : Manifest
+        Its manifest, which lacks the files still.
     parts : sequence of TablePart
-        Entity rows to write; empty where another trainer writes them.
-    relations : TablePart or None
-        All relations, on rank 0, which also publishes.
+        What this process writes: entity rows, and all relations on rank 0, which also publishes.
     previous : Manifest or None
         Of the version before.
     stats : sequence of mapping
@@ -63,24 +55,16 @@ class NewVersion:
     store: VersionStore
     names: Mapping[str, Vocabulary]
     limit_seconds: float
-    job: JobVersions
-    meta: CheckpointMeta
+    draft: Manifest
     num_parts: int
     parts: Sequence[TablePart]
-    relations: TablePart | None
     previous: Manifest | None
-    kept_as: Mapping[str, Mapping[str, Any]]
     stats: Sequence[Mapping[str, Any]]
     state: bytes
 
     @property
-    def version(self) -> int:
-        """Its number."""
-        return self.job.last
-
-    @property
     def _folder(self) -> LeasedFolder:
-        return self.storage.folder(self.version)
+        return self.storage.folder(self.draft.version)
 
     @property
     def _older(self) -> Path:
@@ -89,7 +73,15 @@ class NewVersion:
 
     def progress(self) -> str:
         """Return a text that changes while this process's share is written or uploaded."""
-        return json.dumps([signs_of_life(self._folder.path), self.store.progress])
+        return json.dumps([self._changes(), self.store.progress])
+
+    def _changes(self) -> list[tuple[str, int]]:
+        """Return the files of the version, also unfinished ones, and the times of their changes."""
+        changes = []
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile: a change too
+            for path in sorted(self._folder.path.iterdir()):
+                changes.append((path.name, path.stat().st_mtime_ns))
+        return changes
 
     def write(self) -> None:
         """Write this process's files of the version and, where it has the relations, publish it.
@@ -97,72 +89,58 @@ class NewVersion:
         If it fails, the version before stays as it is. CheckpointError if a file may not be written; JobError
         if the disk fails, another machine's files do not come, or the store cannot be reached.
         """
-        config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
-        allowance = 0.0
-        for entry in self._write_parts(bigraph_attributes(self.meta, config)):
-            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            allowance = max(allowance, self.store.add_part(self.version, entry))
-        if self.relations is not None:
-            files = self._wait_for_parts(self.limit_seconds + allowance)
-            self.store.publish_version(self._complete(files, config), files)
-
-    def _write_parts(self, attributes: Mapping[str, Any]) -> Iterator[FileEntry]:
-        """Write this process's files; yield the entry of each."""
-        folder, version, meta = self._folder, self.version, self.meta
+        folder, version, meta = self._folder, self.draft.version, self.draft.meta
+        config = bigraph_config(meta, self.num_parts, str(folder.path.resolve()))
+        attributes, allowance = bigraph_attributes(meta, config), 0.0
         folder.make()
         for part in self.parts:
             entry = part_files.write_table(folder, version, part, meta, attributes)
-            texts = self._same_names(entry)
-            if not texts:
-                ids = part.original_ids.sort().values.tolist()
-                texts = part_files.write_names(folder, part.table, part.part, ids, self.names.get(part.table))
-            yield dataclasses.replace(entry, texts=tuple(texts))
-        if self.relations is not None:
-            yield part_files.write_table(folder, version, self.relations, meta, attributes)
+            if part.table != RELATION:
+                entry = replace(entry, texts=self._names(part, entry))
+            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
+            allowance = max(allowance, self.store.add_part(version, entry))
+        if any(part.table == RELATION for part in self.parts):
+            files = self._wait_for_parts(self.limit_seconds + allowance)
+            self.store.publish_version(self._complete(files, config), files)
 
-    def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
-        """Link a part's names and count if the version before has the same; return their entries."""
+    def _names(self, part: TablePart, entry: FileEntry) -> tuple[TextEntry, ...]:
+        """Write a part's names and count, or link them if the version before has the same."""
         # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
         key = (entry.table, entry.part, entry.ids_crc32)
         for old in () if self.previous is None else self.previous.files:
             if (old.table, old.part, old.ids_crc32) == key and self._link(old.texts):
                 return old.texts
-        return ()
+        ids = part.original_ids.sort().values.tolist()
+        return part_files.write_names(self._folder, part.table, part.part, ids, self.names.get(part.table))
 
     def _link(self, texts: Sequence[TextEntry]) -> bool:
         """Give texts of the version before one more name in the new one, if all are there."""
         # A text that is there with its size is the same: its content does not change, and is not read.
-        for text in texts:
-            path = self._older / text.name
-            if not path.is_file() or path.stat().st_size != text.size_bytes:
-                return False
+        try:
+            check_files(self._older, texts, checksums=False)
+        except CheckpointError:
+            return False
         for text in texts:
             self._folder.link_or_copy(self._older / text.name, text.name)
         return bool(texts)
 
     def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
         """Wait for the receipts of all parts in the store; return their entries."""
-        version, meta = self.version, self.meta
-        names = [
-            layout.embeddings_file(name, part, version)
-            for name in meta.entity_types
-            for part in range(self.num_parts)
-        ]
-        names.append(layout.model_file(version))
+        version, meta = self.draft.version, self.draft.meta
+        parts = itertools.product(meta.entity_types, range(self.num_parts))
+        names = [*(layout.embeddings_file(*part, version) for part in parts), layout.model_file(version)]
         entries: dict[str, FileEntry] = {}
         signs: object = None
         last_news = time.monotonic()
         while missing := [name for name in names if name not in entries]:
             entries |= self.store.read_receipts(version, missing)
-            news, waited = (len(entries), signs_of_life(self._folder.path)), time.monotonic() - last_news
+            news, waited = (len(entries), self._changes()), time.monotonic() - last_news
             if news != signs:
                 signs, last_news = news, time.monotonic()
             elif waited > limit_seconds:
                 # The failure of another machine: a restart of the job may succeed.
-                receipt = layout.receipt_file(missing[0])
-                raise JobError(
-                    f"{receipt} is missing: no part has come to {self.store.url} for {waited:.0f} s"
-                )
+                file = layout.receipt_file(missing[0])
+                raise JobError(f"{file} is missing: no part has come to {self.store.url} for {waited:.0f} s")
             if len(entries) < len(names):
                 time.sleep(self.store.poll_seconds)
         for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
@@ -173,37 +151,33 @@ class NewVersion:
 
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
-        folder, previous = self._folder, self.previous
+        folder = self._folder
         texts = self._write_texts(json.dumps(config, indent=4))
         write_stats(folder, self._older, self.stats)
         state = None
         if self.state:
             with folder.new_file(layout.STATE_FILE) as path:
                 path.write_bytes(self.state)
-                state = describe_text(path, layout.STATE_FILE)
-        run_id, before = (new_nonce(), ()) if previous is None else (previous.run_id, previous.lineage)
-        lineage = extended(before, self.job)
-        manifest = Manifest(self.version, self.meta, files, texts, run_id, lineage, state, self.kept_as)
+            state = describe_text(folder.path / layout.STATE_FILE)
+        manifest = replace(self.draft, files=files, texts=texts, state=state)
         # The order from here on is the commit protocol. The manifest takes the place of the receipts. It
         # lists files that are all durable, and nothing in the folder changes any more.
         for path in folder.path.glob("*" + layout.RECEIPT_SUFFIX):
             path.unlink(missing_ok=True)
         content = manifest.to_json()
         folder.write_text(layout.MANIFEST_FILE, content)
-        return dataclasses.replace(manifest, content=content.encode())
+        return replace(manifest, content=content.encode())
 
     def _write_texts(self, config: str) -> tuple[TextEntry, ...]:
         """Write the texts that belong to no part; those that the version before has already are linked."""
-        names = [*WRITTEN_IN_PLACE, layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE]
-        names += [layout.vocabulary_file(name) for name in self.meta.entity_types if name in self.names]
         known = {} if self.previous is None else self.previous.all_texts
         texts = []
-        for name in names:
-            old = known.get(name)
+        for name, content in _texts(self.draft.version, self.draft.meta, config, self.names).items():
+            text = known.get(name)
             # config.json and the version differ between versions; the others are of one data set.
-            if name in WRITTEN_IN_PLACE or old is None or not self._link([old]):
-                old = _write_text(self._folder, name, self.meta, config, self.names)
-            texts.append(old)
+            if name in WRITTEN_IN_PLACE or text is None or not self._link([text]):
+                text = _write_text(self._folder, name, content)
+            texts.append(text)
         return tuple(texts)
 
 
@@ -234,33 +208,37 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     (model,) = manifest.table_files(RELATION)
     # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
     with hdf5_format.open_file(folder.path / model.name) as file:
-        config = str(file.attrs["config/json"])
-    for text in manifest.texts:
-        if text.name in damaged:
-            _write_text(folder, text.name, manifest.meta, config, names)
+        contents = _texts(manifest.version, manifest.meta, str(file.attrs["config/json"]), names)
+    for name in damaged.intersection(text.name for text in manifest.texts):
+        if name not in contents:
+            raise CheckpointError(f"{folder.path / name} cannot be written anew: the names are not at hand")
+        _write_text(folder, name, contents[name])
     # The same names and rows must give the same bytes. Another result means that the names are not those of
     # the run.
     check_files(folder.path, manifest.all_texts.values())
     return sorted(damaged)
 
 
-def _write_text(
-    folder: LeasedFolder, name: str, meta: CheckpointMeta, config: str, names: Mapping[str, Vocabulary]
-) -> TextEntry:
-    """Write one of the texts; return its entry."""
-    vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}
+def _texts(
+    version: int, meta: CheckpointMeta, config: str, names: Mapping[str, Vocabulary]
+) -> dict[str, str | Vocabulary]:
+    """Return the contents of the texts that belong to no part, by file name."""
     labels = list(RelationVocabulary(meta.relations).labels.names)
-    contents = {
+    vocabularies = {layout.vocabulary_file(name): names[name] for name in meta.entity_types if name in names}
+    return {
         layout.CONFIG_FILE: config,
-        layout.VERSION_FILE: f"{layout.parse_version_folder(folder.path.name)}\n",
+        layout.VERSION_FILE: f"{version}\n",
         layout.RELATION_COUNT_FILE: f"{len(labels)}\n",
         layout.RELATION_NAMES_FILE: json.dumps(labels, indent=4),
+        **vocabularies,
     }
-    if name not in vocabularies and name not in contents:
-        raise CheckpointError(f"{folder.path / name} cannot be written anew: the names are not at hand")
+
+
+def _write_text(folder: LeasedFolder, name: str, content: str | Vocabulary) -> TextEntry:
+    """Write one of the texts; return its entry."""
     with folder.new_file(name) as path:
-        if name in vocabularies:
-            vocabularies[name].save(path)
+        if isinstance(content, Vocabulary):
+            content.save(path)
         else:
-            path.write_text(contents[name], encoding="utf-8")
-        return describe_text(path, name)
+            path.write_text(content, encoding="utf-8")
+    return describe_text(folder.path / name)

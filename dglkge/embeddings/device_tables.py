@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
-from dglkge.embeddings.row_exchange import Ids, exchange_counts
+from dglkge.embeddings.row_exchange import exchange_counts
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.links import UpdateResult
 from dglkge.optim.row_chains import clipped_squares
 from dglkge.optim.table import DeviceRows
+from dglkge.typing import Ids
 
 
 class OnDevice(Protocol):
@@ -120,8 +121,8 @@ class DeviceTables:
             shards = [table.shard(rank, self.num_trainers) for rank in range(self.num_trainers)]
             starts = [*(shard.first_node_id for shard in shards), table.end_node_id]
             self._starts[name] = np.array(starts, np.int64)
-            first, stop = (start - table.first_node_id for start in starts[self.local_rank :][:2])
-            self._shards[name] = DeviceRows(optimizer_table, slice(first, stop), self.device)
+            own_rows = slice(*(self._starts[name] - table.first_node_id)[self.local_rank :][:2].tolist())
+            self._shards[name] = DeviceRows(optimizer_table, own_rows, self.device)
         self._open: dict[str, Route] = {}
         self._is_changed = False
 
@@ -166,41 +167,30 @@ class DeviceTables:
         if self._host.size == 1:
             return {name: self._own_route(name, ids, add) for name, ids in node_ids.items()}
         num_ranks, num_tables = self._host.size, len(node_ids)
-        cuts = {
-            name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in node_ids.items()
-        }
+        by_rank = [
+            np.split(ids.numpy(), np.searchsorted(ids.numpy(), self._starts[name][1:-1]))
+            for name, ids in node_ids.items()
+        ]
         # For each rank: rows of each table that it shall give, and rows of each that are asked for in all.
         counts = np.empty((num_ranks, 2 * num_tables + 1), np.int64)
-        for place, (name, ids) in enumerate(node_ids.items()):
-            counts[:, place] = np.diff(cuts[name])
-            counts[:, num_tables + place] = len(ids)
+        for place, pieces in enumerate(by_rank):
+            counts[:, place] = [len(piece) for piece in pieces]
+            counts[:, num_tables + place] = counts[:, place].sum()
         received = exchange_counts(self._host, counts, batch, "exchange of rows")
         num_requested, num_served = counts[:, :num_tables], received[:, :num_tables]
         is_active: list[bool] = np.any(received[:, num_tables:-1], axis=0).tolist()
-        sent = np.concatenate(
-            [
-                node_ids[name].numpy()[bounds[rank] : bounds[rank + 1]]
-                for rank in range(num_ranks)
-                for name, bounds in cuts.items()
-            ]
-        )
+        sent = np.concatenate([pieces[rank] for rank in range(num_ranks) for pieces in by_rank])
         arrived = np.empty(int(num_served.sum()), np.int64)
         out_bytes, in_bytes = (8 * num_requested.sum(1)).tolist(), (8 * num_served.sum(1)).tolist()
         self._host.messages(sent.view(np.uint8), out_bytes, arrived.view(np.uint8), in_bytes)
         # Rank by rank and, in it, table by table.
-        pieces = np.split(arrived, np.cumsum(num_served.ravel())[:-1])
+        requests = np.split(arrived, np.cumsum(num_served.ravel())[:-1])
         routes = {}
         for place, name in enumerate(node_ids):
-            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self.local_rank]
+            positions = np.concatenate(requests[place::num_tables]) - self._starts[name][self.local_rank]
             targets, places = np.unique(positions, return_inverse=True)
-            routes[name] = Route(
-                num_requested[:, place].tolist(),
-                num_served[:, place].tolist(),
-                add(positions),
-                add(targets),
-                add(places.reshape(-1).astype(np.int64, copy=False)),
-                is_active[place],
-            )
+            numbers = num_requested[:, place].tolist(), num_served[:, place].tolist()
+            routes[name] = Route(*numbers, add(positions), add(targets), add(places), is_active[place])
         return routes
 
     def _own_route(self, name: str, ids: Tensor, add: Callable[[Ids], OnDevice]) -> Route:
@@ -269,24 +259,20 @@ class DeviceTables:
             gradients = torch.segment_reduce(gradients, "sum", lengths=lengths, axis=0, unsafe=True)
         if self._host.size == 1 and owned is None:
             return route.targets.tensor, gradients
-        received = gradients
         if self._host.size > 1:
-            received = self._network.rows(gradients, route.num_requested, route.num_served)
+            gradients = self._network.rows(gradients, route.num_requested, route.num_served)
         if owned is None:
             targets, places = route.targets.tensor, route.places.tensor
-            sums = received.new_zeros((len(targets), received.shape[1]))
+            sums = gradients.new_zeros((len(targets), gradients.shape[1]))
         else:
-            if len(owned) != len(self._shards[name].rows):
-                raise ValueError(f"{name}: {len(owned)} gradients are not those of all owned rows")
-            targets, places = torch.arange(len(owned), device=owned.device), route.positions.tensor
-            sums = owned
+            sums, places = owned, route.positions.tensor
+            targets = torch.arange(len(owned), device=owned.device)
         ends = np.cumsum([0, *route.num_served]).tolist()
-        own_rank = self._network.rank
         # No row occurs twice in what one trainer sent, so the order of the sums is that of this loop, on
-        # every device.
-        for rank in [own_rank, *(other for other in range(self._network.size) if other != own_rank)]:
+        # every device: this trainer's first.
+        for rank in sorted(range(self._network.size), key=lambda rank: rank != self._network.rank):
             run = slice(ends[rank], ends[rank + 1])
-            sums.index_add_(0, places[run], received[run])
+            sums.index_add_(0, places[run], gradients[run])
         return targets, sums
 
     def _clip(self, sums: Sequence[Tensor], other_squares: float) -> float:

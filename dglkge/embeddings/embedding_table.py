@@ -119,17 +119,10 @@ class EmbeddingTable:
         if storage.dtype == torch.float32:
             self.embedding = dgl.distributed.DistEmbedding(count, dim, name=label, part_policy=policy)
         else:
-            self.embedding = NarrowEmbedding(
-                count,
-                dim,
-                label,
-                policy,
-                dtype=storage.dtype,
-                rounding=storage.rounding,
-                seed=storage.seed,
-                # Not node ids: a row is rounded the same however the graph is partitioned.
-                row_ids=self.original_ids.numpy(),
-            )
+            # Not node ids: a row is rounded the same however the graph is partitioned.
+            row_ids = self.original_ids.numpy()
+            rows: dict[str, Any] = {"dtype": storage.dtype, "rounding": storage.rounding, "row_ids": row_ids}
+            self.embedding = NarrowEmbedding(count, dim, label, policy, seed=storage.seed, **rows)
         # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
         self.local_rows: Tensor = self.typed(self.embedding._tensor.local_partition)
 
@@ -160,8 +153,7 @@ class EmbeddingTable:
             away = node_ids[~here]
             with request_timeout():
                 rows[~here] = self._pulled(away)
-            row_bytes = self.dim * self.local_rows.element_size()
-            self.pulled_bytes += len(away) * (away.element_size() + row_bytes)
+            self.pulled_bytes += away.nbytes + len(away) * self.dim * self.local_rows.element_size()
         return rows
 
     def _pulled(self, node_ids: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Only advice to the kernel: no number changes, whatever it does. Addresses and le
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -125,13 +126,10 @@ class MappedRows:
         self._bounds = [num_rows * turn // num_ranges for turn in range(num_ranges + 1)]
         self._files = files
         libc = ctypes.CDLL(None, use_errno=True)
-        self._madvise = libc.madvise
+        self._madvise, self._mincore, self._sync = libc.madvise, libc.mincore, libc.sync_file_range
         self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        self._mincore = libc.mincore
         self._mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-        self._sync = getattr(libc, "sync_file_range", None)
-        if self._sync is not None:
-            self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+        self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
     @classmethod
     def from_tensor(
@@ -140,8 +138,7 @@ class MappedRows:
         """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
         if not len(rows) or not rows.is_contiguous():
             return None
-        row_bytes = rows.numel() // len(rows) * rows.element_size()
-        return cls._of(rows.data_ptr(), len(rows), row_bytes, num_ranges, drops, is_leader)
+        return cls._of(rows.data_ptr(), len(rows), rows.nbytes // len(rows), num_ranges, drops, is_leader)
 
     @classmethod
     def from_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
@@ -175,13 +172,11 @@ class MappedRows:
 
     def pieces_between(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Return the pieces of the rows [first, stop), as :meth:`pieces` does for a range."""
-        page = mmap.PAGESIZE
-        start = self._address + first * self._row_bytes
-        end = self._address + stop * self._row_bytes
-        if start == end:
+        if first == stop:
             return []
+        start, end = (self._address + row * self._row_bytes for row in (first, stop))
         # Advice takes whole pages; a page that two ranges share belongs to both.
-        start -= start % page
+        start -= start % mmap.PAGESIZE
         return [
             (place, min(BYTES_A_CALL, min(end, file.end) - place))
             for file in self._files
@@ -228,7 +223,7 @@ class MappedRows:
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
         """Start to write the dirty pages of a piece back; does not wait for the disk."""
-        return not self._is_leader or self._write_back(address, num_bytes, SYNC_FILE_RANGE_START)
+        return not self._is_leader or self._ask(self._sync, address, num_bytes, SYNC_FILE_RANGE_START)
 
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Write a piece back, and let the kernel take its memory; returns whether it took the advice.
@@ -237,13 +232,12 @@ class MappedRows:
         while until all processes have unmapped them, since they stay till then. If memory held them beside
         what is read next, the kernel might have to look for memory, and would write all dirty pages.
         """
-        if self._is_leader and not self._write_back(address, num_bytes, SYNC_FILE_RANGE_ALL):
+        if self._is_leader and not self._ask(self._sync, address, num_bytes, SYNC_FILE_RANGE_ALL):
             return False
-        taken = self.drop(address, num_bytes)
+        piece = address, num_bytes
+        taken = self.drop(*piece)
         if self._drops and self._is_leader and num_bytes > 2 * mmap.PAGESIZE:
-            self._wait_until(
-                lambda: not self._is_in_memory(address, num_bytes) or not self.drop(address, num_bytes)
-            )
+            self._wait_until(lambda: not (self._is_in_memory(*piece) and self.drop(*piece)))
         return taken
 
     def drop(self, address: int, num_bytes: int) -> bool:
@@ -259,16 +253,10 @@ class MappedRows:
             return self._ask(os.posix_fadvise, address, num_bytes, os.POSIX_FADV_DONTNEED) and taken
         return taken
 
-    def _write_back(self, address: int, num_bytes: int, flags: int) -> bool:
-        """Write the dirty pages of a piece back; returns False if the file is gone."""
-        return self._sync is None or self._ask(self._sync, address, num_bytes, flags)
-
     def _ask(self, call: Callable[..., object], address: int, num_bytes: int, advice: int) -> bool:
         """Make a system call for a piece of a file; returns False if that is gone, or the call fails."""
         mapped = self._files[bisect_right(self._files, address, key=lambda file: file.start) - 1]
-        try:
-            with open(mapped.path, "rb", buffering=0) as file:
-                call(file.fileno(), mapped.offset + address - mapped.start, num_bytes, advice)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError), open(mapped.path, "rb", buffering=0) as file:
+            call(file.fileno(), mapped.offset + address - mapped.start, num_bytes, advice)
+            return True
+        return False

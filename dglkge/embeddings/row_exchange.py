@@ -6,7 +6,7 @@ Both halves are collectives: every trainer takes part in each, also with no ids 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,7 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
 from dglkge.optim.workspace import Scratch
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Ids
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,10 @@ class RowExchange:
     wire_dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        self._wire_dtypes = [
-            table.local_rows.dtype if is_narrow(table.local_rows) else self.wire_dtype
-            for table in self.tables
-        ]
-        self._row_bytes = np.array(
-            [table.dim * dtype.itemsize for table, dtype in zip(self.tables, self._wire_dtypes)], np.int64
-        )
+        rows = [table.local_rows for table in self.tables]
+        self._wire_dtypes = [part.dtype if is_narrow(part) else self.wire_dtype for part in rows]
+        sizes = [table.dim * dtype.itemsize for table, dtype in zip(self.tables, self._wire_dtypes)]
+        self._row_bytes = np.array(sizes, np.int64)
         # Sections of a message are multiples of it, so that rows of float32 may follow rows of 16 bits.
         self._unit_bytes = max(dtype.itemsize for dtype in self._wire_dtypes)
         # Half the bytes of ids where every node id fits into 32 bits.
@@ -123,11 +119,8 @@ class RowExchange:
         sent = self._scratch.bytes("sent ids", int(out_bytes.sum()))
         # Rank by rank and, in it, table by table: each rank's message is contiguous, and the counts say how
         # to cut it.
-        np.concatenate(
-            [by_rank[rank] for rank in range(size) for by_rank in requested_ids],
-            out=sent.view(self._id_dtype),
-            casting="same_kind",
-        )
+        by_message = [by_rank[rank] for rank in range(size) for by_rank in requested_ids]
+        np.concatenate(by_message, out=sent.view(self._id_dtype), casting="same_kind")
         arrived = self._scratch.bytes("arrived ids", int(in_bytes.sum()))
         self.group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
         # Counts go to every rank; ids only to owners on other machines, as local rows are never requested.
@@ -142,22 +135,14 @@ class RowExchange:
         They stand one after the other, valid until the next call.
         """
         buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
-        start = 0
-        for number, (rows, num_bytes) in enumerate(
-            zip(requests.local_rows, self._section_bytes(requests.to_give).ravel().tolist())
-        ):
-            first, start = start, start + num_bytes
-            if not len(rows):
-                continue
-            table_number = number % len(self.tables)
-            table = self.tables[table_number]
-            space = self._as_rows(buffer[first:start], table_number, len(rows))
+        for number, table, space in self._sections(requests.to_give, buffer):
+            stored, rows = self.tables[table].local_rows, torch.from_numpy(requests.local_rows[number])
             # One copy from the table into the message; another type needs a gather first, then the
             # conversion.
-            if space.dtype == table.local_rows.dtype:
-                torch.index_select(table.local_rows, 0, torch.from_numpy(rows), out=space)
+            if space.dtype == stored.dtype:
+                torch.index_select(stored, 0, rows, out=space)
             else:
-                space.copy_(table.local_rows[torch.from_numpy(rows)])
+                space.copy_(stored[rows])
         return buffer
 
     def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
@@ -176,10 +161,19 @@ class RowExchange:
         """Return the bytes of each rank's rows of each table, (size, T)."""
         return -(-counts * self._row_bytes // self._unit_bytes) * self._unit_bytes
 
-    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> Tensor:
-        """View a section of a message as rows of a table, in the type in which they travel."""
-        used = section[: count * int(self._row_bytes[table])]
-        return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self.tables[table].dim)
+    def _sections(self, counts: Ids, message: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield number, table and rows of each section of messages that is not empty, rank after rank.
+
+        The rows are a view of the message, of the type in which they travel.
+        """
+        sizes = self._section_bytes(counts).ravel()
+        ends, num_tables = np.cumsum(sizes).tolist(), len(self.tables)
+        for number, (count, end, size) in enumerate(zip(counts.ravel().tolist(), ends, sizes.tolist())):
+            if count:
+                table = number % num_tables
+                section = message[end - size : end][: count * int(self._row_bytes[table])]
+                rows = torch.from_numpy(section).view(self._wire_dtypes[table])
+                yield number, table, rows.view(count, self.tables[table].dim)
 
     def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Sort received rows, rank after rank, by table."""
@@ -188,13 +182,7 @@ class RowExchange:
         numbers = counts.sum(0).tolist()
         rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self.tables)]
         places = [0] * len(rows)
-        start = 0
-        for table_counts, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):
-            for table, (count, num_bytes) in enumerate(zip(table_counts, sizes)):
-                end = start + num_bytes
-                if count:
-                    received = self._as_rows(message[start:end], table, count)
-                    rows[table][places[table] : places[table] + count] = received
-                places[table] += count
-                start = end
+        for _, table, received in self._sections(counts, message):
+            rows[table][places[table] : places[table] + len(received)] = received
+            places[table] += len(received)
         return rows

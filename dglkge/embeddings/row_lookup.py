@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dglkge.distributed.dgl_compat import dgl, request_timeout
 from dglkge.embeddings.embedding_table import EmbeddingTable
-from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
+from dglkge.embeddings.row_exchange import RowExchange, RowRequests
 from dglkge.kernels.rows import copy_rows
 from dglkge.optim.narrow_rows import is_narrow
-
-Rows = npt.NDArray[np.float32]
+from dglkge.typing import Floats, Ids
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,17 @@ class FoundRows:
 
     addresses: Ids
     dim: int
-    arrays: tuple[Rows, ...]
+    arrays: tuple[Floats, ...]
 
     @classmethod
-    def in_array(cls, rows: Rows, places: Ids | None = None) -> FoundRows:
+    def in_array(cls, rows: Floats, places: Ids | None = None) -> FoundRows:
         """Find rows (N, D) of one array: those at some places (n,), or all in their order."""
         if places is None:
             places = np.arange(len(rows))
         return cls(_addresses(rows, places), rows.shape[1], (rows,))
 
     @classmethod
-    def in_either(cls, local: Rows, remote: Rows, places: Ids) -> FoundRows:
+    def in_either(cls, local: Floats, remote: Floats, places: Ids) -> FoundRows:
         """Find rows of two arrays, (N, D) and (U, D): places (n,) in ``local``, -1 - i in ``remote``."""
         # Both are computed for all places; addresses are only numbers until a loop reads the chosen ones.
         addresses = np.where(places >= 0, _addresses(local, places), _addresses(remote, -1 - places))
@@ -64,7 +62,7 @@ class FoundRows:
         return rows
 
 
-def _addresses(rows: Rows, places: Ids) -> Ids:
+def _addresses(rows: Floats, places: Ids) -> Ids:
     """Return the addresses of rows of an array."""
     # Addresses stay valid only as long as the array: FoundRows.arrays holds a reference.
     base: int = rows.__array_interface__["data"][0]
@@ -171,14 +169,12 @@ class RequestedLookup(RowLookup):
         return self._num_bytes
 
     def announce(self, batch: int, table_ids: TableIds) -> None:
-        requests = {}
+        requests = self._announced[batch] = {}
         for name, ids in table_ids.items():
             table = self._tables[name]
             ends = table.range_starts[1:]
-            machines_of = functools.partial(np.searchsorted, ends, side="right")
-            route = _Route(table, ids, machines_of, len(ends))
+            route = _Route(table, ids, functools.partial(np.searchsorted, ends, side="right"), len(ends))
             requests[name] = route, self._send(table, route.by_rank)
-        self._announced[batch] = requests
 
     def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         if batch not in self._announced:
@@ -215,9 +211,7 @@ class RequestedLookup(RowLookup):
                 self._answers[message.msg_seq] = answer.data_tensor
         answers = [self._answers.pop(number) for number in numbers]
         self._num_bytes += sum(rows.nbytes for rows in answers)
-        if not answers:
-            return torch.empty(0, table.dim)
-        return torch.cat([table.typed(rows).float() for rows in answers])
+        return torch.cat([torch.empty(0, table.dim), *(table.typed(rows).float() for rows in answers)])
 
 
 class ExchangeLookup(RowLookup):
@@ -244,7 +238,9 @@ class ExchangeLookup(RowLookup):
         self._reads_ahead = staleness > 0
         # One thread: exchanges are collectives, and two at once in one group could be paired wrongly.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-lookup")
-        self._announced: _Announced | None = None
+        self._announced: Future[_Prepared] | None = None
+        # Set once the rows of this machine have been read for the announced batch.
+        self._is_read = threading.Event()
 
     @property
     def sent_bytes(self) -> int:
@@ -252,10 +248,8 @@ class ExchangeLookup(RowLookup):
 
     def announce(self, batch: int, table_ids: TableIds) -> None:
         self._take_announced()
-        read = threading.Event()
-        self._announced = _Announced(
-            batch, self._thread.submit(self._prepare_ahead, batch, table_ids, read), read
-        )
+        self._is_read.clear()
+        self._announced = self._thread.submit(self._prepare_ahead, batch, table_ids)
 
     def rows(self, batch: int, table_ids: TableIds) -> dict[str, FoundRows]:
         """Return the rows of each table's ids, for the announced batch or any other.
@@ -266,16 +260,15 @@ class ExchangeLookup(RowLookup):
         # Also where another batch was announced: its exchange is finished first, so that the order of
         # collectives is the same on all trainers.
         prepared = self._take_announced(batch) or self._prepare(batch, table_ids)
-        remote = prepared.rows
-        if remote is None:
-            remote = self._exchange.send(prepared.requests, self._exchange.read(prepared.requests))
-        received = zip(self._tables, prepared.routes, remote)
+        if prepared.rows is None:
+            prepared.rows = self._exchange.send(prepared.requests, self._exchange.read(prepared.requests))
+        received = zip(self._tables, prepared.routes, prepared.rows)
         return {name: route.located(rows) for name, route, rows in received if name in table_ids}
 
     def before_update(self) -> None:
         if self._announced is not None and self._reads_ahead:
             # Only the read matters: from then on the message holds the rows, and the update may change them.
-            self._announced.read.wait()
+            self._is_read.wait()
 
     def finish(self) -> None:
         self._take_announced()
@@ -286,10 +279,8 @@ class ExchangeLookup(RowLookup):
         It is never cancelled, since the other trainers take part in it to its end.
         """
         announced, self._announced = self._announced, None
-        if announced is None:
-            return None
-        prepared = announced.work.result()
-        return prepared if announced.batch == batch else None
+        prepared = None if announced is None else announced.result()
+        return prepared if prepared is not None and prepared.batch == batch else None
 
     def _prepare(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids."""
@@ -298,10 +289,10 @@ class ExchangeLookup(RowLookup):
             _Route(table, table_ids.get(name), functools.partial(exchange.owners, number), num_ranks)
             for number, (name, table) in enumerate(self._tables.items())
         ]
-        return _Prepared(routes, exchange.exchange_ids([route.by_rank for route in routes], batch))
+        return _Prepared(batch, routes, exchange.exchange_ids([route.by_rank for route in routes], batch))
 
     @torch.no_grad()
-    def _prepare_ahead(self, batch: int, table_ids: TableIds, read: threading.Event) -> _Prepared:
+    def _prepare_ahead(self, batch: int, table_ids: TableIds) -> _Prepared:
         """Exchange ids in the background, and with staleness 1 the rows as they are before the update."""
         try:
             prepared = self._prepare(batch, table_ids)
@@ -310,7 +301,7 @@ class ExchangeLookup(RowLookup):
             message = self._exchange.read(prepared.requests)
         finally:
             # Also after a failure: before_update must not block. The future's result raises it.
-            read.set()
+            self._is_read.set()
         prepared.rows = self._exchange.send(prepared.requests, message)
         return prepared
 
@@ -333,8 +324,7 @@ class _Route:
         # As FoundRows takes them: a row of this machine, or -1 - i for the i-th of the rows that come.
         self._places = all_ids - table.first_node_id
         self._places[away] = -1 - place[source]
-        counts = np.bincount(owners, minlength=count)
-        self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
+        self.by_rank = np.split(distinct[order], np.cumsum(np.bincount(owners, minlength=count))[:-1])
 
     def located(self, remote: Tensor) -> FoundRows:
         """Locate all rows: on this machine, and among the (U, D) received."""
@@ -352,15 +342,7 @@ class _Route:
 class _Prepared:
     """A batch after the exchange of ids, with its remote rows where they may be stale."""
 
+    batch: int
     routes: list[_Route]
     requests: RowRequests
     rows: list[Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class _Announced:
-    """A batch with its exchange in progress in the background."""
-
-    batch: int
-    work: Future[_Prepared]
-    read: threading.Event

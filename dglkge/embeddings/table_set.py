@@ -8,7 +8,6 @@ know when training ends.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -123,8 +122,7 @@ class AveragedTable(EmbeddingTable):
         # Not EmbeddingTable's constructor: it makes rows.
         self.__dict__.update(trained.__dict__)
         self.trained = trained
-        made = make_state(trained.embedding, {AVERAGE: (trained.dim,)}, torch.float32)
-        self._average = made[AVERAGE]
+        self._average = make_state(trained.embedding, {AVERAGE: (trained.dim,)}, torch.float32)[AVERAGE]
         self.local_rows = self._average.local_partition
 
     def _pulled(self, node_ids: Tensor) -> Tensor:
@@ -133,11 +131,11 @@ class AveragedTable(EmbeddingTable):
 
     def own_part(self, state: dict[str, Any] | None = None) -> TablePart:
         part = super().own_part(state)
-        return dataclasses.replace(part, state={**part.state, TRAINED_ROWS: self.trained.local_rows})
+        return replace(part, state={**part.state, TRAINED_ROWS: self.trained.local_rows})
 
     def whole(self, state: dict[str, Any] | None = None) -> TablePart:
         part = super().whole(state)
-        return dataclasses.replace(part, state={**part.state, TRAINED_ROWS: self.trained.whole().rows})
+        return replace(part, state={**part.state, TRAINED_ROWS: self.trained.whole().rows})
 
     def add(self, weight: float, turn: tuple[int, int]) -> None:
         """Move the averages of one of equal ranges of this machine's rows; weight 1 copies the rows."""

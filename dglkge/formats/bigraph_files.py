@@ -6,10 +6,11 @@ They are written with our versions, and read from its checkpoints.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
@@ -17,10 +18,13 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats.operators import LOSSES, score_function_of
-from dglkge.formats.relation_parameters import RunDescription, is_dynamic, operator_of
+from dglkge.formats.relation_parameters import is_dynamic, operator_of
 from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR
 from dglkge.model.functions.bigraph_scores import COMPARATORS
 from dglkge.typing import Relation
+
+if TYPE_CHECKING:
+    from dglkge.checkpoint.manifest import CheckpointMeta
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
@@ -54,7 +58,7 @@ class PassCount:
     finished: int
 
     @classmethod
-    def of(cls, meta: RunDescription) -> PassCount:
+    def of(cls, meta: CheckpointMeta) -> PassCount:
         """Count the finished passes of a version."""
         training = meta.config.get("training", {})
         sets = tuple(training.get("edge_sets", ())) or ("train",)
@@ -64,10 +68,14 @@ class PassCount:
         open_passes = int(meta.progress.get(Progress.PASSES_DONE, 0))
         return cls(sets, num_chunks, epochs * len(sets) * num_chunks + open_passes)
 
+    def place(self, number: int) -> tuple[int, int, int]:
+        """Return epoch, edge set and chunk of a pass, all counted from 0."""
+        epoch, place = divmod(number, len(self.edge_sets) * self.num_chunks)
+        return epoch, *divmod(place, self.num_chunks)
+
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of HDF5 files that name the pass just trained; before the first one, that."""
-        epoch, place = divmod(max(0, self.finished - 1), len(self.edge_sets) * self.num_chunks)
-        edge_set, chunk = divmod(place, self.num_chunks)
+        epoch, edge_set, chunk = self.place(max(0, self.finished - 1))
         return {
             "iteration/epoch_idx": epoch,
             "iteration/num_edge_paths": len(self.edge_sets),
@@ -78,7 +86,7 @@ class PassCount:
         }
 
 
-def bigraph_config(meta: RunDescription, num_parts: int, path: str) -> dict[str, Any]:
+def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
     """Describe the model as PyTorch-BigGraph's configuration does; `path` is the version's folder.
 
     It has every key of the schema of PyTorch-BigGraph 1.0.0, which refuses any other. Those that have no
@@ -98,19 +106,15 @@ def bigraph_config(meta: RunDescription, num_parts: int, path: str) -> dict[str,
             for relation, acts in zip(meta.relations, operators)
         ]
     # Rows that were converted from another program come without a configuration, so any key may be missing.
-    sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
-    settings = {name: meta.config.get(name, {}) for name in sections}
+    settings: Mapping[str, Any] = defaultdict(dict, meta.config)
     held_out = settings["evaluation"].get("held_out") or {}
     loss = settings["loss"].get("name", DEFAULTS["loss_fn"])
+    entity = {"num_partitions": num_parts, "featurized": False}
+    entities = {name: dict(entity) for name in meta.entity_types}
+    for name, width in meta.dims.items():
+        entities[name]["dimension"] = width
     described = {
-        "entities": {
-            name: {
-                "num_partitions": num_parts,
-                "featurized": False,
-                **({"dimension": meta.dims[name]} if name in meta.dims else {}),
-            }
-            for name in meta.entity_types
-        },
+        "entities": entities,
         "relations": relations,
         "dimension": meta.dim,
         "init_scale": float(settings["model"].get("init_scale", DEFAULTS["init_scale"])),
@@ -148,24 +152,21 @@ def _relation(name: str, lhs: str, rhs: str, operator: str, weight: float = 1.0)
     return {"name": name, "lhs": lhs, "rhs": rhs, "weight": weight, "operator": operator, "all_negs": False}
 
 
-def learning_rate(meta: RunDescription) -> float:
+def learning_rate(meta: CheckpointMeta) -> float:
     """Return the run's learning rate, or PyTorch-BigGraph's default for converted rows."""
     return float(meta.optimizer.get("lr", DEFAULTS["lr"]))
 
 
-def num_epochs(meta: RunDescription) -> int:
+def num_epochs(meta: CheckpointMeta) -> int:
     """Return how many epochs the run is to have, at least those that it has finished."""
     finished = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
     return max(finished, int(meta.config.get("training", {}).get("num_epochs", finished)))
 
 
-def bigraph_attributes(meta: RunDescription, config: dict[str, Any]) -> dict[str, Any]:
+def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str, Any]:
     """Return the root attributes of an HDF5 file, apart from ``format_version``."""
-    return {
-        "config/json": json.dumps(config, indent=4),
-        "iteration/num_epochs": num_epochs(meta),
-        **PassCount.of(meta).attributes(),
-    }
+    passes = PassCount.of(meta).attributes()
+    return {"config/json": json.dumps(config, indent=4), "iteration/num_epochs": num_epochs(meta), **passes}
 
 
 def read_entity_names(
@@ -190,12 +191,11 @@ def read_score_function(config: Mapping[str, Any], folder: Path) -> str:
         # They have no rows of their own.
         raise CheckpointError(f"{where}: featurized entities are not dglkge's; allowed is False")
     name = score_function_of(operator, comparator, bool(config.get("bias")))
-    if name is not None:
-        return name
-    raise CheckpointError(
-        f"{where}: operator {operator} with comparator {comparator}; allowed is one of "
-        f"{', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
-    )
+    if name is None:
+        got = f"operator {operator} with comparator {comparator}"
+        allowed = f"one of {', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
+        raise CheckpointError(f"{where}: {got}; allowed is {allowed}")
+    return name
 
 
 def read_operators(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -208,11 +208,10 @@ def read_relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation
     relations = config["relations"]
     if not config.get("dynamic_relations"):
         return [Relation(relation["name"], relation["lhs"], relation["rhs"]) for relation in relations]
-    path = _beside(folder, config, layout.RELATION_NAMES_FILE)
+    file = layout.RELATION_NAMES_FILE
+    path = _beside(folder, config, file)
     if path is None:
-        raise CheckpointError(
-            f"{layout.RELATION_NAMES_FILE} is neither in {config['entity_path']} nor in {folder}"
-        )
+        raise CheckpointError(f"{file} is neither in {config['entity_path']} nor in {folder}")
     return [Relation(str(name), relations[0]["lhs"], relations[0]["rhs"]) for name in _json(path)]
 
 
@@ -237,26 +236,15 @@ def _json(path: Path) -> list[Any]:
 
 
 def epoch_record(
-    epoch: int,
-    num_triples: int,
-    mean_loss: float,
-    edge_set: int,
-    chunk: int,
-    num_sets: int,
-    num_chunks: int,
-    measures: Mapping[str, float],
+    place: tuple[int, int, int], index: int, num_triples: int, mean_loss: float, measures: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return the record of a pass of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
 
-    Epoch, edge set and chunk count from 0; `num_triples` has those before a restart; losses are per triple.
+    `place` is its epoch, edge set and chunk, `index` its number, all counted from 0; `num_triples` has those
+    before a restart; losses are per triple.
     """
-    return {
-        "lhs_partition": 0,
-        "rhs_partition": 0,
-        "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
-        "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **measures}},
-        **pass_fields(epoch, edge_set, chunk),
-    }
+    stats = {"count": num_triples, "metrics": {"loss": mean_loss, **measures}}
+    return {"lhs_partition": 0, "rhs_partition": 0, "index": index, "stats": stats, **pass_fields(*place)}
 
 
 def pass_fields(epoch: int, edge_set: int, chunk: int) -> dict[str, int]:
@@ -277,13 +265,12 @@ def write_stats(folder: LeasedFolder, older: Path, records: Sequence[Mapping[str
 
 def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return epoch, edge set and chunk of a record; -1 for each that a record of another program lacks."""
-    numbers = [record.get(name, -1) for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx")]
+    numbers = [record.get(name) for name in pass_fields(0, 0, 0)]
     epoch, edge_set, chunk = (value if isinstance(value, int) else -1 for value in numbers)
     return epoch, edge_set, chunk
 
 
 def read_stats(folder: Path) -> list[dict[str, Any]]:
     """Return the records of ``training_stats.json``, PyTorch-BigGraph's or ours, except torn lines."""
-    path = folder / layout.STATS_FILE
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = (LeasedFolder(folder).read(layout.STATS_FILE) or b"").splitlines()
     return [record for record in map(layout.parse_object, lines) if record]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,60 +18,12 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import recorded_imports
 from dglkge.typing import Relation
 
+if TYPE_CHECKING:
+    from dglkge.checkpoint.manifest import CheckpointMeta
+
 MODEL_GROUP = "model"
 RECIPROCAL_GROUP = "reciprocal"
 """Holds the tail side's operators of static relations, where PyTorch-BigGraph does not look."""
-
-
-class RunDescription(Protocol):
-    """What other programs' files say of a run: a part of ``dglkge.checkpoint.CheckpointMeta``."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration; empty for converted rows."""
-
-    @property
-    def entity_types(self) -> Mapping[str, int]:
-        """Number of entities of each type."""
-
-    @property
-    def relations(self) -> Sequence[Relation]:
-        """The relations in the order of their ids."""
-
-    @property
-    def relation_pairs(self) -> list[tuple[str, str]]:
-        """The distinct pairs of entity types of the relations."""
-
-    @property
-    def progress(self) -> Mapping[str, Any]:
-        """By :class:`dglkge.checkpoint.layout.Progress`."""
-
-    @property
-    def score_function(self) -> str:
-        """Its name; empty for tables without a model."""
-
-    @property
-    def dim(self) -> int:
-        """Width of an entity's row."""
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        """Width of the rows of entity types where it is not ``dim``."""
-
-    @property
-    def reciprocal(self) -> bool:
-        """Whether a relation's row has a half for each side."""
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Operator of each relation, where they differ."""
-
-    @property
-    def optimizer(self) -> Mapping[str, Any]:
-        """Its name, learning rate and whatever else describes it."""
-
-    def entity_dim(self, entity_type: str) -> int:
-        """Return the width of a type's rows."""
 
 
 def global_vector_path(entity_type: str) -> str:
@@ -84,7 +36,7 @@ def global_vector_key(entity_type: str) -> str:
     return f"global_embs.emb_{entity_type}"
 
 
-def registered_score_function(meta: RunDescription) -> str:
+def registered_score_function(meta: CheckpointMeta) -> str:
     """Return the name of a checkpoint's score function; CheckpointError if it is not registered.
 
     The modules that its run was trained with are named and not imported: whoever wrote the files chose them.
@@ -109,12 +61,12 @@ def registered_score_function(meta: RunDescription) -> str:
     )
 
 
-def operator_of(meta: RunDescription) -> Operator:
+def operator_of(meta: CheckpointMeta) -> Operator:
     """Return the operator of a checkpoint's score function; CheckpointError if that is not registered."""
     return declared_operator(meta.score_function and registered_score_function(meta))
 
 
-def is_dynamic(meta: RunDescription) -> bool:
+def is_dynamic(meta: CheckpointMeta) -> bool:
     """Return whether the relations are stored stacked, which PyTorch-BigGraph calls dynamic relations.
 
     It needs an operator for each side (reciprocal rows), one pair of entity types, and equal operators.
@@ -147,7 +99,7 @@ class Parameter(NamedTuple):
     sign: int
 
 
-def used_numbers(meta: RunDescription, width: int) -> np.ndarray:
+def used_numbers(meta: CheckpointMeta, width: int) -> np.ndarray:
     """Return which numbers of relation rows (R, W) are parameters, bool.
 
     Between rows of fewer numbers than ``meta.dim`` a matrix is a block of the relation's.
@@ -156,7 +108,7 @@ def used_numbers(meta: RunDescription, width: int) -> np.ndarray:
     return from_parameters(every_dataset, meta, width) != 0
 
 
-def to_parameters(rows: np.ndarray, meta: RunDescription) -> Iterator[tuple[str, str | None, np.ndarray]]:
+def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:
     """Cut relation rows (R, W) into the dataset, key and values of each :class:`Parameter`.
 
     The rows are in the order of ids, the tail side's half first where they are reciprocal.
@@ -167,7 +119,7 @@ def to_parameters(rows: np.ndarray, meta: RunDescription) -> Iterator[tuple[str,
         yield parameter.dataset, parameter.key, values
 
 
-def from_parameters(datasets: Mapping[str, Any], meta: RunDescription, width: int) -> np.ndarray:
+def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: int) -> np.ndarray:
     """Put the datasets of :func:`to_parameters` together to rows (R, W) again; KeyError if one is missing."""
     # Zeros, as the operator "none" has no parameters.
     rows = np.zeros((len(meta.relations), width), dtype=np.float32)
@@ -181,7 +133,7 @@ def from_parameters(datasets: Mapping[str, Any], meta: RunDescription, width: in
     return _turned(rows, meta)
 
 
-def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: RunDescription, width: int) -> np.ndarray:
+def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta, width: int) -> np.ndarray:
     """Return row-wise Adagrad's sums (R,) out of PyTorch-BigGraph's Adagrad state of its operators.
 
     Its sums are of squared gradients, one for each number; row-wise Adagrad's are of their mean over the
@@ -199,7 +151,7 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: RunDescriptio
     return kept.mean(axis=1)
 
 
-def to_bigraph_sums(sums: np.ndarray, width: int, meta: RunDescription) -> list[np.ndarray]:
+def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
     """Return Adagrad's sums as PyTorch-BigGraph has them, which :func:`bigraph_row_sums` reads.
 
     Row-wise Adagrad's (R,) stand for each number of the row; element-wise Adagrad's (R, W) are its own.
@@ -210,7 +162,7 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: RunDescription) -> list[
     return _bigraph_views(_turned(rows, meta), meta)
 
 
-def _turned(rows: np.ndarray, meta: RunDescription) -> np.ndarray:
+def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
     """Return rows with the matrices of operators that act forwards transposed, see ``Operator.turns``."""
     if not (meta.reciprocal and operator_of(meta).turns):
         return rows
@@ -219,12 +171,12 @@ def _turned(rows: np.ndarray, meta: RunDescription) -> np.ndarray:
     return np.ascontiguousarray(matrices.transpose(0, 1, 3, 2)).reshape(rows.shape)
 
 
-def _bigraph_views(rows: np.ndarray, meta: RunDescription) -> list[np.ndarray]:
+def _bigraph_views(rows: np.ndarray, meta: CheckpointMeta) -> list[np.ndarray]:
     """Return the parameters that PyTorch-BigGraph has, in the order of their numbers in its optimizer."""
     return [parameter.view for parameter in _parameters(rows, meta) if parameter.key is not None]
 
 
-def _parameters(rows: np.ndarray, meta: RunDescription) -> Iterator[Parameter]:
+def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
     """Yield all parameters, by side, then by relation: the order of PyTorch-BigGraph's list of operators.
 
     The side is the one that the operator acts on: tails are predicted by acting on the head (lhs). A
@@ -256,7 +208,7 @@ def _parameters(rows: np.ndarray, meta: RunDescription) -> Iterator[Parameter]:
                 start = end
 
 
-def _block(meta: RunDescription, relation: Relation, side: str) -> tuple[slice, ...]:
+def _block(meta: CheckpointMeta, relation: Relation, side: str) -> tuple[slice, ...]:
     """Return the numbers of what an operator on a side gives, and of what it takes; () where all have one
     width.
     """
@@ -266,7 +218,7 @@ def _block(meta: RunDescription, relation: Relation, side: str) -> tuple[slice, 
     return (tail, head) if side == "lhs" else (head, tail)
 
 
-def _common_cuts(meta: RunDescription, width: int) -> list[Cut]:
+def _common_cuts(meta: CheckpointMeta, width: int) -> list[Cut]:
     """Return the parameters of one side of a row, where all relations have one operator."""
     operator = operator_of(meta)
     names = operator.dynamic if is_dynamic(meta) else operator.static

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
@@ -23,10 +23,8 @@ calibrated."""
 def build_server(explorer: Explorer) -> MCPServer[Any]:
     """Return a server with questions to an explorer as tools; what it refuses is the text of an error."""
     facts = explorer.describe()
-    counts = {"entities": sum(facts["entities"].values()), "relations": facts["relations"]}
-    server = MCPServer[Any](
-        "dglkge", version=__version__, instructions=INSTRUCTIONS.format(dataset=facts["dataset"], **counts)
-    )
+    facts["entities"] = sum(facts["entities"].values())
+    server = MCPServer[Any]("dglkge", version=__version__, instructions=INSTRUCTIONS.format(**facts))
 
     def search_entity(text: str, entity_type: str | None = None, k: int = 20) -> list[dict[str, str]]:
         """Find entities whose name begins with a text, then those that contain it elsewhere."""
@@ -49,20 +47,17 @@ def build_server(explorer: Explorer) -> MCPServer[Any]:
         "seen" takes only entities that the graph has on that side of the relation.
         """
         query = {"head": head, "relation": relation, "tail": tail}
-        (answered,) = explorer.predict([query], k, None, candidates)
-        return answered
+        return explorer.predict([query], k, None, candidates)[0]
 
     for tool in (search_entity, list_relations, predict, explorer.ask, explorer.explain):
-        server.add_tool(_with_its_refusals(tool), structured_output=False)
+        server.add_tool(_refusals()(tool), structured_output=False)
     return server
 
 
-def _with_its_refusals(tool: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(tool)
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return tool(*args, **kwargs)
-        except InputError as error:
-            raise ToolError(str(error)) from None
-
-    return answer
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise a refusal of a question as the error of a tool."""
+    try:
+        yield
+    except InputError as error:
+        raise ToolError(str(error)) from None

@@ -15,7 +15,7 @@ import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from dglkge import __version__
@@ -61,13 +61,13 @@ Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 Names = Annotated[list[Name], Field(max_length=MAX_QUERIES)]
 K = Annotated[int, Field(ge=1, le=MAX_K)]
 Role = Literal["head", "tail"]
+Treatment = Literal["mark", "drop", "keep"]
+Candidates = Literal["all", "seen"]
 Score = Annotated[float | None, Field(description="null if it is no finite number")]
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid"):
     """Body of a request; an unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class PredictQuery(Strict):
@@ -83,14 +83,8 @@ class PredictRequest(Strict):
 
     queries: Annotated[list[PredictQuery], Field(min_length=1, max_length=MAX_QUERIES)]
     k: Annotated[K, Field(description="answers to each query")] = 10
-    known: Annotated[
-        Literal["mark", "drop", "keep"] | None,
-        Field(description="known answers: marked (default), left out, or not looked up"),
-    ] = None
-    candidates: Annotated[
-        Literal["all", "seen"],
-        Field(description="all entities of the type, or those seen on that side of the relation"),
-    ] = "all"
+    known: Treatment | None = Field(None, description="known answers: marked, left out, or not looked up")
+    candidates: Candidates = Field("all", description="all of the type, or seen on that side of the relation")
 
     @model_validator(mode="after")
     def _within_limits(self) -> PredictRequest:
@@ -154,12 +148,9 @@ class CompleteRequest(Strict):
 
     heads: Names | None = None
     relations: Names | None = None
-    min_probability: Annotated[
-        float | None,
-        Field(gt=0, le=1, description="as dglkge calibrate has fitted them; .5 if k is not given either"),
-    ] = None
+    min_probability: float | None = Field(None, gt=0, le=1, description="of dglkge calibrate; .5 without k")
     k: Annotated[K | None, Field(description="tails of each head and relation")] = None
-    candidates: Literal["all", "seen"] = "all"
+    candidates: Candidates = "all"
     limit: Annotated[int, Field(ge=1, le=MAX_TRIPLES, description="best of all")] = 100
 
 
@@ -243,13 +234,8 @@ class UnseenRequest(Strict):
     name: Name
     type: Annotated[Name | None, Field(description="needed if several types have features")] = None
     text: Annotated[Name | None, Field(description="encoded as those that dglkge data vectors wrote")] = None
-    vector: Annotated[
-        list[float] | None, Field(max_length=MAX_NAME_LENGTH, description="as those of features.files")
-    ] = None
-    triples: Annotated[
-        list[Triple] | None,
-        Field(max_length=MAX_QUERIES, description="known ones of it, whose relations give it a type"),
-    ] = None
+    vector: list[float] | None = Field(None, max_length=MAX_NAME_LENGTH, description="as in features.files")
+    triples: list[Triple] | None = Field(None, max_length=MAX_QUERIES, description="of it; give it a type")
     queries: Annotated[list[PredictQuery], Field(max_length=MAX_QUERIES)] = []
     k: Annotated[int, Field(ge=1, le=MAX_ANSWERS // MAX_QUERIES)] = 10
 
@@ -285,6 +271,13 @@ class RelationFacts(BaseModel):
     head_type: str
     tail_type: str
     triples: int | None = Field(description="in all splits; null without a data set")
+
+
+class AboutEntity(BaseModel):
+    """Answers about one entity."""
+
+    entity: str
+    type: str
 
 
 class OtherEntity(Entity):
@@ -335,20 +328,16 @@ class AttributesResponse(BaseModel):
     entities: list[PredictedNumber]
 
 
-class SimilarResponse(BaseModel):
+class SimilarResponse(AboutEntity):
     """The most similar first."""
 
-    entity: str
-    type: str
     method: Literal["exact", "faiss"]
     similar: list[SimilarEntity]
 
 
-class UnseenResponse(BaseModel):
+class UnseenResponse(AboutEntity):
     """The most similar first; results in the order of the queries."""
 
-    entity: str
-    type: str
     similar: list[SimilarEntity]
     results: list[PredictResult]
 
@@ -365,11 +354,9 @@ class RelationsResponse(BaseModel):
     relations: list[RelationFacts]
 
 
-class TriplesResponse(BaseModel):
+class TriplesResponse(AboutEntity):
     """Groups with most triples first."""
 
-    entity: str
-    type: str
     triples: int
     groups: list[TripleGroup]
 
@@ -443,7 +430,7 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     )
     _add_error_handlers(app)
     for path, (name, media_type) in PAGE_FILES.items():
-        _add_file(app, path, (PAGE_FOLDER / name).read_bytes(), media_type)
+        app.get(path, include_in_schema=False)(_page((PAGE_FOLDER / name).read_bytes(), media_type))
 
     @app.get("/health", response_model=HealthResponse)
     def health() -> Response:
@@ -483,11 +470,7 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
         return JSONResponse(explorer.triples(entity, type, relation, role, limit, offset))
 
     @app.get("/similar", response_model=SimilarResponse)
-    async def similar(
-        entity: Name,
-        type: Name | None = None,
-        k: K = 10,
-    ) -> Response:
+    async def similar(entity: Name, type: Name | None = None, k: K = 10) -> Response:
         """Find the entities of the same type with the greatest cosines."""
         return JSONResponse(await calls.run(explorer.similar, entity, type, k))
 
@@ -504,37 +487,24 @@ def _add_question(app: FastAPI, explorer: Explorer, calls: ModelCalls, kind: typ
         fields = await calls.run(functools.partial(getattr(explorer, name), **body.model_dump()))
         # A list is the answer's only field.
         return JSONResponse(
-            {next(iter(response.model_fields)): fields} if isinstance(fields, list) else fields
+            dict.fromkeys(response.model_fields, fields) if isinstance(fields, list) else fields
         )
 
     ask.__annotations__["body"] = kind
     app.post(f"/{name}", response_model=response, name=name, description=kind.__doc__)(ask)
 
 
-def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
-    @app.get(path, include_in_schema=False)
-    def file() -> Response:
-        """Return a file of the page."""
-        return Response(content, media_type=media_type)
+def _page(content: bytes, media_type: str) -> Callable[[], Response]:
+    """Return the endpoint of a file of the page."""
+    return lambda: Response(content, media_type=media_type)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
     """Make JSON with one line of text of every error."""
 
-    def refuse(status: int, text: str) -> JSONResponse:
-        return JSONResponse({"error": " ".join(text.split())}, status)
+    def refuse(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": " ".join(text.split())}, status, headers)
 
-    @app.exception_handler(InputError)
-    def bad_input(_request: Request, error: Exception) -> Response:
-        return refuse(404 if isinstance(error, UnknownEntityError) else 400, str(error))
-
-    @app.exception_handler(BusyError)
-    def busy(_request: Request, _error: Exception) -> Response:
-        answer = refuse(503, f"more than {MAX_WAITING} requests wait for the model; try again later")
-        answer.headers["Retry-After"] = "1"
-        return answer
-
-    @app.exception_handler(RequestValidationError)
     def invalid(_request: Request, error: RequestValidationError) -> Response:
         problems = []
         for fault in error.errors()[:3]:
@@ -546,25 +516,26 @@ def _add_error_handlers(app: FastAPI) -> None:
         more = len(error.errors()) - len(problems)
         return refuse(422, "; ".join(problems) + (f"; and {more} more" if more else ""))
 
-    @app.exception_handler(HTTPException)
-    def refused(_request: Request, error: HTTPException) -> Response:
-        return refuse(error.status_code, error.detail)  # e.g. a body that is not UTF-8
-
-    @app.exception_handler(404)
     def no_such_path(request: Request, _error: Exception) -> Response:
         if "text/html" in request.headers.get("accept", ""):  # a person's browser
             return Response(NO_SUCH_PAGE, 404, media_type="text/html")
         known = ", ".join(sorted(app.openapi()["paths"]))
         return refuse(404, f"there is no {_shortened(request.url.path)}; there are {known}")
 
-    @app.exception_handler(405)
-    def no_such_method(request: Request, _error: Exception) -> Response:
-        return refuse(405, f"{request.url.path} is not asked with {request.method}; see /openapi.json")
-
-    @app.exception_handler(Exception)
-    def failure(_request: Request, _error: Exception) -> Response:
+    busy = f"more than {MAX_WAITING} requests wait for the model; try again later"
+    handlers: dict[Any, Any] = {
+        InputError: lambda _, error: refuse(400, str(error)),
+        UnknownEntityError: lambda _, error: refuse(404, str(error)),
+        BusyError: lambda *_: refuse(503, busy, {"Retry-After": "1"}),
+        RequestValidationError: invalid,
+        HTTPException: lambda _, error: refuse(error.status_code, error.detail),  # e.g. no UTF-8
+        404: no_such_path,
+        405: lambda to, _: refuse(405, f"{to.url.path} is not asked with {to.method}; see /openapi.json"),
         # The server logs the traceback; it is not for those who ask.
-        return refuse(500, "internal error; the server's log has the details")
+        Exception: lambda *_: refuse(500, "internal error; the server's log has the details"),
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
 
 
 def _shortened(value: Any) -> str:

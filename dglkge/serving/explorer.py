@@ -9,7 +9,7 @@ import bisect
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,11 @@ class Neighbours(RowIndex):
         num_rows = len(tables[entity_type])
         sample = np.random.default_rng(1).choice(num_rows, min(num_rows, SAMPLE), replace=False)
         exact = most_similar(tables, entity_type, torch.from_numpy(sample), RECALL_AT)
-        nearest = [{id_ for id_, _ in answers} for answers in exact]
+        nearest = [dict(answers).keys() for answers in exact]
 
         def recall() -> float:
-            neighbours = ({id_ for id_, _ in self.search(int(entity), RECALL_AT)} for entity in sample)
-            hits = sum(len(right & approximate) for right, approximate in zip(nearest, neighbours))
+            neighbours = (dict(self.search(int(entity), RECALL_AT)) for entity in sample)
+            hits = sum(len(right & approximate.keys()) for right, approximate in zip(nearest, neighbours))
             return hits / max(1, sum(map(len, nearest)))
 
         self.recall = self.tune(recall)
@@ -97,14 +97,12 @@ class NameIndex:
         self._starts = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
 
     def starting(self, prefix: str) -> Iterator[int]:
-        """Yield the ids of the names that begin with a text, in alphabetical order."""
+        """Return the ids of the names that begin with a text, in alphabetical order."""
         start = prefix.casefold()
         first = bisect.bisect_left(self._order, start, key=lambda id_: self._names[id_].casefold())
         # Names that begin alike are neighbours in this order.
-        for id_ in map(int, self._order[first:]):
-            if not self._names[id_].casefold().startswith(start):
-                return
-            yield id_
+        ids = map(int, self._order[first:])
+        return takewhile(lambda id_: self._names[id_].casefold().startswith(start), ids)
 
     def containing(self, text: str) -> Iterator[int]:
         """Yield the ids of the names that contain a text but do not begin with it, in the order of ids."""
@@ -166,7 +164,7 @@ class Explorer:
             tables.shards(type_)  # opens the files and compares checksums
             if approximate_from is not None and len(vocabulary) >= approximate_from:
                 self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
-        self.has_probabilities = run.calibration_if_any is not None
+        self._has_probabilities = run.calibration_if_any is not None
         self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
         self._frequent: dict[str, np.ndarray] = {}
@@ -183,24 +181,20 @@ class Explorer:
     def describe(self) -> dict[str, Any]:
         """Return the model, the numbers of names, and what is available."""
         tables = self.run.tables
-        meta = tables.meta
+        meta, types = tables.meta, tables.entity_types
+        faiss = {type_: neighbours.describe() for type_, neighbours in self._neighbours.items()}
         return {
             "path": str(tables.path),
             "dataset": meta.dataset_name,
             "score_function": meta.score_function,
             "dimension": meta.dim,
             "reciprocal_relations": meta.reciprocal,
-            "entities": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
+            "entities": {type_: len(tables.vocabulary(type_)) for type_ in types},
             "relations": len(tables.relations),
-            "probabilities": self.has_probabilities,
+            "probabilities": self._has_probabilities,
             "rules": self.run.bonus is not None,
             "no_triples": self.no_triples,
-            "similarity": {
-                type_: self._neighbours[type_].describe()
-                if type_ in self._neighbours
-                else {"method": "exact"}
-                for type_ in tables.entity_types
-            },
+            "similarity": {type_: faiss.get(type_, {"method": "exact"}) for type_ in types},
         }
 
     def _describe_relations(self) -> list[dict[str, Any]]:
@@ -210,10 +204,8 @@ class Explorer:
             used = np.concatenate([self.run.dataset.split(split)[:, 1] for split in self._known])
             counts = np.bincount(used, minlength=len(relations)).tolist()
         names = ("relation", "name", "head_type", "tail_type", "triples")
-        return [
-            dict(zip(names, (label, relation.name, relation.lhs, relation.rhs, count)))
-            for label, relation, count in zip(relations.labels.names, relations.relations, counts)
-        ]
+        rows = zip(relations.labels.names, relations.relations, counts)
+        return [dict(zip(names, (label, r.name, r.lhs, r.rhs, count))) for label, r, count in rows]
 
     def entities(self, prefix: str, entity_type: str | None, k: int, anywhere: bool) -> list[dict[str, str]]:
         """Return k names that begin with a text in any case; without one, those with most training triples.
@@ -221,22 +213,19 @@ class Explorer:
         ``anywhere`` fills up with names that contain the text elsewhere.
         """
         types = self.run.tables.entity_types if entity_type is None else [self.run.type_of("", entity_type)]
-        vocabulary = self.run.tables.vocabulary
+
+        def named(type_: str, ids: Iterable[int]) -> Iterator[dict[str, str]]:
+            names = self.run.tables.vocabulary(type_)
+            return ({"name": names[int(id_)], "type": type_} for id_ in ids)
+
         if not prefix and self._frequent:
             entries = [(type_, id_) for type_ in types for id_ in self._frequent.get(type_, [])]
             entries.sort(key=lambda entry: -self.run.degrees[entry[0]][entry[1]])
-            return [{"name": vocabulary(type_)[int(id_)], "type": type_} for type_, id_ in entries[:k]]
-
-        def named(type_: str, ids: Iterable[int]) -> Iterator[dict[str, str]]:
-            return ({"name": vocabulary(type_)[id_], "type": type_} for id_ in ids)
-
+            return [name for type_, id_ in entries[:k] for name in named(type_, [id_])]
         starting = [named(type_, self._names[type_].starting(prefix)) for type_ in types]
-        matches: Iterator[dict[str, str]] = heapq.merge(*starting, key=lambda match: match["name"].casefold())
-        if anywhere:
-            matches = chain(
-                matches, *(named(type_, self._names[type_].containing(prefix)) for type_ in types)
-            )
-        return list(islice(matches, k))
+        containing = [named(type_, self._names[type_].containing(prefix)) for type_ in types if anywhere]
+        in_order = heapq.merge(*starting, key=lambda match: match["name"].casefold())
+        return list(islice(chain(in_order, *containing), k))
 
     def _find(self, entity: str, entity_type: str | None = None) -> tuple[str, int]:
         """Return type and id of an entity; UnknownEntityError if no entity has the name."""
@@ -270,20 +259,20 @@ class Explorer:
         relations = self.run.tables.relations
         relation_ids = range(len(relations)) if relation is None else relations.ids_of(relation)
         groups: list[dict[str, Any]] = []
-        for side, own_role in ((Side.TAIL, "head"), (Side.HEAD, "tail")):
-            if role not in (None, own_role):
+        page = slice(offset, offset + limit)
+        for side in (Side.TAIL, Side.HEAD):
+            if role not in (None, side.other.value):
                 continue
             fitting = [number for number in relation_ids if relations[number].anchor_type(side) == type_]
             for relation_id, other_ids, splits in self._known_of(side, id_, np.array(fitting, np.int64)):
                 other_type = relations[relation_id].candidate_type(side)
                 names = self.run.tables.vocabulary(other_type)
-                page = slice(offset, offset + limit)
-                shown = [
-                    {"name": names[other], "type": other_type, "split": split}
-                    for other, split in zip(other_ids[page].tolist(), splits[page])
+                shown = zip(other_ids[page].tolist(), splits[page])
+                others = [
+                    {"name": names[other], "type": other_type, "split": split} for other, split in shown
                 ]
-                label = relations.labels[relation_id]
-                groups.append({"relation": label, "role": own_role, "count": len(other_ids), "others": shown})
+                group = {"relation": relations.labels[relation_id], "role": side.other.value}
+                groups.append({**group, "count": len(other_ids), "others": others})
         groups.sort(key=lambda group: (-group["count"], group["relation"]))
         remaining = MAX_OTHERS
         for group in groups:
@@ -311,28 +300,21 @@ class Explorer:
         return relations
 
     def predict(
-        self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None, candidates: str = ALL
-    ) -> list[dict[str, Any]]:
-        """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`."""
-        return self._answers(self.run, queries, k, known, candidates)
-
-    def _answers(
         self,
-        run: Run,
         queries: Sequence[Mapping[str, str | None]],
         k: int,
-        known: str | None,
+        known: str | None = None,
         candidates: str = ALL,
+        run: Run | None = None,
     ) -> list[dict[str, Any]]:
+        """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict` of a run."""
         asked = [Query.of(*(query[role] for role in ROLES)) for query in queries]
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
-        results = []
-        for query, group in zip(queries, run.answer_queries(asked, k, known, candidates=candidates)):
-            for answer in group["answers"]:
-                answer |= {name: _number(answer[name]) for name in ("score", "probability")}
-            results.append({**query, **group})
-        return results
+        groups = (run or self.run).answer_queries(asked, k, known, candidates=candidates)
+        for answer in chain.from_iterable(group["answers"] for group in groups):
+            answer |= {name: _number(answer[name]) for name in ("score", "probability")}
+        return [{**query, **group} for query, group in zip(queries, groups)]
 
     def complete(self, limit: int, **question: Any) -> list[dict[str, Any]]:
         """Return likely missing triples, as :meth:`dglkge.inference.run.Run.complete`."""
@@ -398,7 +380,7 @@ class Explorer:
         else:
             run = self.run.with_new_entities([name], [vector], type)
         entity_type = run.type_of(name)
-        answers = self._answers(run, queries, k, None) if queries else []
+        answers = self.predict(queries, k, run=run) if queries else []
         near = run.nearest(name, entity_type, k)
         return {"entity": name, "type": entity_type, "similar": _ranked(near), "results": answers}
 
@@ -413,37 +395,29 @@ class Explorer:
     def similar(self, entity: str, entity_type: str | None, k: int) -> dict[str, Any]:
         """Return the entities of the same type with the greatest cosines."""
         type_, id_ = self._find(entity, entity_type)
-        index = self._neighbours.get(type_)
+        index, names = self._neighbours.get(type_), self.run.tables.vocabulary(type_)
         if index is None:
-            neighbours = self.run.nearest(entity, type_, k)
+            near = self.run.nearest(entity, type_, k)
         else:
-            names = self.run.tables.vocabulary(type_)
-            neighbours = [(names[other], cosine) for other, cosine in index.search(id_, k)]
-        return {
-            "entity": entity,
-            "type": type_,
-            "method": "exact" if index is None else "faiss",
-            "similar": _ranked(neighbours),
-        }
+            near = [(names[other], cosine) for other, cosine in index.search(id_, k)]
+        method = "exact" if index is None else "faiss"
+        return {"entity": entity, "type": type_, "method": method, "similar": _ranked(near)}
 
     def _warm_up(self) -> None:
         """Build what the first requests would build: ids of names, both orders of known triples."""
-        relation = self.run.tables.relations[0]
-        for type_ in self.run.tables.entity_types:
-            self.run.tables.vocabulary(type_).find([""])
+        tables = self.run.tables
+        for type_ in tables.entity_types:
+            tables.vocabulary(type_).find([""])
         for known in self._known.values():
             for side in Side:
                 known.answers(side, np.zeros(1, np.int64), np.zeros(1, np.int64))
-        head = self.run.tables.vocabulary(relation.lhs)[0]
-        label = self.run.tables.relations.labels[0]
-        self.predict([{"head": head, "relation": label, "tail": None}], 1, None)
+        head, label = tables.vocabulary(tables.relations[0].lhs)[0], tables.relations.labels[0]
+        self.predict([{"head": head, "relation": label, "tail": None}], 1)
 
 
 def _ranked(neighbours: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "name": name, "cosine": _number(cosine)}
-        for rank, (name, cosine) in enumerate(neighbours, start=1)
-    ]
+    rows = enumerate(neighbours, start=1)
+    return [{"rank": rank, "name": name, "cosine": _number(cosine)} for rank, (name, cosine) in rows]
 
 
 def _number(value: float | None) -> float | None:

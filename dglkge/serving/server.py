@@ -53,49 +53,33 @@ SECURITY_HEADERS = {
     "cache-control": "no-store",
 }
 
-REFUSAL_HEADERS = {
-    401: {"www-authenticate": "Bearer"},
-    # The rest of the body is not read.
-    408: {"connection": "close"},
-    413: {"connection": "close"},
-}
+REFUSAL_HEADERS = {401: {"www-authenticate": "Bearer"}}
+# The rest of the body is not read.
+REFUSAL_HEADERS |= dict.fromkeys((408, 413), {"connection": "close"})
 
 
 class HeaderDeadline(H11Protocol):
     """Connection of uvicorn that is closed if the headers of its next request do not arrive in time."""
 
-    _deadline: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers."""
         super().connection_made(transport)
-        self._set_deadline()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Stop waiting once a request is complete."""
         super().data_received(data)
-        if self._is_answering() and self._deadline is not None:
+        if self._is_answering():
             self._deadline.cancel()
 
     def on_response_complete(self) -> None:
         """Wait for the headers of the next request."""
         super().on_response_complete()
         if not self._is_answering():
-            self._set_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _set_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -161,18 +145,17 @@ def serve_until_signal(app: Guard, bound: socket.socket, on_start: Callable[[], 
     with signals_recorded(recorded):
         thread.start()
         is_announced = False
-        while thread.is_alive():
-            thread.join(POLL_SECONDS)
-            if server.started and not is_announced:
-                is_announced = True
-                try:
+        try:
+            while thread.is_alive():
+                thread.join(POLL_SECONDS)
+                if server.started and not is_announced:
+                    is_announced = True
                     on_start()
-                except BaseException:
-                    server.should_exit = True
-                    thread.join()
-                    raise
-            server.should_exit = server.should_exit or bool(recorded)
-            server.force_exit = server.force_exit or len(recorded) > 1
+                server.should_exit |= bool(recorded)
+                server.force_exit |= len(recorded) > 1
+        finally:
+            server.should_exit = True
+            thread.join()
     return recorded[0] if recorded else 0
 
 
@@ -190,19 +173,15 @@ class HostNames:
 
     def allows(self, header: str) -> bool:
         """Return whether the value of a Host header is a known name or an address; any port."""
+        if set(header) & set("/?#@\\"):
+            return False
         try:
             name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+            if name in self.names:
+                return True
+            return ipaddress.ip_address(name).is_loopback or not self._is_loopback
         except ValueError:
             return False
-        if any(letter in header for letter in "/?#@\\"):
-            return False
-        if name in self.names:
-            return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or not self._is_loopback
 
 
 class Guard:
@@ -238,17 +217,17 @@ class Guard:
             return
         is_sent = False
 
-        async def client_leaves() -> None:
-            while (await receive())["type"] != "http.disconnect":
+        async def client_leaves() -> Message:
+            while (message := await receive())["type"] != "http.disconnect":
                 pass
+            return message
 
         leaving = asyncio.ensure_future(client_leaves())
 
         async def receive_body() -> Message:
             nonlocal is_sent
             if is_sent:
-                await asyncio.shield(leaving)
-                return {"type": "http.disconnect"}
+                return await asyncio.shield(leaving)
             is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -298,20 +277,18 @@ async def _read_body(headers: Headers, receive: Receive) -> tuple[int, str, byte
         return 413, f"{too_large}: {length}", b""
     body = bytearray()
 
-    async def read_all() -> bool:
-        while True:
+    async def read_all() -> None:
+        has_more = True
+        while has_more and len(body) <= MAX_BODY_BYTES:
             message = await receive()
             body.extend(message.get("body", b""))
-            if len(body) > MAX_BODY_BYTES:
-                return False
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return True
+            has_more = message.get("more_body", False)
 
     try:
-        is_whole = await asyncio.wait_for(read_all(), BODY_SECONDS)
+        await asyncio.wait_for(read_all(), BODY_SECONDS)
     except asyncio.TimeoutError:
         return 408, f"the body did not arrive within {BODY_SECONDS:g} s", b""
-    return (0, "", bytes(body)) if is_whole else (413, too_large, b"")
+    return (0, "", bytes(body)) if len(body) <= MAX_BODY_BYTES else (413, too_large, b"")
 
 
 def valid_token(token: str, where: str) -> str:

@@ -319,9 +319,10 @@ class Passes:
             # One of them has batches of its own; its record has the triples of all.
             has_batches = part.first_batch < part.end_batch
             pass_sums = sums_of_passes if has_batches else np.zeros(NUM_SUMS)
-            place = (part.edge_set, part.chunk, self._num_sets, self._num_chunks)
+            index = (epoch * self._num_sets + part.edge_set) * self._num_chunks + part.chunk
             count, loss = int(pass_sums[1]), float(pass_sums[0] / max(pass_sums[1], 1))
-            record = epoch_record(epoch, count, loss, *place, means_of(pass_sums))
+            place = epoch, part.edge_set, part.chunk
+            record = epoch_record(place, index, count, loss, means_of(pass_sums))
             if self.held_out is not None:
                 if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before
