@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from dglkge.distributed.world import JSON, TEXT, json_line, parse_line, timestamp
 
@@ -105,17 +105,15 @@ class BackgroundStream:
         while True:
             data = self._texts.get()
             while data:
-                count = len(data)  # also on a closed pipe or a full disk
                 try:
+                    # A terminal that is shared with other programs may be non-blocking: the thread waits for
+                    # room, without a busy loop.
+                    select.select([], [self._descriptor], [])
                     count = os.write(self._descriptor, data)
                 except BlockingIOError:
                     count = 0
-                    with contextlib.suppress(OSError, ValueError):
-                        # A terminal that is shared with other programs may be non-blocking: the thread waits
-                        # for room, without a busy loop.
-                        select.select([], [self._descriptor], [])
-                except OSError:
-                    pass
+                except (OSError, ValueError):  # a closed pipe or a full disk
+                    count = len(data)
                 data = data[count:]
                 self._num_written += count
             self._texts.task_done()
@@ -161,10 +159,11 @@ class ProcessOutput:
         self.problem: str | None = None
         self.raised_at: float | None = None
         self._partial = b""
-        self._log: int | None = None
+        self._log: BinaryIO | None = None
         self._num_lost = 0
         self._is_cut = False  # whether the log ends in the middle of a line that did not fit
-        self._open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC
+        with contextlib.suppress(OSError):
+            log_path.unlink()
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:
@@ -192,7 +191,7 @@ class ProcessOutput:
         self.progress = ""
         if self._log is not None:
             with contextlib.suppress(OSError):  # a network disk may report that it is full only now
-                os.close(self._log)
+                self._log.close()
             self._log = None
         return last
 
@@ -215,11 +214,10 @@ class ProcessOutput:
         data = text.encode(errors="replace")
         try:
             if self._log is None:
-                # O_APPEND: a log that an administrator truncates in mid-run goes on at its new end.
-                self._log = os.open(self.log_path, self._open_flags, 0o666)
-                self._open_flags &= ~os.O_TRUNC
+                # Appended: a log that an administrator truncates in mid-run goes on at its new end.
+                self._log = open(self.log_path, "ab", 0)
             while data:
-                data = data[os.write(self._log, data) :]
+                data = data[self._log.write(data) :]
                 self._is_cut = bool(data)
             self._num_lost = 0
         except OSError as error:

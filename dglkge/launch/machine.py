@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import ipaddress
+import itertools
 import os
 import re
 import resource
@@ -71,19 +72,14 @@ def usable_gpus() -> tuple[str, ...]:
 
 def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs of this machine that an environment allows."""
-    count = _count_gpus(environment)
-    allowed = environment.get(VISIBLE_VARIABLE)
-    if allowed is None:
-        return tuple(map(str, range(count)))
-    if not count:
-        return ()
-    names = []
-    for word in (word.strip() for word in allowed.split(",")):
-        # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
-        if not word or re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < count:
-            break
-        names.append(word)
-    return tuple(names)
+    count, allowed = _count_gpus(environment), environment.get(VISIBLE_VARIABLE)
+
+    def is_gpu(word: str) -> bool:
+        return bool(word) and (re.fullmatch(r"-?\d+", word) is None or 0 <= int(word) < count)
+
+    words = map(str, range(count)) if allowed is None else map(str.strip, allowed.split(","))
+    # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
+    return tuple(itertools.takewhile(is_gpu, words)) if count else ()
 
 
 def _count_gpus(environment: Mapping[str, str]) -> int:
@@ -104,13 +100,11 @@ def _count_gpus(environment: Mapping[str, str]) -> int:
 def torch_has_cuda() -> bool:
     """Return whether the installed torch was built with CUDA, from its version file; loading it takes 1 s."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
+    with contextlib.suppress(OSError):
+        if spec is not None and spec.origin is not None:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
+    return False
 
 
 FILES_OF_PROCESS = 64
@@ -171,14 +165,11 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
     """Whether a process was started with a variable; False if it has ended or is another user's."""
     with contextlib.suppress(psutil.Error):
-        deadline, is_started = time.monotonic() + EXEC_SECONDS, False
-        while not (variables := process.environ()) and not is_started and process.exe():
-            # After execve the kernel shows neither its environment nor its command line for a moment.
-            if time.monotonic() > deadline:
-                break
+        deadline = time.monotonic() + EXEC_SECONDS
+        # After execve the kernel shows neither its command line nor its environment for a moment.
+        while not process.cmdline() and process.exe() and time.monotonic() < deadline:
             time.sleep(0.001)
-            is_started = bool(process.cmdline())
-        return bool(variables.get(name) == value)
+        return bool(process.environ().get(name) == value)
     return False
 
 
@@ -197,7 +188,7 @@ KILL_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def wait_while(find: Callable[[], list[str]], seconds: float) -> list[str]:
+def wait_while(find: Callable[[], list[int]], seconds: float) -> list[int]:
     """Wait until nothing is found any more, for some seconds at most; return what is found then."""
     deadline = time.monotonic() + seconds
     while (items := find()) and time.monotonic() < deadline:
@@ -211,17 +202,14 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
     An earlier node program of `job` counts too. Raises NotReadyError if one still runs after the timeout.
     """
 
-    def ending() -> list[str]:
-        return [
-            str(entry.pid)
-            for entry in live_jobs()
-            if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
-        ]
+    def ending() -> list[int]:
+        entries = [entry for entry in live_jobs() if entry.owner == os.geteuid()]
+        return [entry.pid for entry in entries if entry.is_ending or entry.job == job]
 
     if pids := wait_while(ending, seconds):
         raise NotReadyError(
             f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
-            f"program: pid {', '.join(pids)}); end them"
+            f"program: pid {', '.join(map(str, pids))}); end them"
         )
 
 
@@ -232,16 +220,15 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     shared memory that were removed.
     """
 
-    def kill_processes() -> list[str]:
-        processes = [
-            process for process in psutil.process_iter() if job and has_variable(process, JOB_VARIABLE, job)
-        ]
+    def kill_processes() -> list[int]:
+        processes = [process for process in psutil.process_iter() if has_variable(process, JOB_VARIABLE, job)]
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        return [str(process.pid) for process in processes]
+        return [process.pid for process in processes]
 
-    wait_while(kill_processes, KILL_SECONDS)
+    if job:
+        wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
     return table_storage.remove_segments(job)
@@ -427,12 +414,8 @@ def check_machine(
     if partition is not None:
         path, part_id, num_parts = partition
         fingerprint = attempt(check_partition, Path(folder, path), part_id, num_parts)
-    return {
-        "problems": problems,
-        "fingerprint": fingerprint,
-        "table_folder": table_folder or "",
-        "note": held.note,
-    }
+    answer = {"problems": problems, "fingerprint": fingerprint, "note": held.note}
+    return {**answer, "table_folder": table_folder or ""}
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:

@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -48,19 +49,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 
 
+@dataclass(eq=False)
 class _Process:
     """A process of the job: its number, pid, and whether it has ended, and with it all its descendants.
 
     Until it is started its pid is 0; `signal` is the last that was sent to it meanwhile.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pid = 0
-        self.signal = 0
-        self.output: asyncio.Task[None] | None = None
-        self.is_ended = False
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    number: int
+    pid: int = 0
+    signal: int = 0
+    output: asyncio.Task[None] | None = None
+    is_ended: bool = False
+    gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 def _process_mark(number: int) -> str:
@@ -115,12 +116,11 @@ class NodeProgram:
             await self._peer.serve(lambda call: in_thread(protocol.answer, call, self._tasks), handlers)
         except asyncio.TimeoutError:
             reason = f"no heartbeat for {self._peer.heartbeat_timeout:g} s"
-        except ConnectionError:  # an end that overtakes what was sent is a reset
+        # An end that overtakes what was sent is a reset; what has set the end cancels.
+        except (ConnectionError, asyncio.CancelledError):
             pass
         except OSError as error:
             reason = error.strerror or str(error)
-        except asyncio.CancelledError:  # by what has set the end
-            pass
         finally:
             await self._end_processes()
             self._job.release()
@@ -239,24 +239,16 @@ class NodeProgram:
 
     async def _forward_output(self, process: _Process, output: int) -> None:
         """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", 0)
-        )
-        try:
-            while data := await reader.read(protocol.BLOCK_BYTES):
-                self._tell(process, data=data)
-                await self._peer.drain()
-        finally:
-            transport.close()
+        reader = await read_pipe(output)
+        while data := await reader.read(protocol.BLOCK_BYTES):
+            self._tell(process, data=data)
+            await self._peer.drain()
 
     def _reap(self) -> None:
         """Wait for ended processes, orphans included; report the status of the job's own."""
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
                 if self._fork_server is not None and self._fork_server.pid == pid:
                     self._fork_server.pid = 0
                 running = [process for process in self._processes.values() if not process.is_ended]
@@ -322,13 +314,13 @@ class NodeProgram:
     def _register(self, entry: Mapping[str, Any]) -> None:
         """Register the job, or prepare for its next attempt, once those of the one before are gone."""
 
-        def running() -> list[str]:
-            return [str(process.pid) for process in self._processes.values() if not process.gone.done()]
+        def running() -> list[int]:
+            return [process.pid for process in self._processes.values() if not process.gone.done()]
 
         if pids := wait_while(running, LEFT_SECONDS):
             raise NotReadyError(
                 "processes of the attempt before have not ended on this machine after "
-                f"{LEFT_SECONDS:g} s (pid {', '.join(pids)}); end them"
+                f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, pids))}); end them"
             )
         self._job.register(JobEntry.from_dict(entry))
 
@@ -340,13 +332,19 @@ def _send_signal(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
+async def read_pipe(descriptor: int) -> asyncio.StreamReader:
+    """Return a stream of what a pipe's descriptor delivers, which is closed at its end."""
+    reader, pipe = asyncio.StreamReader(), os.fdopen(descriptor, "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
 async def open_streams(requests: int, replies: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open the streams of two file descriptors, which may be of one socket."""
     loop = asyncio.get_running_loop()
     if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
         return await asyncio.open_connection(sock=socket.socket(fileno=requests))
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(requests, "rb", 0))
+    reader = await read_pipe(requests)
     transport, flow_control = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(replies, "wb", 0)
     )

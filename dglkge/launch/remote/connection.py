@@ -1,13 +1,19 @@
-"""The launcher's end of a node program: calls of its tasks, and the processes that it runs."""
+"""The launcher's end of a node program: its start over ssh, calls of its tasks, the processes that it runs.
+
+No user input passes through a shell: the remote command line is an interpreter and one fixed line of Python,
+and everything else (program, arguments, variables) follows over stdin.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import itertools
 import json
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +28,6 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import in_thread, wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
-from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0
@@ -57,7 +62,7 @@ class Events:
         """Return what is there; wait for `seconds` if there is nothing."""
         taken = []
         with contextlib.suppress(queue.Empty):
-            taken.append(self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait())
+            taken.append(self._queue.get(timeout=seconds))
             while len(taken) < MOST_EVENTS:
                 taken.append(self._queue.get_nowait())
         return taken
@@ -138,6 +143,74 @@ class RunningProcess:
                 self.status = NEVER_STARTED_STATUS if self.pid is None else protocol.LOST_STATUS
 
 
+FORWARDED_VARIABLES = (
+    "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NCCL_*", "NUMBA_*", "OMP_*", "OPENBLAS_*", "PATH",
+    "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Patterns of names; --extra_envs forwards any other."""
+
+SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that are forwarded to other machines.
+
+    Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    """
+    picked = {}
+    for name, value in environment.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES):
+            folders = value.split(os.pathsep) if name in SEARCH_PATHS else []
+            absolute = [os.path.abspath(folder) if folder else folder for folder in folders]
+            picked[name] = os.pathsep.join(absolute) or value
+    picked.pop(protocol.SECRET_VARIABLE, None)
+    return picked
+
+
+SSH_DEFAULTS = (
+    "BatchMode=yes",  # ssh must fail and not ask for a password, which no user could enter
+    "ConnectTimeout=10", "ServerAliveInterval=3", "ServerAliveCountMax=4", "LogLevel=ERROR",
+    "ControlMaster=no", "ControlPath=none",  # a shared connection serves 10 processes at most (MaxSessions)
+)  # fmt: skip
+"""A connection is closed after 12 s without a reply."""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
+
+    `options` are further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    """
+
+    port: int | None = None
+    username: str | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
+    """Return the command that runs some words on another machine, each quoted for the shell there."""
+    command = ["ssh", "-T", "-x"]
+    # ssh uses the first value of a repeated option
+    for option in (*settings.options, *SSH_DEFAULTS):
+        command += ["-o", option]
+    for flag, value in (("-i", settings.identity_file), ("-l", settings.username), ("-p", settings.port)):
+        if value is not None:
+            command += [flag, str(value)]
+    return [*command, "--", address, shlex.join(words)]
+
+
+STARTER = (
+    'import json,os;line=open(0,"rb",0,closefd=False).readline();line or os._exit(1);'
+    'command,environment=json.loads(line);os.chdir("/");'
+    "os.execve(command[0],command,{**os.environ,**environment})"
+)
+"""Program that sets an environment and becomes another program, given as a line of JSON; the rest of stdin is
+that program's. Without a line the launcher is gone. In ``/``: a folder named dglkge in the home folder would
+be imported as the package. One line without quotes that a login shell may treat in its own way."""
+
+
 class ChildProgram:
     """A node program that is a child of this process, or the ssh client that leads to one elsewhere.
 
@@ -165,40 +238,34 @@ class ChildProgram:
         self._python = python
         # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
-        variables: dict[str, str] | None = None
-        first = b""
         if ssh is None:
             # This package's folder, since the launcher may run from sources, but not the working folder. No
             # heartbeats: a socket pair on one machine always reaches its end.
-            folder = str(Path(__file__).resolve().parents[2])
+            folder = str(Path(__file__).resolve().parents[3])
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
             program += "import dglkge.launch.node_program as node; node.main(None)"
-            command, variables = [python, "-c", program], {**os.environ, **environment}
+            command, variables, first = [python, "-c", program], {**os.environ, **environment}, b""
         else:
             command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
             program_there = [python, "-m", "dglkge.launch.node_program"]
-            first = json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            variables, first = None, json.dumps([program_there, dict(environment)]).encode() + b"\n"
         self.socket, child_socket = socket.socketpair()
+        pipe = child_socket.fileno()
         try:
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=child_socket.fileno(),
-                stdout=child_socket.fileno(),
-                stderr=self._errors,
-                start_new_session=True,
+                command, env=variables, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
             self._errors.close()
             self.socket.close()
             if ssh is None:
-                words = f"{address}, the launcher's machine: cannot start {python}: {error.strerror}; "
-                words += "give the path of another interpreter with --python"
+                what = f"{address}, the launcher's machine: cannot start {python}"
+                remedy = "give the path of another interpreter with --python"
             else:
-                words = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}: "
-                words += f"{error.strerror}; install OpenSSH's client"
-            raise NotReadyError(words) from None
+                what = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}"
+                remedy = "install OpenSSH's client"
+            raise NotReadyError(f"{what}: {error.strerror}; {remedy}") from None
         finally:
             child_socket.close()
         with contextlib.suppress(OSError):

@@ -18,10 +18,17 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
+from dglkge.launch.remote.connection import (
+    Events,
+    NodeConnection,
+    RunningProcess,
+    SshSettings,
+    close_all,
+    forwarded_environment,
+    open_node,
+)
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
-from dglkge.launch.stop_signals import StopForwarder
+from dglkge.launch.stop_signals import stop_forwarder
 from dglkge.launch.table_storage import MachineNeeds
 
 if TYPE_CHECKING:
@@ -110,7 +117,7 @@ class RemoteSite:
         self._nodes = nodes
         self._python = python
         self._folder = folder
-        self._forwarder = StopForwarder(report)
+        self._forward_stop = stop_forwarder(report)
         self._is_alone = False
         self._job = ""
         self._sessions: dict[str, NodeConnection] = {}
@@ -267,17 +274,16 @@ class RemoteSite:
 
     def _open(self, address: str, name: str) -> NodeConnection:
         """Connect to a machine and start its node program."""
-
-        def forward(number: int) -> None:
-            self._forwarder.forward(f"the node program on {address}", number)
-
         if self._is_node(address) and self._nodes is not None:
             return self._nodes.connection(self.addresses.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
         is_here = self._nodes is not None or is_own_address(address)
         python = sys.executable if self._is_alone else self._python
         ssh = None if is_here else self._ssh
-        return open_node(name, ssh, python, forwarded_environment(os.environ), forward)
+        return open_node(
+            name, ssh, python, forwarded_environment(os.environ),
+            lambda number: self._forward_stop(f"the node program on {address}", number)
+        )  # fmt: skip
 
     def _reopen(self, address: str) -> NodeConnection:
         """Connect anew to a machine whose node program has ended."""
