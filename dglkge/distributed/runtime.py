@@ -201,18 +201,14 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         try:
             dgl_compat.serve(ip_config)
         except PortTakenError as error:
-            _end_process(_report_taken_port(error))
+            _end_with_taken_port(error)
     world = World.detect()
-    if num_parts != world.num_machines and not world.launched:
-        raise InputError(
-            f"the data set has {num_parts} partitions, and one process alone trains one: "
-            "partition it with --num-parts 1, or start it with dglkge-launch"
-        )
     if num_parts != world.num_machines:
-        raise InputError(
-            f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
-            "each machine holds one partition"
-        )
+        words = f" and ip_config.txt has {world.num_machines} machines; each machine holds one partition"
+        if not world.launched:
+            words = ", and one process alone trains one: partition it with --num-parts 1, or start it with "
+            words += "dglkge-launch"
+        raise InputError(f"the data set has {num_parts} partitions{words}")
     if not world.launched:
         with _alone(world, ip_config, graph_name, part_config) as cluster:
             yield cluster
@@ -283,20 +279,20 @@ def _fail(error: BaseException, world: World) -> NoReturn:
     """
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         if isinstance(error, PortTakenError):
-            _end_process(_report_taken_port(error))
+            _end_with_taken_port(error)
         if isinstance(error, (InputError, JobError)):
             if isinstance(error, InputError) and world.rank > 0:
                 time.sleep(SAME_ERROR_SECONDS)
             sys.stderr.write(f"dglkge: error: {error}\n")
         elif not isinstance(error, (KeyboardInterrupt, SystemExit)):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            traceback.print_exception(error)
     _end_process(exit_status_of(error))
 
 
-def _report_taken_port(error: PortTakenError) -> int:
-    """Write the line on which the launcher starts the job again with other ports; return the status."""
+def _end_with_taken_port(error: PortTakenError) -> NoReturn:
+    """Write the line on which the launcher starts the job again with other ports, and end this process."""
     sys.stderr.write(f"{PORT_TAKEN_MARK} {error.address}\n")
-    return PORT_TAKEN_STATUS
+    _end_process(PORT_TAKEN_STATUS)
 
 
 def _end_process(status: int) -> NoReturn:

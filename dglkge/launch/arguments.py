@@ -231,10 +231,10 @@ def _rank(text: str) -> str:
 
 def _range(text: str) -> tuple[int, int]:
     """Read ``N`` or ``N:M``."""
-    low, *high = map(_count(1), text.split(":", 1))
-    if high and low > high[0]:
+    bounds = [_count(1)(number) for number in text.split(":", 1)]
+    if bounds[0] > bounds[-1]:
         raise argparse.ArgumentTypeError(f"{text!r}: the first number is above the second")
-    return low, *(high or [low])
+    return bounds[0], bounds[-1]
 
 
 def _variable(text: str) -> tuple[str, str]:

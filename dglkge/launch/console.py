@@ -16,33 +16,25 @@ from typing import Any, BinaryIO, TextIO
 
 from dglkge.distributed.world import JSON, TEXT, json_line, parse_line, timestamp
 
-# Whole lines, apart from a warning of torch to which details are appended: a user's line that begins alike is
-# kept.
 _NOISE = re.compile(
-    r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\.$"
-    r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\."
-    r"|load \w+$"
-    r"|Start to create specified graph formats which may take non-trivial time\.$"
-    r"|Finished creating specified graph formats\.$"
-    r"|start graph service on server \d+ for part \d+$"
-    r"|Client \[\d+\] waits on [\d.:]+$"
-    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
-    r"|Warning! Interface: \S+ ?$"
-    r"|IP address not available for interface\.$"
-    r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
-    r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
-    r"|Server ?\(\d+\) shutdown\.$"
-    r"|Server is exiting\.\.\.$"
-    r"|Initialize the distributed services with graphbolt: (True|False)$"
-    r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for large "
-    r"partition\.$"
-    r"|Finished loading (partition|node data|edge data)\.$"
+    r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\."
+    r"|load \w+|start graph service on server \d+ for part \d+|Client \[\d+\] waits on [\d.:]+"
+    r"|Start to create specified graph formats which may take non-trivial time\."
+    r"|Finished creating specified graph formats\.|Finished loading (partition|node data|edge data)\."
+    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!"
+    r"|Warning! Interface: \S+ ?|IP address not available for interface\."
+    r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\."
+    r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.|Server ?\(\d+\) shutdown\.|Server is exiting\.\.\."
+    r"|Initialize the distributed services with graphbolt: (True|False)"
+    r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for \w+ partition\."
+    # Whole lines: a user's line that begins alike is kept. To this warning of torch details are appended.
+    r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\..*"
 )
 
 
 def is_noise(line: str) -> bool:
     """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs."""
-    return _NOISE.match(line) is not None
+    return _NOISE.fullmatch(line) is not None
 
 
 MOST_WAITING_TEXTS = 1 << 15

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from dglkge import __version__
-from dglkge.data.dataset_files import check_partition
+from dglkge.data.dataset_files import check_partition, partial_path
 from dglkge.distributed.addresses import Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
@@ -122,10 +122,9 @@ def allow_open_files(num_processes: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise InputError(
-            f"each process of a job of {num_processes} needs {needed} open files, and the limit is {hard}: "
-            "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
-        )
+        words = f"each process of a job of {num_processes} needs {needed} open files, and the limit is {hard}"
+        remedy = "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
+        raise InputError(f"{words}: {remedy}")
     # A sandbox may forbid it; then a later open shows the limit.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -153,10 +152,10 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
         )
     for address, machine in zip(addresses, machines):
         if ipaddress.IPv4Address(address).is_loopback and len(machines) > 1:
-            raise InputError(
-                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "
-                "a loopback address; give the machine's address on their network"
+            words = (
+                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach"
             )
+            raise InputError(f"{words} a loopback address; give the machine's address on their network")
         if addresses.count(address) > 1:
             raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
     return addresses
@@ -255,21 +254,20 @@ class MachineJob:
         if self._registration is None:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
-        self._registration.update(ports=())  # those of the attempt before
+        self.update(ports=())  # those of the attempt before
         self._remove_tables()
         clean_up(self.job)
 
-    def mark_as_ending(self) -> None:
-        """Tell the next job that this one's processes are being ended."""
+    def update(self, **changes: Any) -> None:
+        """Change fields of the entry, if the job is registered; it is not in a dry run."""
         if self._registration is not None:
-            self._registration.update(is_ending=True)
+            self._registration.update(**changes)
 
     def choose_server_ports(self, address: str, num_servers: int) -> int:
         """Return the first of free ports for the servers; other jobs that register here keep theirs."""
         with register_lock():
             first = find_server_ports(address, num_servers, self._ports_of_others())
-            if self._registration is not None:
-                self._registration.update(ports=tuple(range(first, first + num_servers)))
+            self.update(ports=tuple(range(first, first + num_servers)))
         return first
 
     def choose_master_port(self, address: str, avoid: Sequence[int]) -> int:
@@ -302,7 +300,7 @@ class MachineJob:
                 return ""
             if base is not None:
                 self._tables = table_storage.TableFolder(base, self.job)
-            self._registration.update(shared_memory_bytes=shared, memory_bytes=memory)
+            self.update(shared_memory_bytes=shared, memory_bytes=memory)
         return "" if self._tables is None else str(self._tables.path)
 
     def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
@@ -420,13 +418,12 @@ def check_machine(
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
     """Create the log folder with the job's ip_config.txt; several machines may share it."""
-    folder = Path(log_dir)
-    # Renamed into its place: machines with a shared disk write the same file at the same time.
-    temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
+    path = Path(log_dir, "ip_config.txt")
     with os_errors(InputError, f"cannot write logs to {log_dir}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_ip_config(temporary, [Machine(address, port) for address, port in machines])
-        os.replace(temporary, folder / "ip_config.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into its place: machines with a shared disk write the same file at the same time.
+        write_ip_config(partial_path(path), [Machine(address, port) for address, port in machines])
+        partial_path(path).replace(path)
 
 
 def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:

@@ -72,20 +72,15 @@ def _process_mark(number: int) -> str:
 class NodeProgram:
     """Serves one launcher.
 
-    `report` takes messages for the user of a node program that has connected by itself, the first of them
-    `greeting`, once stop signals are handled. `is_told` is whether the launcher has told the end of the job.
+    `report` takes messages for the user of a node program that has connected by itself. `is_told` is whether
+    the launcher has told the end of the job.
     """
 
     def __init__(
-        self,
-        peer: protocol.Peer,
-        python: str = sys.executable,
-        report: Report = lambda text: None,
-        greeting: str = "",
+        self, peer: protocol.Peer, python: str = sys.executable, report: Report = lambda text: None
     ) -> None:
         self._peer = peer
         self._report = report
-        self._greeting = greeting
         self.is_told = False
         self._end = protocol.LOST_STATUS, "the connection ended"
         self._processes: dict[int, _Process] = {}
@@ -96,10 +91,11 @@ class NodeProgram:
         self._job = MachineJob()
         self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
-    async def run(self) -> tuple[int, str]:
+    async def run(self, greeting: str = "") -> tuple[int, str]:
         """Serve until the launcher has told the end of the job, or is lost.
 
-        Returns the job's status, LOST_STATUS or that of a second stop signal, and a reason.
+        `greeting` is reported once stop signals are handled. Returns the job's status, LOST_STATUS or that of
+        a second stop signal, and a reason.
         """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
@@ -108,7 +104,7 @@ class NodeProgram:
         self._main = asyncio.current_task()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._take_stop_signal, number)
-        self._report(self._greeting)
+        self._report(greeting)
         self._peer.writer.write(protocol.MARK)
         handlers: protocol.Handlers = {"start": self._start, "signal": self._signal, "end": self._take_end}
         reason = ""
@@ -160,13 +156,7 @@ class NodeProgram:
         self._processes |= {number: _Process(number) for number, _ in processes}
         spawn(self._fork(processes, **command))
 
-    async def _fork(
-        self,
-        processes: list[tuple[int, dict[str, str]]],
-        command: list[str],
-        environment: Mapping[str, str],
-        folder: str,
-    ) -> None:
+    async def _fork(self, processes: list[tuple[int, dict[str, str]]], **command: Any) -> None:
         """Start processes in sessions of their own; the kernel kills them if this program dies."""
         error, server = "the process that imports torch and DGL has ended", None
         try:
@@ -179,7 +169,7 @@ class NodeProgram:
                 process.output = asyncio.ensure_future(self._forward_output(process, reading))
                 with open(writing, "wb", 0):
                     if server is None:
-                        server = self._fork_server = ForkServer(command, environment, folder, writing)
+                        server = self._fork_server = ForkServer(output=writing, **command)
                     self._take_pid(process, *await server.fork(variables, writing))
         except ConnectionError:
             pass
@@ -231,7 +221,7 @@ class NodeProgram:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[1] == os.getuid():  # no process of another user
             with contextlib.suppress(OSError):  # the trainer has ended, or sends what is no message
-                await protocol.Peer(reader, writer).serve(self._pass_on, {})
+                await protocol.Peer((reader, writer)).serve(self._pass_on, {})
         writer.close()
 
     async def _pass_on(self, call: protocol.Call) -> protocol.Reply:
@@ -305,7 +295,7 @@ class NodeProgram:
         running = [process for process in self._processes.values() if not process.gone.done()]
         if not running:
             return
-        self._job.mark_as_ending()
+        self._job.update(is_ending=True)
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for process in running:
                 await self._signal(process.number, number)
@@ -339,7 +329,7 @@ async def read_pipe(descriptor: int) -> asyncio.StreamReader:
     return reader
 
 
-async def open_streams(requests: int, replies: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_streams(requests: int, replies: int) -> protocol.Streams:
     """Open the streams of two file descriptors, which may be of one socket."""
     loop = asyncio.get_running_loop()
     if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
@@ -359,7 +349,7 @@ def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -
     os.dup2(2, 1)
 
     async def run() -> int:
-        peer = protocol.Peer(*await open_streams(requests, replies), heartbeat_timeout)
+        peer = protocol.Peer(await open_streams(requests, replies), heartbeat_timeout)
         return (await NodeProgram(peer).run())[0]
 
     status = asyncio.run(run())

@@ -245,10 +245,14 @@ class ChildProgram:
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
             program += "import dglkge.launch.node_program as node; node.main(None)"
             command, variables, first = [python, "-c", program], {**os.environ, **environment}, b""
+            what = f"{address}, the launcher's machine: cannot start {python}"
+            remedy = "give the path of another interpreter with --python"
         else:
             command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
             program_there = [python, "-m", "dglkge.launch.node_program"]
             variables, first = None, json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            what = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}"
+            remedy = "install OpenSSH's client"
         self.socket, child_socket = socket.socketpair()
         pipe = child_socket.fileno()
         try:
@@ -259,12 +263,6 @@ class ChildProgram:
         except OSError as error:
             self._errors.close()
             self.socket.close()
-            if ssh is None:
-                what = f"{address}, the launcher's machine: cannot start {python}"
-                remedy = "give the path of another interpreter with --python"
-            else:
-                what = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}"
-                remedy = "install OpenSSH's client"
             raise NotReadyError(f"{what}: {error.strerror}; {remedy}") from None
         finally:
             child_socket.close()
@@ -300,19 +298,14 @@ class ChildProgram:
 
 
 def open_node(
-    address: str,
-    ssh: SshSettings | None,
-    python: str,
-    environment: Mapping[str, str],
-    on_stop: Callable[[int], None] = lambda number: None,
+    address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
 ) -> NodeConnection:
     """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
     # Here and not on the loop: a child inherits the cores of the thread that starts it.
     child = ChildProgram(address, ssh, python, environment)
 
     async def connect() -> NodeConnection:
-        streams = await asyncio.open_connection(sock=child.socket)
-        return NodeConnection(address, *streams, child, on_stop=on_stop)
+        return NodeConnection(address, await asyncio.open_connection(sock=child.socket), child)
 
     return wait(connect())
 
@@ -324,46 +317,34 @@ class NodeConnection(protocol.Peer):
     ----------
     address : str
         As in ip_config.txt.
-    reader, writer
-        Of the stream.
+    streams : tuple
+        Reader and writer.
     child : ChildProgram, optional
         At the other end; None: a node program that has connected by itself.
-    environment : mapping of str to str, optional
-        Added to the environment of processes there.
-    on_stop : callable, optional
-        Called with the number of a stop signal that the node program has received.
-    on_lost : callable, optional
-        Called with the reason when the stream has ended.
 
     Attributes
     ----------
+    environment : mapping of str to str
+        Added to the environment of processes there.
+    on_stop : callable
+        Called with the number of a stop signal that the node program has received.
+    on_lost : callable
+        Called with the reason when the stream has ended.
     store : callable
         Answers requests that trainers there send to the launcher's store; see
         :class:`dglkge.launch.remote.run_store.RunFolder`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        child: ChildProgram | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-        on_stop: Callable[[int], None] = lambda number: None,
-        on_lost: Callable[[str], None] = lambda why: None,
-    ) -> None:
+    def __init__(self, address: str, streams: protocol.Streams, child: ChildProgram | None = None) -> None:
         self.is_here = child is not None and child.ssh is None
-        super().__init__(reader, writer, None if self.is_here else START_SECONDS)
-        self.address = address
-        self.is_borrowed = child is None
-        self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: protocol.Reply(
-            error="this job's launcher holds no store"
-        )
+        super().__init__(streams, None if self.is_here else START_SECONDS)
+        self.address, self.is_borrowed = address, child is None
+        self.environment: Mapping[str, str] = {}
+        self.on_stop: Callable[[int], None] = lambda number: None
+        self.on_lost: Callable[[str], None] = lambda why: None
+        no_store = protocol.Reply(error="this job's launcher holds no store")
+        self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: no_store
         self._child = child
-        self._environment = dict(environment or {})
-        self._on_stop = on_stop
-        self._on_lost = on_lost
         self._num_stops = 0
         self._processes: dict[int, RunningProcess] = {}
         self._process_numbers = itertools.count()
@@ -406,10 +387,9 @@ class NodeConnection(protocol.Peer):
         processes = [RunningProcess(planned, self, next(self._process_numbers), events) for planned in plan]
         self._processes |= {process.number: process for process in processes}
         if self.is_alive:
-            environment, command = {**self._environment, **common_environment(plan)}, list(plan[0].command)
+            environment, command = {**self.environment, **common_environment(plan)}, list(plan[0].command)
             requests = [
-                (process.number, {**self._environment, **process.planned.environment})
-                for process in processes
+                (process.number, {**self.environment, **process.planned.environment}) for process in processes
             ]
             self.tell("start", command=command, environment=environment, folder=folder, processes=requests)
         else:
@@ -456,7 +436,7 @@ class NodeConnection(protocol.Peer):
             pass
         self._end_stream()
         why = self.why_silent or ("its node program was killed" if self.is_here else "the connection ended")
-        self._on_lost(why)
+        self.on_lost(why)
         for number in list(self._processes):
             await self._change(number, is_gone=True, error=why)
 
@@ -465,7 +445,7 @@ class NodeConnection(protocol.Peer):
         self._num_stops += 1
         if self._num_stops > 1:
             self.why_silent = f"stopped by a second signal, {signal.Signals(number).name}"
-        self._on_stop(number)
+        self.on_stop(number)
 
     async def _change(self, process: int, **changes: Any) -> None:
         """Pass changes of a process on to who waits for them; it is gone once."""

@@ -232,6 +232,7 @@ def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
         return Reply(error=f"{call.task} failed: {error!r}")
 
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Answer = Callable[[Call], Awaitable[Reply]]
 """Runs a call with a reply, beside others."""
 Handlers = Mapping[str, Callable[..., Awaitable[None]]]
@@ -245,16 +246,10 @@ class Peer:
     stream always reaches its end.
     """
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        heartbeat_timeout: float | None = None,
-    ) -> None:
-        self.writer = writer
+    def __init__(self, streams: Streams, heartbeat_timeout: float | None = None) -> None:
+        self._reader, self.writer = streams
         self.heartbeat_timeout = heartbeat_timeout
         self.is_alive = True
-        self._reader = reader
         self._received = bytearray()
         self._replies: dict[int | None, asyncio.Future[Reply | None]] = {}
         self._numbers = itertools.count()

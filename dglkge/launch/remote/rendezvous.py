@@ -166,7 +166,7 @@ class Rendezvous:
         address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
         async with self._handshakes:
             try:
-                await asyncio.wait_for(self._admit(reader, writer), protocol.HANDSHAKE_SECONDS)
+                await asyncio.wait_for(self._admit((reader, writer)), protocol.HANDSHAKE_SECONDS)
                 self._refused.pop(address, None)
             except (protocol.RefusedError, NotReadyError) as error:
                 writer.close()
@@ -178,10 +178,10 @@ class Rendezvous:
             except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
                 writer.close()
 
-    async def _admit(self, *streams: Any) -> None:
+    async def _admit(self, streams: protocol.Streams) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
         await protocol.authenticate_node(*streams, self._secret)
-        peer = protocol.Peer(*streams)
+        peer = protocol.Peer(streams)
         hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
             raise protocol.ProtocolError(f"no message of a node: {hello}")
@@ -190,7 +190,9 @@ class Rendezvous:
         await peer.drain()
         reply.check(protocol.RefusedError, NotReadyError)
 
-    def _join(self, streams: Any, rank: int, num_nodes: int, address: str, variables: Sequence[str]) -> None:
+    def _join(
+        self, streams: protocol.Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
+    ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
             raise protocol.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
@@ -202,13 +204,10 @@ class Rendezvous:
             raise NotReadyError(f"node {rank} is connected already, from {self._nodes[rank].address}")
         # The node's own variables win: a scheduler sets some of them for each node.
         environment = forwarded_environment(os.environ)
-        self._nodes[rank] = NodeConnection(
-            address,
-            *streams,
-            environment={name: environment[name] for name in set(environment) - set(variables)},
-            on_stop=lambda number: self._forward_stop(f"node {rank} ({address})", number),
-            on_lost=lambda why: self._lose(rank, address, why),
-        )
+        node = self._nodes[rank] = NodeConnection(address, streams)
+        node.environment = {name: environment[name] for name in set(environment) - set(variables)}
+        node.on_stop = lambda number: self._forward_stop(f"node {rank} ({address})", number)
+        node.on_lost = lambda why: self._lose(rank, address, why)
 
     def _lose(self, rank: int, address: str, why: str) -> None:
         """Remove a node whose connection has ended."""
@@ -270,8 +269,8 @@ def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: fl
         peer = await connect(place, secret, seconds, report)
         where = f"{place.host}:{place.port}"
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
-        program = NodeProgram(peer, python, report, greeting)
-        status, reason = await program.run()
+        program = NodeProgram(peer, python, report)
+        status, reason = await program.run(greeting)
         if program.is_told:
             if reason:
                 report(f"the job has ended: {reason}")
@@ -320,7 +319,7 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
                 "give this machine's IPv4 address with --address"
             )
         await protocol.authenticate_launcher(reader, writer, secret)
-        peer = protocol.Peer(reader, writer)
+        peer = protocol.Peer((reader, writer))
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
         peer.tell("join", **hello, variables=sorted(os.environ))
         reply = await peer.receive()
