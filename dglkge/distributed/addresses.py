@@ -94,9 +94,7 @@ def read_ip_config(path: str | Path) -> list[Machine]:
 
 def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
     """Write machines as lines ``ip port``, the only form that DGL's own parser reads whole."""
-    Path(path).write_text(
-        "".join(f"{machine.address} {machine.port}\n" for machine in machines), encoding="utf-8"
-    )
+    Path(path).write_text("".join(f"{machine.address} {machine.port}\n" for machine in machines), "utf-8")
 
 
 def _parse_fields(fields: Sequence[str], where: str) -> Machine:
@@ -123,9 +121,7 @@ def _address(text: str, where: str) -> str:
         try:
             parsed = ipaddress.IPv4Address(text)
         except ValueError:
-            raise InputError(
-                f"{where}: {text!r} is no IPv4 address; expected four numbers of 0 to 255"
-            ) from None
+            raise InputError(f"{where}: {text!r} is no IPv4 address (four numbers of 0 to 255)") from None
         if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
             raise InputError(f"{where}: {text} is the address of no single machine")
     elif _HOST_NAME.fullmatch(text) is None or len(text) > 253:

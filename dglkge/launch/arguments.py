@@ -318,10 +318,8 @@ def machine_needs(
     with contextlib.suppress(InputError):
         size = dataset_files.read_dataset_size(places.here / config.dataset)
         for host in plan_memory(config, size, num_trainers, num_servers)[:num_machines]:
-            memory = host.needed_bytes(in_files=False) - host.base_bytes
-            needs[host.machine] = MachineNeeds(
-                host.shared_memory_bytes, memory, host.structure_bytes, storage, folders
-            )
+            shared, memory = host.shared_memory_bytes, host.needed_bytes(in_files=False) - host.base_bytes
+            needs[host.machine] = MachineNeeds(shared, memory, host.structure_bytes, storage, folders)
     return needs
 
 

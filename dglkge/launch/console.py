@@ -178,9 +178,8 @@ class ProcessOutput:
 
     def finish(self) -> list[str]:
         """Close the log; return the last line if it has no line end."""
-        last = [self._keep(self._partial)] if self._partial.strip() else []
-        self._partial = b""
-        self.progress = ""
+        last = self.feed(b"\n") if self._partial.strip() else []
+        self._partial, self.progress = b"", ""
         if self._log is not None:
             with contextlib.suppress(OSError):  # a network disk may report that it is full only now
                 self._log.close()
@@ -252,13 +251,11 @@ class Console:
     log_path: Path | None = None
     """A file to which the launcher's messages are appended as well."""
 
-    def __init__(
-        self, out: TextIO, err: TextIO, is_terminal: bool = False, is_coloured: bool = False
-    ) -> None:
+    def __init__(self, out: TextIO, err: TextIO, is_terminal: bool = False, has_colour: bool = False) -> None:
         self._out = out
         self._err = err
         self._is_terminal = is_terminal
-        self._is_coloured = is_coloured
+        self._has_colour = has_colour
         self._bar = ""
 
     @classmethod
@@ -279,7 +276,7 @@ class Console:
             self._write(self._out, as_json(name, text) + "\n")
             return
         prefix = f"[{name}]"
-        if self._is_coloured:
+        if self._has_colour:
             prefix = f"\x1b[{COLOURS[colour % len(COLOURS)]}m{prefix}\x1b[0m"
         self._write(self._out, f"{self._clear()}{prefix} {text}\n{self._bar}")
 
@@ -287,8 +284,7 @@ class Console:
         """Show the bar of a process as the last line; an empty text removes it."""
         if not self._is_terminal or self.log_format == JSON:
             return
-        columns = shutil.get_terminal_size().columns
-        bar = f"[{name}] {text}"[: columns - 1] if text else ""
+        bar = f"[{name}] {text}"[: shutil.get_terminal_size().columns - 1] if text else ""
         if bar != self._bar:
             clear = self._clear()
             self._bar = bar

@@ -76,9 +76,7 @@ class NodeProgram:
     the launcher has told the end of the job.
     """
 
-    def __init__(
-        self, peer: protocol.Peer, python: str = sys.executable, report: Report = lambda text: None
-    ) -> None:
+    def __init__(self, peer: protocol.Peer, python: str, report: Report = lambda text: None) -> None:
         self._peer = peer
         self._report = report
         self.is_told = False
@@ -335,22 +333,20 @@ async def open_streams(requests: int, replies: int) -> protocol.Streams:
     if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
         return await asyncio.open_connection(sock=socket.socket(fileno=requests))
     reader = await read_pipe(requests)
-    transport, flow_control = await loop.connect_write_pipe(
-        asyncio.streams.FlowControlMixin, os.fdopen(replies, "wb", 0)
-    )
+    pipe = os.fdopen(replies, "wb", 0)
+    transport, flow_control = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
     return reader, asyncio.StreamWriter(transport, flow_control, None, loop)
 
 
 def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
     async def run() -> int:
         peer = protocol.Peer(await open_streams(requests, replies), heartbeat_timeout)
-        return (await NodeProgram(peer).run())[0]
+        return (await NodeProgram(peer, sys.executable).run())[0]
 
     status = asyncio.run(run())
     sys.stderr.flush()

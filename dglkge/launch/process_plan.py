@@ -11,15 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.distributed import world
 from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
 from dglkge.distributed.jobs import job_prefix
-from dglkge.distributed.world import (
-    JOB_VARIABLE,
-    LOG_FORMAT_VARIABLE,
-    NO_VERIFY_VARIABLE,
-    OWN_DISKS_VARIABLE,
-    TEXT,
-)
 from dglkge.errors import InputError
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -130,7 +124,7 @@ class JobSettings:
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     shows_progress: bool = False
     has_own_disks: bool = False
-    log_format: str = TEXT
+    log_format: str = world.TEXT
     job: str = ""
     attempt: int = 0
     device: str = ""
@@ -154,11 +148,6 @@ class PlannedProcess:
     def name(self) -> str:
         """Name for messages, e.g. ``trainer 1``."""
         return f"{self.role} {self.number}"
-
-    @property
-    def log_name(self) -> str:
-        """Name of its log file."""
-        return f"{self.role}-{self.number}.log"
 
 
 def choose_num_trainers(
@@ -211,20 +200,17 @@ def plan_processes(
     """
     hidden = "" if settings.device else None  # no GPU; None: the script's environment decides
     shared = {
-        "DGL_NUM_SAMPLER": settings.num_samplers,
         # DGL counts samplers as clients: a server waits until this number has connected.
         "DGL_NUM_CLIENT": settings.num_trainers * (1 + settings.num_samplers) * len(hosts),
-        "DGL_IP_CONFIG": settings.ip_config,
-        "DGL_NUM_SERVER": settings.num_servers,
-        "DGL_GRAPH_FORMAT": settings.graph_format,
-        "DGL_CONF_PATH": settings.part_config,
-        "DGLKGE_LOG_DIR": settings.log_dir,
-        OWN_DISKS_VARIABLE: 1 if settings.has_own_disks else None,
-        NO_VERIFY_VARIABLE: None if settings.verify else 1,
-        LOG_FORMAT_VARIABLE: None if settings.log_format == TEXT else settings.log_format,
-        JOB_VARIABLE: settings.job or None,
+        "DGL_NUM_SAMPLER": settings.num_samplers, "DGL_NUM_SERVER": settings.num_servers,
+        "DGL_GRAPH_FORMAT": settings.graph_format, "DGL_IP_CONFIG": settings.ip_config,
+        "DGL_CONF_PATH": settings.part_config, "DGLKGE_LOG_DIR": settings.log_dir,
+        world.OWN_DISKS_VARIABLE: 1 if settings.has_own_disks else None,
+        world.NO_VERIFY_VARIABLE: None if settings.verify else 1,
+        world.LOG_FORMAT_VARIABLE: None if settings.log_format == world.TEXT else settings.log_format,
+        world.JOB_VARIABLE: settings.job or None,
         SEGMENTS_VARIABLE: f"{job_prefix(settings.job)}{settings.attempt}~" if settings.job else None,
-    }
+    }  # fmt: skip
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         command = (*host.runner, *settings.command)
@@ -241,30 +227,22 @@ def plan_processes(
         for local in range(settings.num_servers):
             number = machine * settings.num_servers + local
             variables = {
-                "DGL_ROLE": "server",
-                "DGL_SERVER_ID": number,
-                "OMP_NUM_THREADS": settings.num_server_threads,
-                VISIBLE_VARIABLE: hidden,
-            }
+                "DGL_ROLE": "server", "DGL_SERVER_ID": number,
+                "OMP_NUM_THREADS": settings.num_server_threads, VISIBLE_VARIABLE: hidden,
+            }  # fmt: skip
             environment = _texts(base, variables, settings.extra_envs)
             servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
         for local in range(settings.num_trainers):
             number = machine * settings.num_trainers + local
             variables = {
-                "DGL_ROLE": "client",
-                "DGL_DIST_MODE": "distributed",
                 # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
-                "DGL_GROUP_ID": 0,
+                "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed", "DGL_GROUP_ID": 0,
                 "OMP_NUM_THREADS": num_threads(settings, host),
-                "RANK": number,
-                "LOCAL_RANK": local,
-                "WORLD_SIZE": settings.num_trainers * len(hosts),
-                "LOCAL_WORLD_SIZE": settings.num_trainers,
-                "GROUP_RANK": machine,
-                "MASTER_ADDR": hosts[0].address,
-                "MASTER_PORT": master_port,
+                "RANK": number, "LOCAL_RANK": local, "GROUP_RANK": machine,
+                "WORLD_SIZE": settings.num_trainers * len(hosts), "LOCAL_WORLD_SIZE": settings.num_trainers,
+                "MASTER_ADDR": hosts[0].address, "MASTER_PORT": master_port,
                 VISIBLE_VARIABLE: host.gpus[local] if settings.device == CUDA_DEVICE else hidden,
-            }
+            }  # fmt: skip
             environment = _texts(base, variables, settings.extra_envs)
             trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))
     return servers + trainers

@@ -133,10 +133,9 @@ class Supervisor:
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes."""
-        log_format = self._console.log_format
         for planned in plan:
-            log = self._log_dir / planned.log_name
-            self._outputs[planned.name] = ProcessOutput(log, planned.name, log_format)
+            log = self._log_dir / f"{planned.role}-{planned.number}.log"
+            self._outputs[planned.name] = ProcessOutput(log, planned.name, self._console.log_format)
         # Servers come first in the plan: trainers then find them listening and need no second attempt.
         self._processes = self._site.start(plan, self._events)
 
@@ -199,7 +198,7 @@ class Supervisor:
         self._reason = f"{process.describe()} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
         # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
-        self._await_exits(self._trainers, self._limits.stop_seconds, num_signals=1)
+        self._await_exits(self._trainers, self._limits.stop_seconds, num_seen=1)
         if uncommitted := self._uncommitted():
             self._status = FAILURE_STATUS
             self._reason += uncommitted
@@ -286,8 +285,7 @@ class Supervisor:
         """
         with contextlib.ExitStack() as last:
             # Callbacks run in reverse order: shared memory last, when no process maps it.
-            machines = {process.planned.address for process in self._processes}
-            last.callback(self._site.clean_up, machines)
+            last.callback(self._site.clean_up, {process.planned.address for process in self._processes})
             last.callback(self._events.close)
             self._send(self._processes, signal.SIGKILL)
             deadline = time.monotonic() + KILL_SECONDS
@@ -298,17 +296,15 @@ class Supervisor:
                     self._console.message(f"warning: {process.describe()} could not be ended")
                 self._show(process, self._outputs[process.name].finish())
 
-    def _await_exits(
-        self, processes: Iterable[RunningProcess], seconds: float, num_signals: int | None = None
-    ) -> None:
+    def _await_exits(self, processes: Iterable[RunningProcess], seconds: float, num_seen: int = -1) -> None:
         """Wait until some processes have ended, until the timeout, or until the next signal.
 
-        ``num_signals`` have arrived already and do not end the wait; by default those until now.
+        ``num_seen`` have arrived already and do not end the wait; by default those until now.
         """
-        num_signals = len(self._signals) if num_signals is None else num_signals
+        num_seen = len(self._signals) if num_seen < 0 else num_seen
         deadline = time.monotonic() + seconds
         while any(process.status is None for process in processes) and time.monotonic() < deadline:
-            if len(self._signals) > num_signals:
+            if len(self._signals) > num_seen:
                 return
             self._process_events(POLL_SECONDS)
 

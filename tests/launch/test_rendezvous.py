@@ -174,7 +174,7 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
             node_end.sendall(sent)
             reader, writer = await asyncio.open_connection(sock=launcher_end)
             try:
-                await authenticate_launcher(reader, writer, SECRET)
+                await authenticate_launcher((reader, writer), SECRET)
             finally:
                 writer.close()
 

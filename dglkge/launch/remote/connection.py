@@ -39,6 +39,7 @@ POLL_SECONDS = 0.02
 MOST_EVENTS = 1024
 """Changes of processes that wait to be processed; then processes that print more are blocked."""
 
+Environment = Mapping[str, str]
 Changes = Mapping[str, Any]
 """What a node program tells of a process: ``data``, its output, or fields of :class:`RunningProcess`."""
 
@@ -231,9 +232,7 @@ class ChildProgram:
         If there is no client here, or `python` cannot be started here.
     """
 
-    def __init__(
-        self, address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, address: str, ssh: SshSettings | None, python: str, environment: Environment) -> None:
         self.ssh = ssh
         self._python = python
         # A file and not a pipe: a full pipe that is not read would block ssh.
@@ -297,9 +296,7 @@ class ChildProgram:
         return f"{self._python} could not run there: {words}"
 
 
-def open_node(
-    address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
-) -> NodeConnection:
+def open_node(address: str, ssh: SshSettings | None, python: str, environment: Environment) -> NodeConnection:
     """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
     # Here and not on the loop: a child inherits the cores of the thread that starts it.
     child = ChildProgram(address, ssh, python, environment)
@@ -364,12 +361,11 @@ class NodeConnection(protocol.Peer):
         """
         return (await self.call_for_data(task, seconds, **arguments))[0]
 
-    async def call_for_data(
-        self, task: str, seconds: float, /, data: bytes = b"", **arguments: Any
-    ) -> tuple[Any, bytes]:
+    async def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
+        call = protocol.Call(task, data=arguments.pop("data", b""), arguments=arguments)
         try:
-            reply = await asyncio.wait_for(self.request(protocol.Call(task, arguments, data)), seconds)
+            reply = await asyncio.wait_for(self.request(call), seconds)
         except asyncio.TimeoutError:
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
         if reply is None:
@@ -380,18 +376,15 @@ class NodeConnection(protocol.Peer):
         reply.check(InputError, NotReadyError)
         return reply.value, reply.data
 
-    async def start(
-        self, plan: Sequence[PlannedProcess], folder: str, events: Events
-    ) -> list[RunningProcess]:
-        """Start processes of one command there; `events` gets their changes."""
+    async def start(self, plan: Sequence[PlannedProcess], cwd: str, events: Events) -> list[RunningProcess]:
+        """Start processes of one command there, in a working folder; `events` gets their changes."""
         processes = [RunningProcess(planned, self, next(self._process_numbers), events) for planned in plan]
         self._processes |= {process.number: process for process in processes}
         if self.is_alive:
-            environment, command = {**self.environment, **common_environment(plan)}, list(plan[0].command)
-            requests = [
-                (process.number, {**self.environment, **process.planned.environment}) for process in processes
-            ]
-            self.tell("start", command=command, environment=environment, folder=folder, processes=requests)
+            added, command = self.environment, list(plan[0].command)
+            environment = {**added, **common_environment(plan)}
+            requests = [(process.number, {**added, **process.planned.environment}) for process in processes]
+            self.tell("start", command=command, environment=environment, folder=cwd, processes=requests)
         else:
             why = await self.describe_end()
             for process in processes:
@@ -449,10 +442,8 @@ class NodeConnection(protocol.Peer):
 
     async def _change(self, process: int, **changes: Any) -> None:
         """Pass changes of a process on to who waits for them; it is gone once."""
-        changed = self._processes.get(process)
-        if changes.get("is_gone"):
-            self._processes.pop(process, None)
-        if changed is not None:
+        take = self._processes.pop if changes.get("is_gone") else self._processes.get
+        if (changed := take(process, None)) is not None:
             await changed.events.put(changed, changes)
 
 

@@ -78,10 +78,9 @@ def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileStat
     InputError
         If a named file is absent.
     """
+    finished = (name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX))
     states = []
-    for name in file_names(folder) if names is None else names:
-        if names is None and name.endswith(TEMPORARY_SUFFIX):
-            continue
+    for name in finished if names is None else names:
         if (state := file_state(folder, name)) is not None:
             states.append(state)
         elif names is not None:
@@ -182,14 +181,12 @@ TASKS: dict[str, Callable[..., Any]] = {
 """Work on the files of one machine, by its node program or in the launcher."""
 
 
-async def copy_files(
-    session: NodeConnection, here: str, there: str, names: Sequence[str] | None = None
-) -> int:
+async def copy_files(node: NodeConnection, here: str, there: str, names: Sequence[str] | None = None) -> int:
     """Copy files between a local folder and one on a machine, except those that are there already.
 
     Parameters
     ----------
-    session : NodeConnection
+    node : NodeConnection
     here, there : str
     names : sequence of str or None
         Files to copy to the machine; of a link the file that it leads to. None: all finished files of the
@@ -205,11 +202,11 @@ async def copy_files(
     InputError
         If the machine cannot be reached, or a file cannot be read or written.
     """
-    if session.is_here and os.path.realpath(here) == os.path.realpath(there):
+    if node.is_here and os.path.realpath(here) == os.path.realpath(there):
         return 0  # one folder, whose files would be replaced by themselves
 
     async def remote(task: str, seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
-        return await session.call_for_data(task, seconds, folder=there, **arguments)
+        return await node.call_for_data(task, seconds, folder=there, **arguments)
 
     async def local(task: str, _seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
         work = in_thread(functools.partial(TASKS[task], here, **arguments))
@@ -217,7 +214,7 @@ async def copy_files(
             result = await asyncio.wait_for(work, STALL_SECONDS)
         except asyncio.TimeoutError:
             words = f"nothing moved for {STALL_SECONDS:g} s; is a disk blocked?"
-            raise InputError(f"files could not be copied from or to {session.address}: {words}") from None
+            raise InputError(f"files could not be copied from or to {node.address}: {words}") from None
         return result if isinstance(result, tuple) else (result, b"")
 
     source, target = (remote, local) if names is None else (local, remote)

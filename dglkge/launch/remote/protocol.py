@@ -40,6 +40,8 @@ NOT_INHERITED = (SECRET_VARIABLE, "TORCHELASTIC_USE_AGENT_STORE")
 """Removed from the environment of jobs without SSH. torchrun sets the second: torch would then connect to the
 store of torchrun instead of the job's."""
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32
 HANDSHAKE_SECONDS = 10.0
@@ -94,15 +96,13 @@ def _proof(secret: bytes, role: bytes, random_numbers: bytes) -> bytes:
     return hmac.digest(secret, GREETING + role + random_numbers, "sha256")
 
 
-async def authenticate_node(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def authenticate_node(streams: Streams, secret: bytes) -> None:
     """Check a node that has connected, and prove to it that this is the launcher.
 
     Raises RefusedError if it does not know the secret, which it has been told; EOFError or OSError if the
     connection is lost.
     """
-    random_number = secrets.token_bytes(RANDOM_BYTES)
+    (reader, writer), random_number = streams, secrets.token_bytes(RANDOM_BYTES)
     writer.write(GREETING + random_number)
     random_numbers = random_number + await reader.readexactly(RANDOM_BYTES)
     proof = await reader.readexactly(PROOF_BYTES)
@@ -113,10 +113,9 @@ async def authenticate_node(
         raise RefusedError(WRONG_SECRET)
 
 
-async def authenticate_launcher(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def authenticate_launcher(streams: Streams, secret: bytes) -> None:
     """Prove to the launcher that this is a node, and check the launcher; raises as the other side does."""
+    reader, writer = streams
     greeting = await reader.readexactly(len(GREETING))
     if greeting != GREETING:
         raise RefusedError(f"it is no dglkge-launch of this version (greeting {greeting!r})")
@@ -232,7 +231,6 @@ def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
         return Reply(error=f"{call.task} failed: {error!r}")
 
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Answer = Callable[[Call], Awaitable[Reply]]
 """Runs a call with a reply, beside others."""
 Handlers = Mapping[str, Callable[..., Awaitable[None]]]

@@ -18,15 +18,7 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.remote.connection import (
-    Events,
-    NodeConnection,
-    RunningProcess,
-    SshSettings,
-    close_all,
-    forwarded_environment,
-    open_node,
-)
+from dglkge.launch.remote import connection
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.stop_signals import stop_forwarder
 from dglkge.launch.table_storage import MachineNeeds
@@ -83,7 +75,7 @@ class RemoteSite:
 
     Parameters
     ----------
-    ssh : SshSettings
+    ssh : connection.SshSettings
         To machines that are not this one.
     python : str
         The interpreter on every machine.
@@ -104,7 +96,7 @@ class RemoteSite:
 
     def __init__(
         self,
-        ssh: SshSettings,
+        ssh: connection.SshSettings,
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
@@ -117,7 +109,7 @@ class RemoteSite:
         self._forward_stop = stop_forwarder(report)
         self._is_alone = False
         self._job = ""
-        self._sessions: dict[str, NodeConnection] = {}
+        self._sessions: dict[str, connection.NodeConnection] = {}
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: list[tuple[str, InputError]] = []
         self.addresses: list[str] = []
@@ -228,7 +220,9 @@ class RemoteSite:
         notes = {address: answer["note"] for address, answer in self._checked.items() if answer["note"]}
         return [note if self._is_alone else f"{address}: {note}" for address, note in notes.items()]
 
-    def start(self, plan: Sequence[PlannedProcess], events: Events) -> list[RunningProcess]:
+    def start(
+        self, plan: Sequence[PlannedProcess], events: connection.Events
+    ) -> list[connection.RunningProcess]:
         """Start the processes of a job on their machines; return them in the order of the plan."""
         started = []
         for address in {planned.address for planned in plan}:
@@ -254,7 +248,7 @@ class RemoteSite:
         """End all node programs, and with them the job's entries on the machines."""
         self._close(list(self._sessions))
 
-    def _open(self, address: str, name: str) -> NodeConnection:
+    def _open(self, address: str, name: str) -> connection.NodeConnection:
         """Connect to a machine and start its node program."""
         if self._is_node(address) and self._nodes is not None:
             return self._nodes.connection(self.addresses.index(address))
@@ -262,11 +256,11 @@ class RemoteSite:
         is_here = self._nodes is not None or is_own_address(address)
         python = sys.executable if self._is_alone else self._python
         ssh = None if is_here else self._ssh
-        session = open_node(name, ssh, python, forwarded_environment(os.environ))
+        session = connection.open_node(name, ssh, python, connection.forwarded_environment(os.environ))
         session.on_stop = lambda number: self._forward_stop(f"the node program on {address}", number)
         return session
 
-    def _reopen(self, address: str) -> NodeConnection:
+    def _reopen(self, address: str) -> connection.NodeConnection:
         """Connect anew to a machine whose node program has ended."""
         session = self._sessions[address]
         if not session.is_borrowed:
@@ -280,7 +274,7 @@ class RemoteSite:
     def _close(self, addresses: Sequence[str]) -> None:
         """End node programs but those that have connected by themselves, which are told the job's end."""
         sessions = [self._sessions.pop(address) for address in addresses]
-        wait(close_all(session for session in sessions if not session.is_borrowed))
+        wait(connection.close_all(session for session in sessions if not session.is_borrowed))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any; of this machine alone only the first."""
@@ -293,15 +287,10 @@ class RemoteSite:
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""
-        return self._run_all(
-            lambda address: self._sessions[address].call(task, **questions[address]), list(questions)
-        )
+        return self._run_all(lambda name: self._sessions[name].call(task, **questions[name]), list(questions))
 
-    def _run_all(
-        self, work: Callable[[str], Awaitable[Any]], addresses: Sequence[str] | None = None
-    ) -> dict[str, Any]:
+    def _run_all(self, work: Callable[[str], Awaitable[Any]], addresses: Sequence[str]) -> dict[str, Any]:
         """Run a coroutine for each machine in parallel; record the problems, return the results in order."""
-        addresses = self.addresses if addresses is None else addresses
 
         async def run() -> list[Any]:
             return await asyncio.gather(*map(work, addresses), return_exceptions=True)

@@ -92,9 +92,7 @@ class Rendezvous:
         """
         machines = [] if ip_config is None else read_ip_config(ip_config)
         if machines and len(machines) != self.num_nodes:
-            raise InputError(
-                f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
-            )
+            raise InputError(f"{ip_config} names {len(machines)} machines, the job has {self.num_nodes}")
         wait(self.await_nodes())
         if machines:
             return machines
@@ -180,7 +178,7 @@ class Rendezvous:
 
     async def _admit(self, streams: protocol.Streams) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
-        await protocol.authenticate_node(*streams, self._secret)
+        await protocol.authenticate_node(streams, self._secret)
         peer = protocol.Peer(streams)
         hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
@@ -243,9 +241,7 @@ def listen(host: str, port: int) -> socket.socket:
     places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
     for address, family, is_on_all in places:
         try:
-            return socket.create_server(
-                address, family=family, backlog=MOST_HANDSHAKES, dualstack_ipv6=is_on_all
-            )
+            return socket.create_server(address, family=family, dualstack_ipv6=is_on_all)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise NotReadyError(
@@ -318,7 +314,7 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
                 f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
                 "give this machine's IPv4 address with --address"
             )
-        await protocol.authenticate_launcher(reader, writer, secret)
+        await protocol.authenticate_launcher((reader, writer), secret)
         peer = protocol.Peer((reader, writer))
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
         peer.tell("join", **hello, variables=sorted(os.environ))

@@ -43,11 +43,8 @@ class RunFolder(FileStore):
         self._tasks: dict[str, Callable[..., Any]] = {
             "identity": lambda: {"place": f"{socket.gethostname()}:{folder}", "same": identity(folder)},
             "get": lambda name, start: read_block(self._path(name), start),
-            "put": self._put,
-            "copy": self.copy,
-            "sizes": self.sizes,
-            "remove": self.remove,
-        }
+            "put": self._put, "copy": self.copy, "sizes": self.sizes, "remove": self.remove,
+        }  # fmt: skip
 
     def answer(self, call: Call) -> Reply:
         """Answer a request; the number of an operating system's error is the value of its reply."""

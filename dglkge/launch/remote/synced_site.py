@@ -95,9 +95,7 @@ class SyncedSite(RemoteSite):
 
     _lease: Lease | None = None
 
-    def __init__(
-        self, *about: Any, repair: Callable[[CheckpointStorage, Config], object] = lambda *_: None
-    ) -> None:
+    def __init__(self, *about: Any, repair: Callable[..., object] = lambda *_: None) -> None:
         super().__init__(*about)
         self._repair = repair
 
@@ -122,7 +120,7 @@ class SyncedSite(RemoteSite):
             for (here, there), names in files.items():
                 await copy_files(session, here, there, names)
 
-        self._run_all(work)
+        self._run_all(work, self.addresses)
         self._raise_problems()
         # A run at a URL has its store there.
         if config is not None and not config.checkpoint.storage:
@@ -154,7 +152,7 @@ class SyncedSite(RemoteSite):
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
         there = str(places.on_machines(log_dir))
-        self._run_all(lambda address: copy_files(self._sessions[address], str(log_dir), there))
+        self._run_all(lambda name: copy_files(self._sessions[name], str(log_dir), there), self.addresses)
         self._raise_problems("their files are still there")
 
     def close(self) -> None:
