@@ -198,9 +198,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     if num_parts != world.num_machines:
         words = f" and ip_config.txt has {world.num_machines} machines; each machine holds one partition"
         if not world.launched:
-            words = (
-                ", and one process alone trains one: --num-parts 1 makes one, dglkge-launch starts several"
-            )
+            words = ", and one process trains one: partition it with --num-parts 1, or use dglkge-launch"
         raise InputError(f"the data set has {num_parts} partitions{words}")
     if not world.launched:
         with _alone(world, ip_config, graph_name, part_config) as cluster:
