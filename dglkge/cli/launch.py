@@ -26,9 +26,11 @@ from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.distributed.world import TEXT
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import (
+    NodePlace,
     build_parser,
     machine_needs,
     most_trainers_of,
+    node_place,
     parse_arguments,
     partition_file,
     script_config,
@@ -47,10 +49,9 @@ from dglkge.launch.process_plan import (
     num_threads,
     plan_to_dict,
 )
-from dglkge.launch.remote.node import NodePlace, node_place, run_node
+from dglkge.launch.remote.connection import SshSettings
 from dglkge.launch.remote.remote_site import RemoteSite
-from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
-from dglkge.launch.remote.ssh import SshSettings
+from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job, run_node
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import (
     JobResult,

@@ -78,11 +78,8 @@ def read_ip_config(path: str | Path) -> list[Machine]:
         machine = _parse_fields(fields, where)
         # Host names are equal regardless of case and of a final dot.
         name = machine.address.rstrip(".").lower()
-        if name in first_line:
-            raise InputError(
-                f"{where}: address {machine.address} was given in line {first_line[name]} already"
-            )
-        first_line[name] = number
+        if (first := first_line.setdefault(name, number)) != number:
+            raise InputError(f"{where}: address {machine.address} was given in line {first} already")
         if machines and machine.num_servers != machines[0].num_servers:
             raise InputError(
                 f"{where}: asks for {machine.num_servers or 'no certain number of'} servers where "
@@ -97,9 +94,7 @@ def read_ip_config(path: str | Path) -> list[Machine]:
 
 def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
     """Write machines as lines ``ip port``, the only form that DGL's own parser reads whole."""
-    Path(path).write_text(
-        "".join(f"{machine.address} {machine.port}\n" for machine in machines), encoding="utf-8"
-    )
+    Path(path).write_text("".join(f"{machine.address} {machine.port}\n" for machine in machines), "utf-8")
 
 
 def _parse_fields(fields: Sequence[str], where: str) -> Machine:
@@ -109,8 +104,8 @@ def _parse_fields(fields: Sequence[str], where: str) -> Machine:
             f"{where}: got {len(fields)} fields ({' '.join(fields)!r}); expected 'ip [port [num_servers]]'"
         )
     address = _address(fields[0], where)
-    port = _number(fields[1], 1, HIGHEST_PORT, "port", where) if len(fields) > 1 else DEFAULT_PORT
-    num_servers = _number(fields[2], 1, HIGHEST_PORT, "number of servers", where) if len(fields) > 2 else None
+    port = _number(fields[1], "port", where) if len(fields) > 1 else DEFAULT_PORT
+    num_servers = _number(fields[2], "number of servers", where) if len(fields) > 2 else None
     return Machine(address, port, num_servers, has_port=len(fields) > 1)
 
 
@@ -122,14 +117,11 @@ def _address(text: str, where: str) -> str:
             "so give the machine's IPv4 address or a name that has one; a port stands apart, after a space"
         )
     # "10.0.0.300" would pass as a host name and fail only at the resolver.
-    looks_numeric = re.fullmatch(r"[0-9.]+", text) is not None
-    if looks_numeric:
+    if re.fullmatch(r"[0-9.]+", text):
         try:
             parsed = ipaddress.IPv4Address(text)
         except ValueError:
-            raise InputError(
-                f"{where}: {text!r} is no IPv4 address; expected four numbers of 0 to 255"
-            ) from None
+            raise InputError(f"{where}: {text!r} is no IPv4 address (four numbers of 0 to 255)") from None
         if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
             raise InputError(f"{where}: {text} is the address of no single machine")
     elif _HOST_NAME.fullmatch(text) is None or len(text) > 253:
@@ -137,11 +129,11 @@ def _address(text: str, where: str) -> str:
     return text
 
 
-def _number(text: str, lowest: int, highest: int, noun: str, where: str) -> int:
-    """Read one field as a whole number within bounds."""
+def _number(text: str, noun: str, where: str) -> int:
+    """Read one field as a whole number."""
     # At most 9 digits, before int() converts a text of any length.
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and lowest <= int(text) <= highest):
-        raise InputError(f"{where}: {text!r} is no {noun}; expected a whole number of {lowest} to {highest}")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= HIGHEST_PORT):
+        raise InputError(f"{where}: {text!r} is no {noun}; expected a whole number of 1 to {HIGHEST_PORT}")
     return int(text)
 
 

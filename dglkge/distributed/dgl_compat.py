@@ -23,12 +23,7 @@ from typing import Any
 import dgl as dgl  # for those that import it from here
 import dgl.distributed
 
-from dglkge.distributed.addresses import (
-    PortTakenError,
-    hold_usable_address,
-    is_own_address,
-    wait_until_listening,
-)
+from dglkge.distributed import addresses
 from dglkge.distributed.dgl_import import name_segments
 
 logger = logging.getLogger(__name__)
@@ -64,7 +59,7 @@ def connect(ip_config: str) -> None:
     """
 
     def choose_and_hold(remote: str) -> str:
-        address, holder = hold_usable_address(remote)
+        address, holder = addresses.hold_usable_address(remote)
         stack.enter_context(holder)
         return address
 
@@ -117,8 +112,8 @@ def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) 
 
     def connect_when_listening(address: str, port: str, *identity: int) -> Any:
         # A probing connection would not do: DGL counts every connection to a receiver as one of its senders.
-        if is_own_address(address):
-            wait_until_listening([int(port)], LISTEN_TIMEOUT_SECONDS)
+        if addresses.is_own_address(address):
+            addresses.wait_until_listening([int(port)], LISTEN_TIMEOUT_SECONDS)
         else:
             pause_once(REMOTE_PAUSE_SECONDS)
         return connect_receiver(address, port, *identity)
@@ -183,7 +178,7 @@ def _port_errors() -> Iterator[None]:
         match = re.search(r"Cannot bind to (\S+)", str(error))
         if match is None:
             raise
-        raise PortTakenError(match.group(1)) from error
+        raise addresses.PortTakenError(match.group(1)) from error
 
 
 @contextlib.contextmanager

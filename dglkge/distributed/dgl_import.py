@@ -127,8 +127,7 @@ def require_dgl(user: str) -> None:
 
 def name_segments() -> None:
     """Give DGL's shared memory the names of the job, if our launcher started this process."""
-    prefix = os.environ.get(SEGMENTS_VARIABLE, "")
-    if prefix:
+    if prefix := os.environ.get(SEGMENTS_VARIABLE, ""):
         memory: Any = importlib.import_module("dglkge.distributed.dgl_memory")
         memory.install(prefix, table_folder(), os.environ.get("DGL_IP_CONFIG", ""))
 

@@ -86,11 +86,9 @@ def install(prefix: str, folder: str = "", ip_config: str = "") -> None:
         for name, in_file in in_files.items():
             if hasattr(module, name):
                 function = in_file if folder else getattr(module, name)
-                setattr(module, name, _with_first_named(function, prefix, MOST_NAME_BYTES))
+                setattr(module, name, _name_first(function, prefix, MOST_NAME_BYTES))
     graph = modules["dist_graph"]
-    graph._get_graph_from_shared_mem = _with_first_named(
-        graph._get_graph_from_shared_mem, prefix, MOST_GRAPH_BYTES
-    )
+    graph._get_graph_from_shared_mem = _name_first(graph._get_graph_from_shared_mem, prefix, MOST_GRAPH_BYTES)
     copy_graph = graph._copy_graph_to_shared_mem
 
     def copy_named(structure: Any, name: str, *rest: Any) -> Any:
@@ -205,9 +203,7 @@ def standalone_tables(folder: str) -> Iterator[None]:
     dist_tensor: Any = importlib.import_module("dgl.distributed.dist_tensor")
     init_data, numbers = client.init_data, itertools.count()
 
-    def init_file(
-        self: Any, name: str, shape: Any, dtype: torch.dtype, policy: Any, make: Any, *rest: Any
-    ) -> None:
+    def init_file(self: Any, name: str, shape: Any, dtype: Any, policy: Any, make: Any, *rest: Any) -> None:
         def make_file(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             rows = _mapped_rows(os.path.join(folder, str(next(numbers))), True, shape, dtype)
             return rows if make is dist_tensor._default_init_data else rows.copy_(make(shape, dtype))
@@ -236,7 +232,7 @@ def named(prefix: str, name: str, most_bytes: int = MOST_NAME_BYTES) -> str:
     return f"{slash}{prefix}{plain}"
 
 
-def _with_first_named(function: Callable[..., Any], prefix: str, most_bytes: int) -> Any:
+def _name_first(function: Callable[..., Any], prefix: str, most_bytes: int) -> Any:
     """Wrap a function whose first argument is a name."""
 
     def call(name: str, *rest: Any, **options: Any) -> Any:

@@ -330,9 +330,7 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d*\.?\d+)\s*([KMGT]?)(B|iB|)", text.strip(), re.IGNORECASE)
     if match is None or not float(match[1]):
-        raise InputError(
-            f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, such as 4G or 4GB"
-        )
+        raise InputError(f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, as 4G or 4GB")
     base = 1000 if match[3].upper() == "B" else 1024
     return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
 

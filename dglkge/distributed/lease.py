@@ -91,20 +91,8 @@ class Holder:
     @classmethod
     def this_process(cls, nonce: str, job: str, role: str) -> Holder:
         """Describe this process."""
-        # pid and start time identify a process on one kernel; boot id and namespace identify the kernel's
-        # table of pids.
-        return cls(
-            nonce=nonce,
-            job=job,
-            role=role,
-            host=socket.gethostname(),
-            boot_id=boot_id(),
-            pid_namespace=_pid_namespace(),
-            pid=os.getpid(),
-            start_time=process_start(os.getpid()),
-            since=utc_now(),
-            renewed_ns=time.time_ns(),
-        )
+        process = os.getpid(), process_start(os.getpid())
+        return cls(nonce, job, role, *_kernel(), *process, utc_now(), time.time_ns())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Holder | None:
@@ -123,14 +111,12 @@ class Holder:
     @property
     def is_on_this_host(self) -> bool:
         """Whether the pid is that of a process in this process's own pid namespace."""
-        here = (socket.gethostname(), boot_id(), _pid_namespace())
-        return (self.host, self.boot_id, self.pid_namespace) == here
+        return (self.host, self.boot_id, self.pid_namespace) == _kernel()
 
     @property
     def is_dead(self) -> bool:
         """Whether a process of this host has ended."""
-        start = process_start(self.pid)
-        return not start or start != self.start_time
+        return not 0 < process_start(self.pid) == self.start_time
 
     def describe(self) -> str:
         """Return the holder's description for messages."""
@@ -425,8 +411,11 @@ def boot_id() -> str:
     return ""
 
 
-def _pid_namespace() -> str:
-    """Return the id of this process's pid namespace; empty if unknown."""
+def _kernel() -> tuple[str, str, str]:
+    """Return host, boot id and id of the pid namespace, empty if unknown: the kernel's table of pids.
+
+    In one table, pid and start time identify a process.
+    """
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
+        return socket.gethostname(), boot_id(), os.readlink("/proc/self/ns/pid")
+    return socket.gethostname(), boot_id(), ""

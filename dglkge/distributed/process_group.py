@@ -20,9 +20,7 @@ from dglkge.optim.alltoall import SharedAlltoall
 
 Result = TypeVar("Result")
 
-_KINDS = {
-    kind.__name__: kind for kind in (CheckpointError, InputError, JobError, NotReadyError, StorageError)
-}
+KINDS = {kind.__name__: kind for kind in (CheckpointError, InputError, JobError, NotReadyError, StorageError)}
 
 
 def agree(
@@ -50,12 +48,12 @@ def agree(
     try:
         results.append(work())
     except DglkgeError as error:
-        name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+        name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS)
         problem = (name, str(error))
     wait()
     for rank, text in enumerate(gather(json.dumps(problem))):
         if (failure := json.loads(text)) is not None:
-            raise _KINDS[failure[0]](failure[1] if rank == 0 else f"rank {rank}: {failure[1]}")
+            raise KINDS[failure[0]](failure[1] if rank == 0 else f"rank {rank}: {failure[1]}")
     return results[0]
 
 
@@ -107,29 +105,28 @@ RANK_0_SECONDS = 10.0
 """Time for rank 0 to find that its port is taken, and for the launcher to end this process then."""
 
 
-def start_process_group(
-    rendezvous: tuple[str, int], rank: int, world_size: int, timeout_seconds: float
-) -> None:
+def start_process_group(rendezvous: tuple[str, int], rank: int, world_size: int, seconds: float) -> None:
     """Join the other trainers over gloo, with a store that listens on the job's address only.
 
     torch's own ``env://`` listens on every interface, and its store has no authentication: every program that
-    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address. The
-    timeout is that of the rendezvous and of each collective. Raises PortTakenError on rank 0.
+    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address.
+    `seconds` are the timeout of the rendezvous and of each collective. Raises PortTakenError on rank 0.
     """
-    timeout = datetime.timedelta(seconds=timeout_seconds)
-    listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it
+    timeout = datetime.timedelta(seconds=seconds)
+    try:
+        # With SO_REUSEADDR: accepts a port whose last connections are in TIME_WAIT. The store closes it.
+        listener = socket.create_server(rendezvous).detach() if rank == 0 else None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(f"{rendezvous[0]}:{rendezvous[1]}") from error
+        raise
     try:
         # wait_for_workers=False: init_process_group waits for all ranks itself.
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            *rendezvous,
-            world_size,
-            is_master=rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
+            *rendezvous, world_size, is_master=rank == 0, timeout=timeout, wait_for_workers=False,
             master_listen_fd=listener,
-            # The other backend takes no listening socket in torch 2.6.
-            use_libuv=False,
-        )
+            use_libuv=False,  # the other backend takes no listening socket in torch 2.6
+        )  # fmt: skip
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except RuntimeError:
         # Rank 0 reports first what is wrong with the port.
@@ -152,14 +149,3 @@ def end_process_group() -> None:
     faulthandler.dump_traceback_later(END_TIMEOUT_SECONDS, exit=True)
     dist.destroy_process_group()
     faulthandler.cancel_dump_traceback_later()
-
-
-def _listen(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens on one address."""
-    try:
-        # With SO_REUSEADDR: accepts a port whose last connections are still in TIME_WAIT.
-        return socket.create_server(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortTakenError(f"{address[0]}:{address[1]}") from error
-        raise

@@ -18,15 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge.distributed import dgl_compat
-from dglkge.distributed.addresses import (
-    PORT_TAKEN_MARK,
-    PORT_TAKEN_STATUS,
-    PortTakenError,
-    is_own_address,
-    read_ip_config,
-    wait_until_listening,
-)
+from dglkge.distributed import addresses, dgl_compat
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import Result, agree, end_process_group, start_process_group
 from dglkge.distributed.world import JSON, NO_VERIFY_VARIABLE, JsonFormatter, World, inherited_log_format
@@ -200,19 +192,14 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         os.environ.setdefault("DGL_CONF_PATH", part_config)
         try:
             dgl_compat.serve(ip_config)
-        except PortTakenError as error:
-            _end_process(_report_taken_port(error))
+        except addresses.PortTakenError as error:
+            _end_with_taken_port(error)
     world = World.detect()
-    if num_parts != world.num_machines and not world.launched:
-        raise InputError(
-            f"the data set has {num_parts} partitions, and one process alone trains one: "
-            "partition it with --num-parts 1, or start it with dglkge-launch"
-        )
     if num_parts != world.num_machines:
-        raise InputError(
-            f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
-            "each machine holds one partition"
-        )
+        words = f" and ip_config.txt has {world.num_machines} machines; each machine holds one partition"
+        if not world.launched:
+            words = ", and one process trains one: partition it with --num-parts 1, or use dglkge-launch"
+        raise InputError(f"the data set has {num_parts} partitions{words}")
     if not world.launched:
         with _alone(world, ip_config, graph_name, part_config) as cluster:
             yield cluster
@@ -260,16 +247,16 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     """Connect to the servers, then to the other trainers."""
     # Own machine only: sockets of other machines are not in this kernel's table. DGL's own attempts find
     # those.
-    machine = read_ip_config(ip_config)[world.machine]
-    wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
+    machine = addresses.read_ip_config(ip_config)[world.machine]
+    addresses.wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
     dgl_compat.set_request_timeout(world.timeout_seconds)
     # DGL's attempts to connect end after 51 minutes (1024 times 3 s); its wait for an answer never does.
     with dgl_compat.request_timeout():
         dgl_compat.connect(ip_config)
     dgl_compat.limit_shutdown()
     # Until rank 0 listens: torch's own attempts are almost a second apart.
-    if world.rank > 0 and is_own_address(world.rendezvous[0]):
-        wait_until_listening([world.rendezvous[1]], RENDEZVOUS_WAIT_SECONDS)
+    if world.rank > 0 and addresses.is_own_address(world.rendezvous[0]):
+        addresses.wait_until_listening([world.rendezvous[1]], RENDEZVOUS_WAIT_SECONDS)
     start_process_group(world.rendezvous, world.rank, world.world_size, world.timeout_seconds)
     with dgl_compat.request_timeout():
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
@@ -282,21 +269,21 @@ def _fail(error: BaseException, world: World) -> NoReturn:
     too, the launcher ends them meanwhile, and the line is not repeated for each of them.
     """
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-        if isinstance(error, PortTakenError):
-            _end_process(_report_taken_port(error))
+        if isinstance(error, addresses.PortTakenError):
+            _end_with_taken_port(error)
         if isinstance(error, (InputError, JobError)):
             if isinstance(error, InputError) and world.rank > 0:
                 time.sleep(SAME_ERROR_SECONDS)
             sys.stderr.write(f"dglkge: error: {error}\n")
         elif not isinstance(error, (KeyboardInterrupt, SystemExit)):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            traceback.print_exception(error)
     _end_process(exit_status_of(error))
 
 
-def _report_taken_port(error: PortTakenError) -> int:
-    """Write the line on which the launcher starts the job again with other ports; return the status."""
-    sys.stderr.write(f"{PORT_TAKEN_MARK} {error.address}\n")
-    return PORT_TAKEN_STATUS
+def _end_with_taken_port(error: addresses.PortTakenError) -> NoReturn:
+    """Write the line on which the launcher starts the job again with other ports, and end this process."""
+    sys.stderr.write(f"{addresses.PORT_TAKEN_MARK} {error.address}\n")
+    _end_process(addresses.PORT_TAKEN_STATUS)
 
 
 def _end_process(status: int) -> NoReturn:

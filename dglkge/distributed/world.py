@@ -7,6 +7,7 @@ that are not JSON. Standard library only: the launcher imports this file.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -35,10 +36,8 @@ def timestamp(seconds: float | None = None) -> str:
     >>> timestamp(0.25)
     '1970-01-01T00:00:00.250Z'
     """
-    moment = datetime.datetime.fromtimestamp(
-        time.time() if seconds is None else seconds, datetime.timezone.utc
-    )
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    date = datetime.datetime.fromtimestamp(time.time() if seconds is None else seconds, datetime.timezone.utc)
+    return date.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def json_line(process: str, level: str, message: str, seconds: float | None = None, **more: Any) -> str:
@@ -77,6 +76,8 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 TIMEOUT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
 JOB_VARIABLE = "DGLKGE_JOB"
 NO_VERIFY_VARIABLE = "DGLKGE_NO_VERIFY"
+OWN_DISKS_VARIABLE = "DGLKGE_OWN_DISKS"
+"""1: the machines of the job share no disk."""
 
 SIZE_VARIABLES = {
     "WORLD_SIZE": "torchrun",
@@ -176,29 +177,23 @@ class World:
                 )
             return cls()
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-        local_rank, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
+        local, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
         # Machine and local rank follow from the rank, because each machine has equally many trainers.
         if per_machine < 1 or world_size % per_machine or not 0 <= rank < world_size:
             raise InputError(
                 f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={per_machine} do not fit: "
                 "every machine must run the same number of trainers"
             )
-        if rank % per_machine != local_rank:
-            raise InputError(
-                f"RANK={rank} does not fit LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={per_machine}"
-            )
+        if rank % per_machine != local:
+            raise InputError(f"RANK={rank} does not fit LOCAL_RANK={local}, LOCAL_WORLD_SIZE={per_machine}")
         return cls(
-            rank,
-            world_size,
-            local_rank,
-            per_machine,
-            launched=True,
+            rank, world_size, local, per_machine, launched=True,
             shows_progress=env.get("DGLKGE_PROGRESS") == "1",
             has_own_disk=env.get(OWN_DISKS_VARIABLE) == "1",
             rendezvous=(env.get("MASTER_ADDR", "127.0.0.1"), _number(env, "MASTER_PORT")),
             timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
-        )
+        )  # fmt: skip
 
 
 def inherited_log_format() -> str:
@@ -239,14 +234,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 def _seconds(text: str) -> float:
     """Read a timeout."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86400:
-        raise InputError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")
-    return seconds
-
-
-OWN_DISKS_VARIABLE = "DGLKGE_OWN_DISKS"
-"""1: the machines of the job share no disk."""
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) <= 86400:
+            return seconds
+    raise InputError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")

@@ -1,78 +1,73 @@
-"""The launcher's command line, ``[options] script.py args...``, and the configuration that the script reads.
+"""The launcher's command line, ``[options] script.py args...``, and what follows from it.
 
-The configuration is read to plan and check a job before it starts. What reads one is imported when there is
-one: its settings take half of the launcher's start.
+That is the configuration that the script reads, to plan and check a job before it starts, and the place of
+this node in a job without SSH. What reads a configuration is imported when there is one: its settings take
+half of the launcher's start.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
+import ipaddress
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dglkge.data import dataset_files
+from dglkge.distributed.addresses import Machine
 from dglkge.distributed.world import LOG_FORMATS, inherited_log_format
 from dglkge.errors import InputError, unknown_name
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.node import AUTO
 from dglkge.launch.table_storage import MachineNeeds
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 
 if TYPE_CHECKING:
     from dglkge.config import Config
 
+RENDEZVOUS_PORT = 29450
+"""Below torch's rendezvous (29500 to 29999) and DGL's servers (30050 and up)."""
+
+AUTO = "auto"
+
 VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
-
-DESCRIPTION = """\
-Start a distributed job: on every machine of ip_config.txt the servers that hold its partition and the
-trainers that compute, with the environment that DGL's and torch's distributed modules read. All processes are
-watched: when one fails, all are ended, and the last lines name it, its status and its log.
-"""
-
-EPILOG = """\
-Everything after the script is the script's own and reaches it unchanged, without a shell; -m package.module
-works as with python. Option names may be written with hyphens or underscores.
-
-examples:
-  dglkge-launch --ip_config ip_config.txt train.py --config my.yaml
-  dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
-  dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
-  srun --ntasks-per-node=1 dglkge-launch --node_rank auto --secret_file secret train.py --config my.yaml
-  dglkge-launch --node_rank 1 --nodes 2 --rendezvous 10.0.0.1 --secret_file secret train.py --config my.yaml
-
-exit status: 0 if all trainers ended well; 143 if the trainers were asked to stop, have committed their state
-and can be started again; without that commit 130 after Ctrl-C, 129 after SIGHUP, 1 after SIGTERM; 75 if other
-programs took the job's ports five times; 2 for bad input; 127 or 255 if a process could not be started, or
-its machine was lost; 1 if results could not be brought back; else the status of the process that failed
-first, or 128 + the number of the signal that killed it (1 for SIGTERM).
-With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are InputErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing and exiting."""
-        # argparse would print and exit by itself. Bad input of the launcher is reported in one place.
-        raise InputError(f"{message} (see --help)")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the options before the script."""
-    parser = _Parser(
-        prog="dglkge-launch",
-        usage="dglkge-launch [options] script.py args...",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    """Start a distributed job: on every machine of ip_config.txt the servers that hold its partition and the
+    trainers that compute, with the environment that DGL's and torch's distributed modules read. All processes
+    are watched: when one fails, all are ended, and the last lines name it, its status and its log.
+
+    Everything after the script is the script's own and reaches it unchanged, without a shell;
+    -m package.module works as with python. Option names may be written with hyphens or underscores.
+
+    Examples
+    --------
+      dglkge-launch --ip_config ip_config.txt train.py --config my.yaml
+      dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
+      dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
+      srun --ntasks-per-node=1 dglkge-launch --node_rank auto --secret_file secret train.py --config my.yaml
+      dglkge-launch --node_rank 1 --nodes 2 --rendezvous node0 --secret_file secret train.py --config my.yaml
+
+    exit status: 0 if all trainers ended well; 143 if the trainers were asked to stop, have committed their
+    state and can be started again; without that commit 130 after Ctrl-C, 129 after SIGHUP, 1 after SIGTERM;
+    75 if other programs took the job's ports five times; 2 for bad input; 127 or 255 if a process could not
+    be started, or its machine was lost; 1 if results could not be brought back; else the status of the
+    process that failed first, or 128 + the number of the signal that killed it (1 for SIGTERM).
+    With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart
+    nothing.
+    """
+    # As of the other commands, the docstring is the help.
+    text = (inspect.getdoc(build_parser) or "").replace("Examples\n--------", "examples:")
+    description, _, epilog = text.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "dglkge-launch", "dglkge-launch [options] script.py args...", description, epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, exit_on_error=False,
+    )  # fmt: skip
     add = parser.add_argument
     add("--ip_config", default="ip_config.txt", metavar="FILE",
         help="the machines, a line 'ip [port [servers]]' each (default: ip_config.txt)")  # fmt: skip
@@ -167,7 +162,10 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     """
     parser = build_parser()
     words, command = _split(parser, arguments)
-    options = parser.parse_args(words)
+    try:
+        options = parser.parse_args(words)
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error} (see --help)") from None
     options.extra_envs = dict(options.extra_envs)
     options.log_format = options.log_format or inherited_log_format()
     options.has_ip_config = any(word.partition("=")[0] == "--ip_config" for word in words)
@@ -187,58 +185,56 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     # Read from the parser, so that the list of options exists once.
     takes_value = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
     words: list[str] = []
-    index = 0
-    while index < len(arguments):
-        argument = arguments[index]
-        if argument == "-m" or not argument.startswith("-") or argument == "-":
-            return words, tuple(arguments[index:])
-        if argument == "--":
-            return words, tuple(arguments[index + 1 :])
-        name, equals, value = argument.partition("=")
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-m"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name == "--":
+            break
         # Only the name: a value may contain hyphens.
         name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
         if name not in takes_value:
             raise unknown_name("option", name, (known for known in takes_value if known.startswith("--")))
         words.append(name + equals + value)
-        index += 1
         if name == "--extra_envs":
-            while index < len(arguments) and VARIABLE.match(arguments[index]):
-                words.append(arguments[index])
-                index += 1
+            while rest and VARIABLE.match(rest[0]):
+                words.append(rest.pop(0))
         # A missing value is not an error here: argparse reports it in its own words.
-        elif takes_value[name] and not equals:
-            words.extend(arguments[index : index + 1])
-            index += 1
-    return words, ()
+        elif takes_value[name] and not equals and rest:
+            words.append(rest.pop(0))
+    return words, tuple(rest)
 
 
-def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
-    """Return a reader of whole numbers within bounds."""
+def _bounded(kind: Callable[[str], float], noun: str, lowest: int, highest: int) -> Callable[[str], Any]:
+    """Return a reader of numbers within bounds."""
 
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {lowest} to {highest}")
-        return int(text)
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if lowest <= (number := kind(text)) <= highest:
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is no {noun} {lowest} to {highest}")
 
     return read
 
 
+def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
+    """Return a reader of whole numbers within bounds."""
+    return _bounded(int, "whole number of", lowest, highest)
+
+
+_seconds = _bounded(float, "number of seconds from", 0, 86400)
+
+
 def _rank(text: str) -> str:
     """Read a node's rank or ``auto``."""
-    if text != AUTO:
-        _count(0)(text)
-    return text
+    return text if text == AUTO else str(_count(0)(text))
 
 
 def _range(text: str) -> tuple[int, int]:
     """Read ``N`` or ``N:M``."""
-    low, colon, high = text.partition(":")
-    read = _count(1)
-    if not colon:
-        return read(low), read(low)
-    if read(low) > read(high):
+    bounds = [_count(1)(number) for number in text.split(":", 1)]
+    if bounds[0] > bounds[-1]:
         raise argparse.ArgumentTypeError(f"{text!r}: the first number is above the second")
-    return read(low), read(high)
+    return bounds[0], bounds[-1]
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -252,17 +248,6 @@ def _variable(text: str) -> tuple[str, str]:
     if name not in os.environ:
         raise argparse.ArgumentTypeError(f"{name} has no value here; expected NAME=VALUE or a set variable")
     return name, os.environ[name]
-
-
-def _seconds(text: str) -> float:
-    """Read a time that is not negative."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
-    return seconds
 
 
 def script_config(command: Sequence[str], folder: Path) -> Config | None:
@@ -333,8 +318,193 @@ def machine_needs(
     with contextlib.suppress(InputError):
         size = dataset_files.read_dataset_size(places.here / config.dataset)
         for host in plan_memory(config, size, num_trainers, num_servers)[:num_machines]:
-            memory = host.needed_bytes(in_files=False) - host.base_bytes
-            needs[host.machine] = MachineNeeds(
-                host.shared_memory_bytes, memory, host.structure_bytes, storage, folders
-            )
+            shared, memory = host.shared_memory_bytes, host.needed_bytes(in_files=False) - host.base_bytes
+            needs[host.machine] = MachineNeeds(shared, memory, host.structure_bytes, storage, folders)
     return needs
+
+
+class NodePlace(NamedTuple):
+    """This node's place in a job without SSH; node 0 is the launcher, host and port are of the rendezvous.
+
+    `address` is the IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches
+    the rendezvous. `has_ip_config`: ip_config.txt names the machines.
+    """
+
+    rank: int
+    num_nodes: int
+    host: str
+    port: int
+    address: str | None = None
+    has_ip_config: bool = False
+
+
+def node_place(
+    options: argparse.Namespace,
+    ip_config: Callable[[], Sequence[Machine]],
+    interfaces: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
+) -> NodePlace | None:
+    """Return this node's place; None for a job on one machine or over SSH.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        Of the launcher. ``--node_rank`` is a number, or ``auto`` to read the scheduler's environment, over
+        which ``--nodes``, ``--rendezvous`` and ``--address`` win. If ``--ip_config`` is given
+        (``has_ip_config``), the file names the machines; it does also if neither ``--nodes`` nor the
+        scheduler gives their number.
+    ip_config : callable
+        Reads ip_config.txt.
+    interfaces : mapping of str to str
+        This machine's IPv4 addresses, each with its interface: ``--address`` may name one.
+    environment : mapping of str to str
+
+    Raises
+    ------
+    InputError
+        If the options contradict each other, or one is missing.
+    """
+    num_nodes, address = options.nodes, options.address
+    if options.node_rank is None:
+        for name in ("nodes", "rendezvous", "address"):
+            if getattr(options, name) is not None:
+                raise InputError(f"--{name} needs --node_rank K (or auto): it is for jobs without SSH")
+        return None
+    if num_nodes is not None and options.has_ip_config:
+        raise InputError("--nodes and --ip_config exclude each other: the file's lines are the nodes")
+    rank = options.node_rank
+    scheduled = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
+    count = num_nodes if num_nodes is not None or options.has_ip_config else scheduled.num_nodes
+    is_listed, host, port = count is None, None, RENDEZVOUS_PORT
+    if options.rendezvous is not None:
+        host, port = host_and_port(options.rendezvous, RENDEZVOUS_PORT)
+    if count is None:
+        machines = ip_config()
+        count, host = len(machines), host or machines[0].address
+        if address is not None:
+            raise InputError("--address and ip_config.txt exclude each other: line K has node K's address")
+    host = host or scheduled.first_host
+    if host is None:
+        if count > 1:
+            raise InputError("--nodes needs --rendezvous host:port, where the nodes reach node 0")
+        host = "127.0.0.1"
+    if scheduled.rank >= count:
+        raise InputError(f"--node_rank {scheduled.rank} of {count} nodes; allowed are 0 to {count - 1}")
+    if address is not None:
+        address = _find_address(address, interfaces)
+    return NodePlace(scheduled.rank, count, host, port, address, is_listed)
+
+
+def host_and_port(text: str, default_port: int) -> tuple[str, int]:
+    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for other forms."""
+    if text.count(":") > 1 and not text.startswith("["):
+        return text, default_port
+    match = re.fullmatch(r"(?:\[(.+)\]|([^:]+))(?::([0-9]{1,5}))?", text)
+    port = int(match[3] or default_port) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        raise InputError(f"--rendezvous {text!r} is no host[:port]; an IPv6 address with a port: [fd00::1]:5")
+    return match[1] or match[2], port
+
+
+def _find_address(text: str, interfaces: Mapping[str, str]) -> str:
+    """Return the IPv4 address for ``--address``, an address or the name of an interface."""
+    address, *more = [address for address, name in interfaces.items() if name == text] or [text]
+    if more:
+        several = ", ".join([address, *more])
+        raise InputError(f"--address {text} has {len(more) + 1} IPv4 addresses; give one of {several}")
+    try:
+        parsed = ipaddress.IPv4Address(address)
+    except ValueError:
+        known = ", ".join(f"{name} {address}" for address, name in interfaces.items())
+        raise InputError(
+            f"--address {text!r} is neither an IPv4 address (DGL's sockets are IPv4 only) nor an interface "
+            f"of this machine that has one; it has {known}"
+        ) from None
+    if parsed.is_unspecified or parsed.is_multicast or parsed.is_loopback:
+        raise InputError(f"--address {text} is no address at which other machines reach this one")
+    return address
+
+
+class SchedulerPlace(NamedTuple):
+    """Rank of this node, number of nodes and name of node 0 as far as the scheduler gives them."""
+
+    rank: int
+    num_nodes: int | None = None
+    first_host: str | None = None
+
+
+class _Scheduler(NamedTuple):
+    """Variables of a scheduler, of which the first that is set counts; how to start a process a node."""
+
+    name: str
+    rank: str
+    local_rank: str = ""
+    num_nodes: tuple[str, ...] = ()
+    first_host: tuple[str, ...] = ()
+    remedy: str = ""
+    step: str = ""  # set if all nodes were started
+
+
+SCHEDULERS = (
+    _Scheduler("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",),
+               remedy="mpirun --map-by ppr:1:node"),
+    _Scheduler("torchrun", "GROUP_RANK", "LOCAL_RANK", ("GROUP_WORLD_SIZE",), ("MASTER_ADDR",),
+               "torchrun --nproc-per-node=1"),
+    _Scheduler("Kubernetes", "JOB_COMPLETION_INDEX"),
+    _Scheduler("SLURM", "SLURM_NODEID", "SLURM_LOCALID",
+               ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun --ntasks-per-node=1",
+               "SLURM_STEP_ID"),  # absent in the script of sbatch, which runs on the first node only
+)  # fmt: skip
+"""The first whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM."""
+
+
+def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
+    """Return this process's place from the environment of a scheduler.
+
+    Raises
+    ------
+    InputError
+        If no scheduler has set its variables, one is no number, several processes run on one node, or this is
+        the script of a batch job.
+    """
+    for scheduler in SCHEDULERS:
+        if not environment.get(scheduler.rank):
+            continue
+        if (local := environment.get(scheduler.local_rank, "0")) != "0":
+            raise InputError(
+                f"{scheduler.local_rank} is {local}: {scheduler.name} has started several processes on this "
+                "node; dglkge-launch starts the node's trainers itself, one process a node is enough "
+                f"({scheduler.remedy})"
+            )
+        rank = _number(environment, scheduler.rank, 0)
+        count = next(filter(environment.get, scheduler.num_nodes), "")
+        hosts = [first_host(environment[name]) for name in scheduler.first_host if environment.get(name)]
+        num_nodes = _number(environment, count, 1) if count else None
+        if num_nodes is not None and rank >= num_nodes:
+            raise InputError(f"{scheduler.rank} is {rank} and {count} is {num_nodes}; ranks count from 0")
+        if scheduler.step and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
+            raise InputError(
+                f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
+                f"dglkge-launch on each of them with {scheduler.remedy}"
+            )
+        return SchedulerPlace(rank, num_nodes, *hosts[:1])
+    names = ", ".join(f"{scheduler.rank} ({scheduler.name})" for scheduler in reversed(SCHEDULERS))
+    raise InputError(
+        f"--node_rank auto: no scheduler has set this node's rank; expected one of {names}; or give a number"
+    )
+
+
+def first_host(node_list: str) -> str:
+    """Return the first host of a list in SLURM's form: ``r1n3`` of ``r[1-2]n[3,5],r4``."""
+    # Commas in brackets separate numbers, others hosts. A number may have leading zeros, which are kept.
+    host = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", node_list)[0]
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", host)
+
+
+def _number(environment: Mapping[str, str], name: str, lowest: int) -> int:
+    """Read a variable as a whole number."""
+    text = environment[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text) >= lowest):
+        raise InputError(f"the variable {name} is {text!r}; expected a whole number of at least {lowest}")
+    return int(text)

@@ -12,37 +12,29 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from dglkge.distributed.world import JSON, TEXT, json_line, parse_line, timestamp
 
-# Whole lines, apart from a warning of torch to which details are appended: a user's line that begins alike is
-# kept.
 _NOISE = re.compile(
-    r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\.$"
-    r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\."
-    r"|load \w+$"
-    r"|Start to create specified graph formats which may take non-trivial time\.$"
-    r"|Finished creating specified graph formats\.$"
-    r"|start graph service on server \d+ for part \d+$"
-    r"|Client \[\d+\] waits on [\d.:]+$"
-    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
-    r"|Warning! Interface: \S+ ?$"
-    r"|IP address not available for interface\.$"
-    r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
-    r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
-    r"|Server ?\(\d+\) shutdown\.$"
-    r"|Server is exiting\.\.\.$"
-    r"|Initialize the distributed services with graphbolt: (True|False)$"
-    r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for large "
-    r"partition\.$"
-    r"|Finished loading (partition|node data|edge data)\.$"
+    r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\."
+    r"|load \w+|start graph service on server \d+ for part \d+|Client \[\d+\] waits on [\d.:]+"
+    r"|Start to create specified graph formats which may take non-trivial time\."
+    r"|Finished creating specified graph formats\.|Finished loading (partition|node data|edge data)\."
+    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!"
+    r"|Warning! Interface: \S+ ?|IP address not available for interface\."
+    r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\."
+    r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.|Server ?\(\d+\) shutdown\.|Server is exiting\.\.\."
+    r"|Initialize the distributed services with graphbolt: (True|False)"
+    r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for \w+ partition\."
+    # Whole lines: a user's line that begins alike is kept. To this warning of torch details are appended.
+    r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\..*"
 )
 
 
 def is_noise(line: str) -> bool:
     """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs."""
-    return _NOISE.match(line) is not None
+    return _NOISE.fullmatch(line) is not None
 
 
 MOST_WAITING_TEXTS = 1 << 15
@@ -105,17 +97,15 @@ class BackgroundStream:
         while True:
             data = self._texts.get()
             while data:
-                count = len(data)  # also on a closed pipe or a full disk
                 try:
+                    # A terminal that is shared with other programs may be non-blocking: the thread waits for
+                    # room, without a busy loop.
+                    select.select([], [self._descriptor], [])
                     count = os.write(self._descriptor, data)
                 except BlockingIOError:
                     count = 0
-                    with contextlib.suppress(OSError, ValueError):
-                        # A terminal that is shared with other programs may be non-blocking: the thread waits
-                        # for room, without a busy loop.
-                        select.select([], [self._descriptor], [])
-                except OSError:
-                    pass
+                except (OSError, ValueError):  # a closed pipe or a full disk
+                    count = len(data)
                 data = data[count:]
                 self._num_written += count
             self._texts.task_done()
@@ -161,10 +151,11 @@ class ProcessOutput:
         self.problem: str | None = None
         self.raised_at: float | None = None
         self._partial = b""
-        self._log: int | None = None
+        self._log: BinaryIO | None = None
         self._num_lost = 0
         self._is_cut = False  # whether the log ends in the middle of a line that did not fit
-        self._open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC
+        with contextlib.suppress(OSError):
+            log_path.unlink()
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:
@@ -187,12 +178,11 @@ class ProcessOutput:
 
     def finish(self) -> list[str]:
         """Close the log; return the last line if it has no line end."""
-        last = [self._keep(self._partial)] if self._partial.strip() else []
-        self._partial = b""
-        self.progress = ""
+        last = self.feed(b"\n") if self._partial.strip() else []
+        self._partial, self.progress = b"", ""
         if self._log is not None:
             with contextlib.suppress(OSError):  # a network disk may report that it is full only now
-                os.close(self._log)
+                self._log.close()
             self._log = None
         return last
 
@@ -215,11 +205,10 @@ class ProcessOutput:
         data = text.encode(errors="replace")
         try:
             if self._log is None:
-                # O_APPEND: a log that an administrator truncates in mid-run goes on at its new end.
-                self._log = os.open(self.log_path, self._open_flags, 0o666)
-                self._open_flags &= ~os.O_TRUNC
+                # Appended: a log that an administrator truncates in mid-run goes on at its new end.
+                self._log = open(self.log_path, "ab", 0)
             while data:
-                data = data[os.write(self._log, data) :]
+                data = data[self._log.write(data) :]
                 self._is_cut = bool(data)
             self._num_lost = 0
         except OSError as error:
@@ -262,13 +251,11 @@ class Console:
     log_path: Path | None = None
     """A file to which the launcher's messages are appended as well."""
 
-    def __init__(
-        self, out: TextIO, err: TextIO, is_terminal: bool = False, is_coloured: bool = False
-    ) -> None:
+    def __init__(self, out: TextIO, err: TextIO, is_terminal: bool = False, has_colour: bool = False) -> None:
         self._out = out
         self._err = err
         self._is_terminal = is_terminal
-        self._is_coloured = is_coloured
+        self._has_colour = has_colour
         self._bar = ""
 
     @classmethod
@@ -289,7 +276,7 @@ class Console:
             self._write(self._out, as_json(name, text) + "\n")
             return
         prefix = f"[{name}]"
-        if self._is_coloured:
+        if self._has_colour:
             prefix = f"\x1b[{COLOURS[colour % len(COLOURS)]}m{prefix}\x1b[0m"
         self._write(self._out, f"{self._clear()}{prefix} {text}\n{self._bar}")
 
@@ -297,8 +284,7 @@ class Console:
         """Show the bar of a process as the last line; an empty text removes it."""
         if not self._is_terminal or self.log_format == JSON:
             return
-        columns = shutil.get_terminal_size().columns
-        bar = f"[{name}] {text}"[: columns - 1] if text else ""
+        bar = f"[{name}] {text}"[: shutil.get_terminal_size().columns - 1] if text else ""
         if bar != self._bar:
             clear = self._clear()
             self._bar = bar

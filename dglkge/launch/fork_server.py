@@ -45,7 +45,7 @@ class ForkServer:
     ----------
     command : list of str
         Of the processes: :mod:`dglkge.launch.script_runner` and its arguments.
-    environment : mapping of str to str
+    environment : dict
         The variables that the processes share, and those that libraries read when they are loaded.
     folder : str
         Working folder.
@@ -58,23 +58,16 @@ class ForkServer:
         0 once it has ended, which the node program finds.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: str, output: int
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: str, output: int) -> None:
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         with control:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
-                command,
-                env={**os.environ, **environment, VARIABLE: ROOM},
-                cwd=folder,
-                stdin=control.fileno(),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, env={**os.environ, **environment, VARIABLE: ROOM}, cwd=folder,
+                stdin=control.fileno(), stdout=output, stderr=output, start_new_session=True,
                 preexec_fn=functools.partial(end_with_parent, os.getpid()),
-            )
+            )  # fmt: skip
         popen.returncode = 0  # the node program waits for it together with the orphans
         self.pid = popen.pid
 
@@ -108,9 +101,8 @@ def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
     `prepare` is called with the variables of a process before it is forked, and imports what it needs.
     """
     node, control = os.getppid(), socket.socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
     while True:
         request, outputs, _, _ = socket.recv_fds(control, MOST_BYTES, 1)

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
 import importlib.util
 import ipaddress
+import itertools
 import os
+import random
 import re
 import resource
 import shutil
@@ -18,20 +21,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dglkge import __version__
-from dglkge.data.dataset_files import check_partition
-from dglkge.distributed.addresses import Machine, is_own_address, write_ip_config
+from dglkge.data.dataset_files import check_partition, partial_path
+from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT, Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner, table_storage
-from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
 from dglkge.launch.process_plan import VISIBLE_VARIABLE
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.table_storage import MachineNeeds
@@ -71,19 +73,14 @@ def usable_gpus() -> tuple[str, ...]:
 
 def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs of this machine that an environment allows."""
-    count = _count_gpus(environment)
-    allowed = environment.get(VISIBLE_VARIABLE)
-    if allowed is None:
-        return tuple(map(str, range(count)))
-    if not count:
-        return ()
-    names = []
-    for word in (word.strip() for word in allowed.split(",")):
-        # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
-        if not word or re.fullmatch(r"-?\d+", word) and not 0 <= int(word) < count:
-            break
-        names.append(word)
-    return tuple(names)
+    count, allowed = _count_gpus(environment), environment.get(VISIBLE_VARIABLE)
+
+    def is_gpu(word: str) -> bool:
+        return bool(word) and (re.fullmatch(r"-?\d+", word) is None or 0 <= int(word) < count)
+
+    words = map(str, range(count)) if allowed is None else map(str.strip, allowed.split(","))
+    # As CUDA reads the list: it ends at the first number of no GPU, such as -1.
+    return tuple(itertools.takewhile(is_gpu, words)) if count else ()
 
 
 def _count_gpus(environment: Mapping[str, str]) -> int:
@@ -104,13 +101,11 @@ def _count_gpus(environment: Mapping[str, str]) -> int:
 def torch_has_cuda() -> bool:
     """Return whether the installed torch was built with CUDA, from its version file; loading it takes 1 s."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
+    with contextlib.suppress(OSError):
+        if spec is not None and spec.origin is not None:
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            return re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
+    return False
 
 
 FILES_OF_PROCESS = 64
@@ -128,10 +123,9 @@ def allow_open_files(num_processes: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise InputError(
-            f"each process of a job of {num_processes} needs {needed} open files, and the limit is {hard}: "
-            "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
-        )
+        words = f"each process of a job of {num_processes} needs {needed} open files, and the limit is {hard}"
+        remedy = "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
+        raise InputError(f"{words}: {remedy}")
     # A sandbox may forbid it; then a later open shows the limit.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -159,26 +153,85 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
         )
     for address, machine in zip(addresses, machines):
         if ipaddress.IPv4Address(address).is_loopback and len(machines) > 1:
-            raise InputError(
-                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "
-                "a loopback address; give the machine's address on their network"
-            )
+            words = f"ip_config names {machine.address} among {len(machines)} machines: the others cannot"
+            raise InputError(f"{words} reach a loopback address; give the machine's address on their network")
         if addresses.count(address) > 1:
             raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
     return addresses
 
 
+FIRST_MASTER_PORT = 29500
+"""torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
+ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
+
+PORT_TRIES = 500
+
+
+def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
+    """Check every port of a machine's servers by binding it; the error names the process that uses one."""
+    if first_port + num_servers - 1 > HIGHEST_PORT:
+        where = f"{num_servers} servers from port {first_port} on"
+        raise InputError(f"{where} pass the highest port, {HIGHEST_PORT}")
+    for port in range(first_port, first_port + num_servers):
+        # A list of listeners would miss sockets of other users and containers: only binding is certain.
+        error = bind_error(address, port)
+        if error == errno.EADDRINUSE:
+            words = f"port {port} on {address} is in use by {describe_listener(port)}"
+            raise NotReadyError(f"{words}; end it or give another port in ip_config.txt")
+        if error == errno.EACCES:
+            raise InputError(f"port {port} on {address} may only be used by root; give a port above 1023")
+        if error:
+            raise NotReadyError(f"cannot listen on {address}:{port}: {os.strerror(error)}")
+
+
+def find_master_port(address: str, avoid: Collection[int]) -> int:
+    """Return a free port for torch's rendezvous, from 29500 to 29999; NotReadyError if none is free."""
+    # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
+    return _free_ports("", FIRST_MASTER_PORT, 1, avoid, f"free port {{}} on {address} for torch's rendezvous")
+
+
+def _free_ports(address: str, lowest: int, num_ports: int, avoid: Collection[int], words: str) -> int:
+    """Return the first of some free ports in a row; `words` of the error leave out the range."""
+    # From a random one on: jobs that start together should not try the same ports; torch binds its own only
+    # seconds later. Those in containers with one network do not see each other's choice, and a trainer would
+    # join the other job's server.
+    start = random.SystemRandom().randrange(PORT_TRIES)
+    for offset in range(PORT_TRIES):
+        first = lowest + (start + offset) % PORT_TRIES
+        if not any(port in avoid or bind_error(address, port) for port in range(first, first + num_ports)):
+            return first
+    raise NotReadyError("no " + words.format(f"from {lowest} to {lowest + PORT_TRIES - 1}"))
+
+
+def bind_error(address: str, port: int) -> int:
+    """Bind and listen as DGL's servers do; return the error number, 0 for a free port."""
+    try:
+        # With SO_REUSEADDR, as DGL: accepts a port whose last connections are still in TIME_WAIT.
+        socket.create_server((address, port), backlog=1).close()
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0
+
+
+def describe_listener(port: int) -> str:
+    """Describe the process that listens on a port, ``pid 12: command``, as far as this user may see it."""
+    with contextlib.suppress(psutil.Error):
+        # Without privileges the list has no pids of other users' processes.
+        for connection in psutil.net_connections("tcp"):
+            is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if is_listener and connection.pid is not None:
+                return f"pid {connection.pid}: {' '.join(psutil.Process(connection.pid).cmdline())[:200]}"
+    return "another process (its owner alone may see which)"
+
+
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
     """Whether a process was started with a variable; False if it has ended or is another user's."""
     with contextlib.suppress(psutil.Error):
-        deadline, is_started = time.monotonic() + EXEC_SECONDS, False
-        while not (variables := process.environ()) and not is_started and process.exe():
-            # After execve the kernel shows neither its environment nor its command line for a moment.
-            if time.monotonic() > deadline:
-                break
+        deadline = time.monotonic() + EXEC_SECONDS
+        # After execve the kernel shows neither its command line nor its environment for a moment.
+        while not process.cmdline() and process.exe() and time.monotonic() < deadline:
             time.sleep(0.001)
-            is_started = bool(process.cmdline())
-        return bool(variables.get(name) == value)
+        return bool(process.environ().get(name) == value)
     return False
 
 
@@ -197,7 +250,7 @@ KILL_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def wait_while(find: Callable[[], list[str]], seconds: float) -> list[str]:
+def wait_while(find: Callable[[], list[int]], seconds: float) -> list[int]:
     """Wait until nothing is found any more, for some seconds at most; return what is found then."""
     deadline = time.monotonic() + seconds
     while (items := find()) and time.monotonic() < deadline:
@@ -211,17 +264,14 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
     An earlier node program of `job` counts too. Raises NotReadyError if one still runs after the timeout.
     """
 
-    def ending() -> list[str]:
-        return [
-            str(entry.pid)
-            for entry in live_jobs()
-            if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
-        ]
+    def ending() -> list[int]:
+        entries = [entry for entry in live_jobs() if entry.owner == os.geteuid()]
+        return [entry.pid for entry in entries if entry.is_ending or entry.job == job]
 
     if pids := wait_while(ending, seconds):
         raise NotReadyError(
             f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
-            f"program: pid {', '.join(pids)}); end them"
+            f"program: pid {', '.join(map(str, pids))}); end them"
         )
 
 
@@ -232,16 +282,15 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     shared memory that were removed.
     """
 
-    def kill_processes() -> list[str]:
-        processes = [
-            process for process in psutil.process_iter() if job and has_variable(process, JOB_VARIABLE, job)
-        ]
+    def kill_processes() -> list[int]:
+        processes = [process for process in psutil.process_iter() if has_variable(process, JOB_VARIABLE, job)]
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        return [str(process.pid) for process in processes]
+        return [process.pid for process in processes]
 
-    wait_while(kill_processes, KILL_SECONDS)
+    if job:
+        wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
     return table_storage.remove_segments(job)
@@ -268,21 +317,24 @@ class MachineJob:
         if self._registration is None:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
-        self._registration.update(ports=())  # those of the attempt before
+        self.update(ports=())  # those of the attempt before
         self._remove_tables()
         clean_up(self.job)
 
-    def mark_as_ending(self) -> None:
-        """Tell the next job that this one's processes are being ended."""
+    def update(self, **changes: Any) -> None:
+        """Change fields of the entry, if the job is registered; it is not in a dry run."""
         if self._registration is not None:
-            self._registration.update(is_ending=True)
+            self._registration.update(**changes)
 
     def choose_server_ports(self, address: str, num_servers: int) -> int:
-        """Return the first of free ports for the servers; other jobs that register here keep theirs."""
+        """Return the first of free ports in a row for the servers, from 30050 to 30549.
+
+        Other jobs that register here keep theirs. Raises NotReadyError if there are none.
+        """
+        words = f"{num_servers} free port(s) {{}} on {address} for the servers"
         with register_lock():
-            first = find_server_ports(address, num_servers, self._ports_of_others())
-            if self._registration is not None:
-                self._registration.update(ports=tuple(range(first, first + num_servers)))
+            first = _free_ports(address, DEFAULT_PORT, num_servers, self._ports_of_others(), words)
+            self.update(ports=tuple(range(first, first + num_servers)))
         return first
 
     def choose_master_port(self, address: str, avoid: Sequence[int]) -> int:
@@ -315,7 +367,7 @@ class MachineJob:
                 return ""
             if base is not None:
                 self._tables = table_storage.TableFolder(base, self.job)
-            self._registration.update(shared_memory_bytes=shared, memory_bytes=memory)
+            self.update(shared_memory_bytes=shared, memory_bytes=memory)
         return "" if self._tables is None else str(self._tables.path)
 
     def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
@@ -427,23 +479,18 @@ def check_machine(
     if partition is not None:
         path, part_id, num_parts = partition
         fingerprint = attempt(check_partition, Path(folder, path), part_id, num_parts)
-    return {
-        "problems": problems,
-        "fingerprint": fingerprint,
-        "table_folder": table_folder or "",
-        "note": held.note,
-    }
+    answer = {"problems": problems, "fingerprint": fingerprint, "note": held.note}
+    return {**answer, "table_folder": table_folder or ""}
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
     """Create the log folder with the job's ip_config.txt; several machines may share it."""
-    folder = Path(log_dir)
-    # Renamed into its place: machines with a shared disk write the same file at the same time.
-    temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
+    path = Path(log_dir, "ip_config.txt")
     with os_errors(InputError, f"cannot write logs to {log_dir}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_ip_config(temporary, [Machine(address, port) for address, port in machines])
-        os.replace(temporary, folder / "ip_config.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into its place: machines with a shared disk write the same file at the same time.
+        write_ip_config(partial_path(path), [Machine(address, port) for address, port in machines])
+        partial_path(path).replace(path)
 
 
 def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:

@@ -20,6 +20,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -48,19 +49,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 
 
+@dataclass(eq=False)
 class _Process:
     """A process of the job: its number, pid, and whether it has ended, and with it all its descendants.
 
     Until it is started its pid is 0; `signal` is the last that was sent to it meanwhile.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pid = 0
-        self.signal = 0
-        self.output: asyncio.Task[None] | None = None
-        self.is_ended = False
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    number: int
+    pid: int = 0
+    signal: int = 0
+    output: asyncio.Task[None] | None = None
+    is_ended: bool = False
+    gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 def _process_mark(number: int) -> str:
@@ -71,20 +72,13 @@ def _process_mark(number: int) -> str:
 class NodeProgram:
     """Serves one launcher.
 
-    `report` takes messages for the user of a node program that has connected by itself, the first of them
-    `greeting`, once stop signals are handled. `is_told` is whether the launcher has told the end of the job.
+    `report` takes messages for the user of a node program that has connected by itself. `is_told` is whether
+    the launcher has told the end of the job.
     """
 
-    def __init__(
-        self,
-        peer: protocol.Peer,
-        python: str = sys.executable,
-        report: Report = lambda text: None,
-        greeting: str = "",
-    ) -> None:
+    def __init__(self, peer: protocol.Peer, python: str, report: Report = lambda text: None) -> None:
         self._peer = peer
         self._report = report
-        self._greeting = greeting
         self.is_told = False
         self._end = protocol.LOST_STATUS, "the connection ended"
         self._processes: dict[int, _Process] = {}
@@ -95,10 +89,11 @@ class NodeProgram:
         self._job = MachineJob()
         self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
-    async def run(self) -> tuple[int, str]:
+    async def run(self, greeting: str = "") -> tuple[int, str]:
         """Serve until the launcher has told the end of the job, or is lost.
 
-        Returns the job's status, LOST_STATUS or that of a second stop signal, and a reason.
+        `greeting` is reported once stop signals are handled. Returns the job's status, LOST_STATUS or that of
+        a second stop signal, and a reason.
         """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
@@ -107,7 +102,7 @@ class NodeProgram:
         self._main = asyncio.current_task()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._take_stop_signal, number)
-        self._report(self._greeting)
+        self._report(greeting)
         self._peer.writer.write(protocol.MARK)
         handlers: protocol.Handlers = {"start": self._start, "signal": self._signal, "end": self._take_end}
         reason = ""
@@ -115,12 +110,11 @@ class NodeProgram:
             await self._peer.serve(lambda call: in_thread(protocol.answer, call, self._tasks), handlers)
         except asyncio.TimeoutError:
             reason = f"no heartbeat for {self._peer.heartbeat_timeout:g} s"
-        except ConnectionError:  # an end that overtakes what was sent is a reset
+        # An end that overtakes what was sent is a reset; what has set the end cancels.
+        except (ConnectionError, asyncio.CancelledError):
             pass
         except OSError as error:
             reason = error.strerror or str(error)
-        except asyncio.CancelledError:  # by what has set the end
-            pass
         finally:
             await self._end_processes()
             self._job.release()
@@ -160,13 +154,7 @@ class NodeProgram:
         self._processes |= {number: _Process(number) for number, _ in processes}
         spawn(self._fork(processes, **command))
 
-    async def _fork(
-        self,
-        processes: list[tuple[int, dict[str, str]]],
-        command: list[str],
-        environment: Mapping[str, str],
-        folder: str,
-    ) -> None:
+    async def _fork(self, processes: list[tuple[int, dict[str, str]]], **command: Any) -> None:
         """Start processes in sessions of their own; the kernel kills them if this program dies."""
         error, server = "the process that imports torch and DGL has ended", None
         try:
@@ -179,7 +167,7 @@ class NodeProgram:
                 process.output = asyncio.ensure_future(self._forward_output(process, reading))
                 with open(writing, "wb", 0):
                     if server is None:
-                        server = self._fork_server = ForkServer(command, environment, folder, writing)
+                        server = self._fork_server = ForkServer(output=writing, **command)
                     self._take_pid(process, *await server.fork(variables, writing))
         except ConnectionError:
             pass
@@ -231,7 +219,7 @@ class NodeProgram:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", credentials)[1] == os.getuid():  # no process of another user
             with contextlib.suppress(OSError):  # the trainer has ended, or sends what is no message
-                await protocol.Peer(reader, writer).serve(self._pass_on, {})
+                await protocol.Peer((reader, writer)).serve(self._pass_on, {})
         writer.close()
 
     async def _pass_on(self, call: protocol.Call) -> protocol.Reply:
@@ -239,24 +227,16 @@ class NodeProgram:
 
     async def _forward_output(self, process: _Process, output: int) -> None:
         """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", 0)
-        )
-        try:
-            while data := await reader.read(protocol.BLOCK_BYTES):
-                self._tell(process, data=data)
-                await self._peer.drain()
-        finally:
-            transport.close()
+        reader = await read_pipe(output)
+        while data := await reader.read(protocol.BLOCK_BYTES):
+            self._tell(process, data=data)
+            await self._peer.drain()
 
     def _reap(self) -> None:
         """Wait for ended processes, orphans included; report the status of the job's own."""
         with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
                 if self._fork_server is not None and self._fork_server.pid == pid:
                     self._fork_server.pid = 0
                 running = [process for process in self._processes.values() if not process.is_ended]
@@ -313,7 +293,7 @@ class NodeProgram:
         running = [process for process in self._processes.values() if not process.gone.done()]
         if not running:
             return
-        self._job.mark_as_ending()
+        self._job.update(is_ending=True)
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             for process in running:
                 await self._signal(process.number, number)
@@ -322,13 +302,13 @@ class NodeProgram:
     def _register(self, entry: Mapping[str, Any]) -> None:
         """Register the job, or prepare for its next attempt, once those of the one before are gone."""
 
-        def running() -> list[str]:
-            return [str(process.pid) for process in self._processes.values() if not process.gone.done()]
+        def running() -> list[int]:
+            return [process.pid for process in self._processes.values() if not process.gone.done()]
 
         if pids := wait_while(running, LEFT_SECONDS):
             raise NotReadyError(
                 "processes of the attempt before have not ended on this machine after "
-                f"{LEFT_SECONDS:g} s (pid {', '.join(pids)}); end them"
+                f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, pids))}); end them"
             )
         self._job.register(JobEntry.from_dict(entry))
 
@@ -340,29 +320,33 @@ def _send_signal(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-async def open_streams(requests: int, replies: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def read_pipe(descriptor: int) -> asyncio.StreamReader:
+    """Return a stream of what a pipe's descriptor delivers, which is closed at its end."""
+    reader, pipe = asyncio.StreamReader(), os.fdopen(descriptor, "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
+async def open_streams(requests: int, replies: int) -> protocol.Streams:
     """Open the streams of two file descriptors, which may be of one socket."""
     loop = asyncio.get_running_loop()
     if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
         return await asyncio.open_connection(sock=socket.socket(fileno=requests))
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(requests, "rb", 0))
-    transport, flow_control = await loop.connect_write_pipe(
-        asyncio.streams.FlowControlMixin, os.fdopen(replies, "wb", 0)
-    )
+    reader = await read_pipe(requests)
+    pipe = os.fdopen(replies, "wb", 0)
+    transport, flow_control = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
     return reader, asyncio.StreamWriter(transport, flow_control, None, loop)
 
 
 def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
 
     async def run() -> int:
-        peer = protocol.Peer(*await open_streams(requests, replies), heartbeat_timeout)
-        return (await NodeProgram(peer).run())[0]
+        peer = protocol.Peer(await open_streams(requests, replies), heartbeat_timeout)
+        return (await NodeProgram(peer, sys.executable).run())[0]
 
     status = asyncio.run(run())
     sys.stderr.flush()

@@ -11,15 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.distributed import world
 from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
 from dglkge.distributed.jobs import job_prefix
-from dglkge.distributed.world import (
-    JOB_VARIABLE,
-    LOG_FORMAT_VARIABLE,
-    NO_VERIFY_VARIABLE,
-    OWN_DISKS_VARIABLE,
-    TEXT,
-)
 from dglkge.errors import InputError
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -130,7 +124,7 @@ class JobSettings:
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     shows_progress: bool = False
     has_own_disks: bool = False
-    log_format: str = TEXT
+    log_format: str = world.TEXT
     job: str = ""
     attempt: int = 0
     device: str = ""
@@ -155,18 +149,9 @@ class PlannedProcess:
         """Name for messages, e.g. ``trainer 1``."""
         return f"{self.role} {self.number}"
 
-    @property
-    def log_name(self) -> str:
-        """Name of its log file."""
-        return f"{self.role}-{self.number}.log"
-
 
 def choose_num_trainers(
-    hosts: Sequence[Host],
-    lowest: int = 1,
-    highest: int | None = None,
-    device: str = "",
-    most: int = MOST_DEFAULT_TRAINERS,
+    hosts: Sequence[Host], lowest: int, highest: int | None, device: str, most: int = MOST_DEFAULT_TRAINERS
 ) -> int:
     """Return one trainer for each core of the smallest machine, or for each GPU, within limits.
 
@@ -189,19 +174,16 @@ def device_of_trainers(device: str, hosts: Sequence[Host], num_trainers: int) ->
     InputError if ``cuda`` is configured and a machine has fewer GPUs than trainers.
     """
     short = [host for host in hosts if len(host.gpus) < num_trainers]
-    if device == CUDA_DEVICE:
-        for host in short:
-            count = len(host.gpus)
-            words = f"training.device is cuda and machine {host.address} has "
-            if not count:
-                raise InputError(
-                    f"{words}no GPU for its trainers (nvidia-smi -L lists none, {VISIBLE_VARIABLE} hides "
-                    "all, or torch is built without CUDA); allowed there: cpu or auto"
-                )
+    if device == CUDA_DEVICE and short:
+        count, words = len(short[0].gpus), f"training.device is cuda and machine {short[0].address} has "
+        if not count:
             raise InputError(
-                f"{words}{count} GPU{'s' if count > 1 else ''} for {num_trainers} trainers; allowed: "
-                f"--num_trainers {count} or less, or training.device auto or cpu"
+                f"{words}no GPU for its trainers (nvidia-smi -L lists none, {VISIBLE_VARIABLE} hides "
+                "all, or torch is built without CUDA); allowed there: cpu or auto"
             )
+        words += f"{count} GPU{'s' if count > 1 else ''} for {num_trainers} trainers; allowed: "
+        raise InputError(f"{words}--num_trainers {count} or less, or training.device auto or cpu")
+    if device == CUDA_DEVICE:
         return CUDA_DEVICE
     if device == AUTO_DEVICE and any(host.gpus for host in hosts):
         return CPU_DEVICE if short else CUDA_DEVICE
@@ -216,17 +198,28 @@ def plan_processes(
     Machine i holds partition i; torch's rendezvous is on machine 0. Values of conveniences (variables other
     than DGL's and torch's) in the launcher's environment, `inherited`, are kept.
     """
-    shared = _shared_environment(settings, len(hosts))
-    extra = dict(settings.extra_envs)
+    hidden = "" if settings.device else None  # no GPU; None: the script's environment decides
+    shared = {
+        # DGL counts samplers as clients: a server waits until this number has connected.
+        "DGL_NUM_CLIENT": settings.num_trainers * (1 + settings.num_samplers) * len(hosts),
+        "DGL_NUM_SAMPLER": settings.num_samplers, "DGL_NUM_SERVER": settings.num_servers,
+        "DGL_GRAPH_FORMAT": settings.graph_format, "DGL_IP_CONFIG": settings.ip_config,
+        "DGL_CONF_PATH": settings.part_config, "DGLKGE_LOG_DIR": settings.log_dir,
+        world.OWN_DISKS_VARIABLE: 1 if settings.has_own_disks else None,
+        world.NO_VERIFY_VARIABLE: None if settings.verify else 1,
+        world.LOG_FORMAT_VARIABLE: None if settings.log_format == world.TEXT else settings.log_format,
+        world.JOB_VARIABLE: settings.job or None,
+        SEGMENTS_VARIABLE: f"{job_prefix(settings.job)}{settings.attempt}~" if settings.job else None,
+    }  # fmt: skip
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         command = (*host.runner, *settings.command)
-        # Python buffers output to a pipe, which would hold back the lines of the console.
-        conveniences = {"PYTHONUNBUFFERED": "1"}
-        if settings.shows_progress:
-            conveniences["DGLKGE_PROGRESS"] = "1"
-        if host.interface is not None:
-            conveniences["GLOO_SOCKET_IFNAME"] = host.interface
+        conveniences = {
+            # Python buffers output to a pipe, which would hold back the lines of the console.
+            "PYTHONUNBUFFERED": 1,
+            "DGLKGE_PROGRESS": 1 if settings.shows_progress else None,
+            "GLOO_SOCKET_IFNAME": host.interface,
+        }
         # The user's own values of conveniences win; those of DGL's and torch's protocol must be ours.
         base = {key: value for key, value in conveniences.items() if key not in inherited} | shared
         if host.table_folder or TABLE_FOLDER_VARIABLE in inherited:  # an outer job's is not ours
@@ -234,31 +227,30 @@ def plan_processes(
         for local in range(settings.num_servers):
             number = machine * settings.num_servers + local
             variables = {
-                "DGL_ROLE": "server",
-                "DGL_SERVER_ID": str(number),
-                "OMP_NUM_THREADS": str(settings.num_server_threads),
-                **gpu_variables(settings.device, host.gpus, None),
-            }
-            servers.append(PlannedProcess(SERVER, number, host.address, command, base | variables | extra))
+                "DGL_ROLE": "server", "DGL_SERVER_ID": number,
+                "OMP_NUM_THREADS": settings.num_server_threads, VISIBLE_VARIABLE: hidden,
+            }  # fmt: skip
+            environment = _texts(base, variables, settings.extra_envs)
+            servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
         for local in range(settings.num_trainers):
             number = machine * settings.num_trainers + local
             variables = {
-                "DGL_ROLE": "client",
-                "DGL_DIST_MODE": "distributed",
                 # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
-                "DGL_GROUP_ID": "0",
-                "OMP_NUM_THREADS": str(num_threads(settings, host)),
-                "RANK": str(number),
-                "LOCAL_RANK": str(local),
-                "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
-                "LOCAL_WORLD_SIZE": str(settings.num_trainers),
-                "GROUP_RANK": str(machine),
-                "MASTER_ADDR": hosts[0].address,
-                "MASTER_PORT": str(master_port),
-                **gpu_variables(settings.device, host.gpus, local),
-            }
-            trainers.append(PlannedProcess(TRAINER, number, host.address, command, base | variables | extra))
+                "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed", "DGL_GROUP_ID": 0,
+                "OMP_NUM_THREADS": num_threads(settings, host),
+                "RANK": number, "LOCAL_RANK": local, "GROUP_RANK": machine,
+                "WORLD_SIZE": settings.num_trainers * len(hosts), "LOCAL_WORLD_SIZE": settings.num_trainers,
+                "MASTER_ADDR": hosts[0].address, "MASTER_PORT": master_port,
+                VISIBLE_VARIABLE: host.gpus[local] if settings.device == CUDA_DEVICE else hidden,
+            }  # fmt: skip
+            environment = _texts(base, variables, settings.extra_envs)
+            trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))
     return servers + trainers
+
+
+def _texts(*parts: Mapping[str, object]) -> dict[str, str]:
+    """Return an environment of several parts, of which the last one counts; None: a variable is not set."""
+    return {name: str(value) for part in parts for name, value in part.items() if value is not None}
 
 
 def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
@@ -287,40 +279,6 @@ def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]
     """Return the plan as JSON values, for ``--dry_run --json``."""
     names = ("name", "address", "command", "environment")
     return [{name: getattr(process, name) for name in names} for process in processes]
-
-
-def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:
-    """Return the variables that servers and trainers share."""
-    # DGL counts samplers as clients: a server waits until this number has connected.
-    num_clients = settings.num_trainers * (1 + settings.num_samplers) * num_hosts
-    environment = {
-        "DGL_NUM_SAMPLER": str(settings.num_samplers),
-        "DGL_NUM_CLIENT": str(num_clients),
-        "DGL_IP_CONFIG": settings.ip_config,
-        "DGL_NUM_SERVER": str(settings.num_servers),
-        "DGL_GRAPH_FORMAT": settings.graph_format,
-        "DGLKGE_LOG_DIR": settings.log_dir,
-    }
-    if settings.has_own_disks:
-        environment[OWN_DISKS_VARIABLE] = "1"
-    if not settings.verify:
-        environment[NO_VERIFY_VARIABLE] = "1"
-    if settings.log_format != TEXT:
-        environment[LOG_FORMAT_VARIABLE] = settings.log_format
-    if settings.job:
-        environment[JOB_VARIABLE] = settings.job
-        environment[SEGMENTS_VARIABLE] = f"{job_prefix(settings.job)}{settings.attempt}~"
-    if settings.part_config is not None:
-        environment["DGL_CONF_PATH"] = settings.part_config
-    return environment
-
-
-def gpu_variables(device: str, gpus: Sequence[str], local_rank: int | None) -> dict[str, str]:
-    """Return the variables that show a process its GPU; a server, of `local_rank` None, uses none."""
-    if not device:
-        return {}
-    is_shown = device == CUDA_DEVICE and local_rank is not None
-    return {VISIBLE_VARIABLE: gpus[local_rank or 0] if is_shown else ""}
 
 
 def num_threads(settings: JobSettings, host: Host) -> int:

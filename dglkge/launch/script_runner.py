@@ -55,8 +55,7 @@ def fork_from_imports(arguments: list[str]) -> None:
     errors: list[BaseException] = []
 
     def prepare(environment: Mapping[str, str]) -> None:
-        is_server = environment.get("DGL_ROLE") == "server"
-        own_modules = SERVER_MODULES if is_server else TRAINER_MODULES
+        own_modules = SERVER_MODULES if environment.get("DGL_ROLE") == "server" else TRAINER_MODULES
         try:
             for module in (*DGL_MODULES, *(own_modules if uses_dglkge(arguments) else ())):
                 importlib.import_module(module)

@@ -7,6 +7,7 @@ Before and after, the launcher connects, copies files or sleeps: an exception en
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -51,28 +52,25 @@ FORWARD_SECONDS = 2.0
 """Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
 
 
-class StopForwarder:
-    """Gives this launcher the first stop signal of a node, unless it has received one itself."""
+def stop_forwarder(report: Report) -> Callable[[str, int], None]:
+    """Return a function that gives this launcher the first stop signal of a node, by name and number.
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._has_signal = False
+    Not if the launcher has received one itself. It is called on an event loop.
+    """
+    forwarded: list[int] = []
 
-    def forward(self, name: str, number: int) -> None:
-        """Forward a signal of a node."""
-        if self._has_signal or number not in STOP_SIGNALS:
-            return
-        self._has_signal = True
+    def send(name: str, number: int) -> None:
+        # A second signal to the launcher would end the trainers before they have committed.
+        if not _received:
+            report(f"{name} received {signal.Signals(number).name}: stopping the job")
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
 
-        def send() -> None:
-            # A second signal to the launcher would end the trainers before they have committed.
-            if not _received:
-                self._report(f"{name} received {signal.Signals(number).name}: stopping the job")
-                signal.pthread_kill(threading.main_thread().ident or 0, number)
+    def forward(name: str, number: int) -> None:
+        if not forwarded and number in STOP_SIGNALS:
+            forwarded.append(number)
+            asyncio.get_running_loop().call_later(FORWARD_SECONDS, send, name, number)
 
-        timer = threading.Timer(FORWARD_SECONDS, send)
-        timer.daemon = True
-        timer.start()
+    return forward
 
 
 def stop_signals_raised() -> contextlib.AbstractContextManager[None]:

@@ -113,35 +113,31 @@ class Supervisor:
         start = time.monotonic()
         with signals_recorded(self._signals):
             try:
-                self._start(plan)
+                if not self._signals:
+                    self._start(plan)
                 self._watch()
                 self._stop()
             finally:
                 self._end()
-        processes = tuple(
-            ProcessResult(
-                process.name, process.planned.address, process.pid, process.status, str(output.log_path)
-            )
-            for process, output in zip(self._processes, self._outputs.values())
-        )
+        results = []
+        for process in self._processes:
+            log = str(self._outputs[process.name].log_path)
+            about = process.name, process.planned.address, process.pid, process.status
+            results.append(ProcessResult(*about, log))
         seconds, log_dir = round(time.monotonic() - start, 3), str(self._log_dir)
-        return JobResult(self._status, self._reason, seconds, log_dir, processes, bool(self._signals))
+        return JobResult(self._status, self._reason, seconds, log_dir, tuple(results), bool(self._signals))
 
     @property
     def _trainers(self) -> list[RunningProcess]:
         return [process for process in self._processes if process.is_trainer]
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
-        """Start all processes, unless a signal has come already."""
-        if not self._signals:
-            self._outputs = {
-                planned.name: ProcessOutput(
-                    self._log_dir / planned.log_name, planned.name, self._console.log_format
-                )
-                for planned in plan
-            }
-            # Servers come first in the plan: trainers then find them listening and need no second attempt.
-            self._processes = self._site.start(plan, self._events)
+        """Start all processes."""
+        for planned in plan:
+            log = self._log_dir / f"{planned.role}-{planned.number}.log"
+            self._outputs[planned.name] = ProcessOutput(log, planned.name, self._console.log_format)
+        # Servers come first in the plan: trainers then find them listening and need no second attempt.
+        self._processes = self._site.start(plan, self._events)
 
     def _watch(self) -> None:
         """Wait until all trainers have succeeded, a process has failed, or a signal was received."""
@@ -168,8 +164,8 @@ class Supervisor:
             # after, they lost it, and DGL would let them wait without a timeout.
             if not process.is_trainer and running and seconds > self._limits.exit_seconds:
                 # Status 1, because the server's own status is 0 and would count as success.
-                names, limit = ", ".join(running), f"{self._limits.exit_seconds:g} s"
-                self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
+                words = f"{', '.join(running)} still ran {self._limits.exit_seconds:g} s later"
+                self._fail(process, f"ended with status 0, and {words}", 1)
                 return True
         return False
 
@@ -189,23 +185,20 @@ class Supervisor:
                     return process
             if all(process.status is not None for process in self._processes):
                 break
-        raised = {process: self._outputs[process.name].raised_at for process in [first, *self._ended]}
-        if raised[first] is None:
-            return first
-        times = {
-            process: at for process, at in raised.items() if at is not None and (process.status or 0) > 0
+        raised = {
+            process: at
+            for process in (first, *self._ended)
+            if (at := self._outputs[process.name].raised_at) is not None and (process.status or 0) > 0
         }
-        return min(times, key=lambda process: times[process], default=first)
+        return min(raised, key=lambda process: raised[process]) if first in raised else first
 
     def _await_stop(self, process: RunningProcess) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""
         self._status = RESTART_STATUS
         self._reason = f"{process.describe()} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
-        self._await_exits(self._trainers, self._limits.stop_seconds)
         # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
-        if len(self._signals) == 1:
-            self._await_exits(self._trainers, self._limits.stop_seconds, num_signals=1)
+        self._await_exits(self._trainers, self._limits.stop_seconds, num_seen=1)
         if uncommitted := self._uncommitted():
             self._status = FAILURE_STATUS
             self._reason += uncommitted
@@ -222,14 +215,9 @@ class Supervisor:
         output = self._outputs[process.name]
         # What buries the line that matters is left out, unless there is nothing else.
         tail = [line for line in output.tail if not is_noise(line)] or output.tail
-        lines = [
-            self._reason,
-            f"the end of its log, {output.log_path}:",
-            *(f"    {line}" for text in tail for line in plain_text(text).splitlines()),
-        ]
-        if output.progress:
-            lines.append(f"    {output.progress}")
-        self._console.message("\n".join(lines), "error")
+        lines = [line for text in (*tail, output.progress) for line in plain_text(text).splitlines()]
+        head = f"{self._reason}\nthe end of its log, {output.log_path}:"
+        self._console.message("\n    ".join([head, *lines]), "error")
 
     def _stop(self) -> None:
         """Stop the remaining processes: SIGTERM, then, in :meth:`_end`, SIGKILL."""
@@ -249,9 +237,8 @@ class Supervisor:
         lingering = [process for process in self._processes if process.status is None]
         if self._signals or self._find_failure() or not lingering:
             return
-        names = ", ".join(process.name for process in lingering)
-        limit = f"{self._limits.exit_seconds:g} s"
-        self._console.message(f"warning: {names} still ran {limit} after the last trainer; ended")
+        words = f"still ran {self._limits.exit_seconds:g} s after the last trainer; ended"
+        self._console.message(f"warning: {', '.join(process.name for process in lingering)} {words}")
         self._send(lingering, signal.SIGKILL)
 
     def _interrupt(self) -> None:
@@ -298,8 +285,7 @@ class Supervisor:
         """
         with contextlib.ExitStack() as last:
             # Callbacks run in reverse order: shared memory last, when no process maps it.
-            machines = {process.planned.address for process in self._processes}
-            last.callback(self._site.clean_up, machines)
+            last.callback(self._site.clean_up, {process.planned.address for process in self._processes})
             last.callback(self._events.close)
             self._send(self._processes, signal.SIGKILL)
             deadline = time.monotonic() + KILL_SECONDS
@@ -310,17 +296,15 @@ class Supervisor:
                     self._console.message(f"warning: {process.describe()} could not be ended")
                 self._show(process, self._outputs[process.name].finish())
 
-    def _await_exits(
-        self, processes: Iterable[RunningProcess], seconds: float, num_signals: int | None = None
-    ) -> None:
+    def _await_exits(self, processes: Iterable[RunningProcess], seconds: float, num_seen: int = -1) -> None:
         """Wait until some processes have ended, until the timeout, or until the next signal.
 
-        ``num_signals`` have arrived already and do not end the wait; by default those until now.
+        ``num_seen`` have arrived already and do not end the wait; by default those until now.
         """
-        num_signals = len(self._signals) if num_signals is None else num_signals
+        num_seen = len(self._signals) if num_seen < 0 else num_seen
         deadline = time.monotonic() + seconds
         while any(process.status is None for process in processes) and time.monotonic() < deadline:
-            if len(self._signals) > num_signals:
+            if len(self._signals) > num_seen:
                 return
             self._process_events(POLL_SECONDS)
 
@@ -341,24 +325,19 @@ class Supervisor:
             process.apply(**changes)
             if was_running and process.status is not None:
                 ended.append(process)
-        self._warn_of_logs()
         # Reports of several machines come in any order. The time that their node programs measured gives the
         # order of the ends, which separates cause from consequence.
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
 
-    def _warn_of_logs(self) -> None:
-        """Warn once if a log cannot be written; the job continues without it."""
-        output = next((output for output in self._outputs.values() if output.problem is not None), None)
-        if output is not None and not self._has_warned_of_logs:
+    def _show(self, process: RunningProcess, lines: Sequence[str]) -> None:
+        """Show new lines of a process, and the progress bar of rank 0; warn once of a log that has failed."""
+        output = self._outputs[process.name]
+        if output.problem is not None and not self._has_warned_of_logs:
             self._has_warned_of_logs = True
             self._console.message(
                 f"warning: the log {output.log_path} cannot be written: {output.problem}; the job goes on, "
                 "and lines that are missing there are shown here only"
             )
-
-    def _show(self, process: RunningProcess, lines: Sequence[str]) -> None:
-        """Show new lines of a process, and the progress bar of rank 0."""
-        output = self._outputs[process.name]
         if process.is_trainer and process.planned.number == 0:
             self._console.progress(process.name, output.progress)
         for line in lines:
@@ -378,9 +357,8 @@ def with_ports_chosen_again(run: Callable[[], JobResult], report: Report) -> Job
         address = None if result.is_interrupted else taken_port(result)
         if address is None:
             return result
-        report(
-            f"{address} was taken by another program before the job could listen there: choosing ports again"
-        )
+        words = "was taken by another program before the job could listen there: choosing ports again"
+        report(f"{address} {words}")
     return run()
 
 
@@ -388,15 +366,12 @@ def taken_port(result: JobResult) -> str | None:
     """Return the address that a process of an ended attempt found in use; None if none did."""
     for process in result.processes:
         # The log line is checked too: a user's script may end with the same status.
-        if process.status != PORT_TAKEN_STATUS:
-            continue
-        try:
-            end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
-        except OSError:  # the disk of the logs is full
-            continue
-        for text in map(plain_text, end.splitlines()):  # --log_format json writes records
-            if text.startswith(PORT_TAKEN_MARK):
-                return text.removeprefix(PORT_TAKEN_MARK).strip()
+        if process.status == PORT_TAKEN_STATUS:
+            with contextlib.suppress(OSError):  # the disk of the logs is full
+                end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
+                for text in map(plain_text, end.splitlines()):  # --log_format json writes records
+                    if text.startswith(PORT_TAKEN_MARK):
+                        return text.removeprefix(PORT_TAKEN_MARK).strip()
     return None
 
 

@@ -142,12 +142,10 @@ def _host_digits() -> str:
 
 def free_bytes(folder: Path) -> int:
     """Return the free room of the file system that a folder is or will be on; 0 if it may not be written."""
-    folder = Path(os.path.abspath(folder))
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        return 0
-    return shutil.disk_usage(folder).free
+    path = Path(os.path.abspath(folder))
+    path = next(place for place in (path, *path.parents) if place.exists())
+    is_writable = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    return shutil.disk_usage(path).free if is_writable else 0
 
 
 def roomy_folder(candidates: Sequence[Path], needed_bytes: int, reason: str = "") -> Path:

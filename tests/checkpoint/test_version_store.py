@@ -25,7 +25,7 @@ def serve(name: str, answer: Callable[[Call], Reply]) -> None:
     """Answer the requests of trainers, as a node program and the launcher behind it do."""
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await Peer(reader, writer).serve(lambda call: in_thread(answer, call), {})
+        await Peer((reader, writer)).serve(lambda call: in_thread(answer, call), {})
         writer.close()
 
     wait(asyncio.start_unix_server(answer_one, path=f"\0{name}"))

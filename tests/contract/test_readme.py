@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.cli.main import GROUPS
-from dglkge.launch.remote.ssh import FORWARDED_VARIABLES
+from dglkge.launch.remote.connection import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
 

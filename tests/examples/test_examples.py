@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch.arguments import parse_arguments
-from dglkge.launch.remote.node import NodePlace, node_place
+from dglkge.launch.arguments import NodePlace, node_place, parse_arguments
 from tests import warm
 from tests.functional import job
 from tests.toy_kg import REPOSITORY

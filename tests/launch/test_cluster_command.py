@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_command
+from dglkge.launch.remote.connection import STARTER, SshSettings, forwarded_environment, ssh_command
 from tests.launch.conftest import SERVERS_LEAVE, TIMEOUT_SECONDS
 
 REMOTE_LAUNCHER = """

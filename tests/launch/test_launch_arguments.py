@@ -9,8 +9,15 @@ import pytest
 
 from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
-from dglkge.launch.arguments import build_parser, parse_arguments
-from dglkge.launch.remote.node import DEFAULT_PORT, NodePlace, first_host, host_and_port, node_place
+from dglkge.launch.arguments import (
+    RENDEZVOUS_PORT,
+    NodePlace,
+    build_parser,
+    first_host,
+    host_and_port,
+    node_place,
+    parse_arguments,
+)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +112,19 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
     ("options", "environment", "expected"),
     [
         ({}, SRUN, None),  # an ordinary start inside a job of SLURM
-        ({"node_rank": "2"}, {}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
+        ({"node_rank": "2"}, {}, NodePlace(2, 3, "10.0.0.1", RENDEZVOUS_PORT, None, True)),
         ({"node_rank": "2", "rendezvous": "other:5"}, {}, NodePlace(2, 3, "other", 5, None, True)),
         ({**GIVEN, "rendezvous": "[fd00::1]:7", "address": "ib0"}, {}, NodePlace(0, 2, *IPV6, "10.0.0.9")),
-        (AUTO, SRUN, NodePlace(1, 4, "cn07", DEFAULT_PORT)),
-        (AUTO, {**SRUN, **STEP}, NodePlace(1, 2, "cn09", DEFAULT_PORT)),
-        (AUTO, TORCHRUN, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
-        (AUTO, {**SRUN, **TORCHRUN}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT)),
-        ({**AUTO, "rendezvous": "svc"}, MPIRUN, NodePlace(0, 2, "svc", DEFAULT_PORT)),
-        ({**AUTO, "nodes": 3, "rendezvous": "svc"}, SRUN, NodePlace(1, 3, "svc", DEFAULT_PORT)),
-        ({**LISTED, **AUTO}, SRUN, NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
-        ({**GIVEN, **AUTO}, {"JOB_COMPLETION_INDEX": "1"}, NodePlace(1, 2, "a", DEFAULT_PORT)),
-        ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", DEFAULT_PORT, "10.0.0.9")),
-        ({"node_rank": "0", "nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
+        (AUTO, SRUN, NodePlace(1, 4, "cn07", RENDEZVOUS_PORT)),
+        (AUTO, {**SRUN, **STEP}, NodePlace(1, 2, "cn09", RENDEZVOUS_PORT)),
+        (AUTO, TORCHRUN, NodePlace(2, 3, "10.0.0.1", RENDEZVOUS_PORT)),
+        (AUTO, {**SRUN, **TORCHRUN}, NodePlace(2, 3, "10.0.0.1", RENDEZVOUS_PORT)),
+        ({**AUTO, "rendezvous": "svc"}, MPIRUN, NodePlace(0, 2, "svc", RENDEZVOUS_PORT)),
+        ({**AUTO, "nodes": 3, "rendezvous": "svc"}, SRUN, NodePlace(1, 3, "svc", RENDEZVOUS_PORT)),
+        ({**LISTED, **AUTO}, SRUN, NodePlace(1, 3, "10.0.0.1", RENDEZVOUS_PORT, None, True)),
+        ({**GIVEN, **AUTO}, {"JOB_COMPLETION_INDEX": "1"}, NodePlace(1, 2, "a", RENDEZVOUS_PORT)),
+        ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", RENDEZVOUS_PORT, "10.0.0.9")),
+        ({"node_rank": "0", "nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", RENDEZVOUS_PORT)),
     ],
 )
 def test_place(options: dict[str, Any], environment: dict[str, str], expected: NodePlace | None) -> None:

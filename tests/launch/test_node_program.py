@@ -34,7 +34,7 @@ def test_messages() -> None:
 
     async def receive(sent: bytes, is_greeted: bool) -> None:
         reader = asyncio.StreamReader()
-        peer = Peer(reader, None)
+        peer = Peer((reader, None))
         reader.feed_data(sent)
         reader.feed_eof()
         if is_greeted:

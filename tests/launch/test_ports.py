@@ -11,8 +11,8 @@ import pytest
 
 from dglkge.distributed.world import json_line
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch import ports
-from dglkge.launch.ports import check_server_ports, find_master_port
+from dglkge.launch import machine
+from dglkge.launch.machine import check_server_ports, find_master_port
 from dglkge.launch.supervisor import (
     MOST_CHOICES,
     JobResult,
@@ -29,7 +29,7 @@ def test_busy_port_names_its_holder(free_port: int, monkeypatch: pytest.MonkeyPa
         with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError, match=words):
             check_server_ports("127.0.0.1", free_port, 3)
     check_server_ports("127.0.0.1", free_port, 3)
-    monkeypatch.setattr(ports.psutil, "net_connections", Mock(side_effect=ports.psutil.AccessDenied))
+    monkeypatch.setattr(machine.psutil, "net_connections", Mock(side_effect=machine.psutil.AccessDenied))
     with socket.create_server(("127.0.0.1", free_port)):
         with pytest.raises(InputError, match="in use by another process"):
             check_server_ports("127.0.0.1", free_port, 1)

@@ -22,7 +22,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.process_plan import Host, JobSettings, Places
-from dglkge.launch.remote.connection import NodeConnection, open_node
+from dglkge.launch.remote.connection import NodeConnection, SshSettings, open_node
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
@@ -30,7 +30,6 @@ from dglkge.launch.remote.remote_site import (
     describe_problems,
     planned_host,
 )
-from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
 from tests.launch.conftest import ROOT, node_program
 

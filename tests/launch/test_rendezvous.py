@@ -20,13 +20,12 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.arguments import NodePlace
 from dglkge.launch.background import wait
-from dglkge.launch.remote.connection import Events, RunningProcess
+from dglkge.launch.remote.connection import Events, RunningProcess, forwarded_environment
 from dglkge.launch.remote.file_transfer import copy_files
-from dglkge.launch.remote.node import NodePlace, connect
 from dglkge.launch.remote.protocol import GREETING, RefusedError, authenticate_launcher, read_secret
-from dglkge.launch.remote.rendezvous import Rendezvous, listen
-from dglkge.launch.remote.ssh import forwarded_environment
+from dglkge.launch.remote.rendezvous import Rendezvous, connect, listen
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, outcome, planned_process
 
 SECRET = b"a secret of more than sixteen bytes"
@@ -175,7 +174,7 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
             node_end.sendall(sent)
             reader, writer = await asyncio.open_connection(sock=launcher_end)
             try:
-                await authenticate_launcher(reader, writer, SECRET)
+                await authenticate_launcher((reader, writer), SECRET)
             finally:
                 writer.close()
 

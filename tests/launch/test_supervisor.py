@@ -24,8 +24,8 @@ from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
+from dglkge.launch.remote.connection import SshSettings
 from dglkge.launch.remote.remote_site import RemoteSite
-from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.supervisor import JobResult, Supervisor
 from tests.launch.conftest import planned_process
 

@@ -1,13 +1,19 @@
-"""The launcher's end of a node program: calls of its tasks, and the processes that it runs."""
+"""The launcher's end of a node program: its start over ssh, calls of its tasks, the processes that it runs.
+
+No user input passes through a shell: the remote command line is an interpreter and one fixed line of Python,
+and everything else (program, arguments, variables) follows over stdin.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import itertools
 import json
 import os
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +28,6 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import in_thread, wait
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
-from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0
@@ -34,6 +39,7 @@ POLL_SECONDS = 0.02
 MOST_EVENTS = 1024
 """Changes of processes that wait to be processed; then processes that print more are blocked."""
 
+Environment = Mapping[str, str]
 Changes = Mapping[str, Any]
 """What a node program tells of a process: ``data``, its output, or fields of :class:`RunningProcess`."""
 
@@ -57,7 +63,7 @@ class Events:
         """Return what is there; wait for `seconds` if there is nothing."""
         taken = []
         with contextlib.suppress(queue.Empty):
-            taken.append(self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait())
+            taken.append(self._queue.get(timeout=seconds))
             while len(taken) < MOST_EVENTS:
                 taken.append(self._queue.get_nowait())
         return taken
@@ -138,6 +144,74 @@ class RunningProcess:
                 self.status = NEVER_STARTED_STATUS if self.pid is None else protocol.LOST_STATUS
 
 
+FORWARDED_VARIABLES = (
+    "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NCCL_*", "NUMBA_*", "OMP_*", "OPENBLAS_*", "PATH",
+    "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Patterns of names; --extra_envs forwards any other."""
+
+SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that are forwarded to other machines.
+
+    Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    """
+    picked = {}
+    for name, value in environment.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES):
+            folders = value.split(os.pathsep) if name in SEARCH_PATHS else []
+            absolute = [os.path.abspath(folder) if folder else folder for folder in folders]
+            picked[name] = os.pathsep.join(absolute) or value
+    picked.pop(protocol.SECRET_VARIABLE, None)
+    return picked
+
+
+SSH_DEFAULTS = (
+    "BatchMode=yes",  # ssh must fail and not ask for a password, which no user could enter
+    "ConnectTimeout=10", "ServerAliveInterval=3", "ServerAliveCountMax=4", "LogLevel=ERROR",
+    "ControlMaster=no", "ControlPath=none",  # a shared connection serves 10 processes at most (MaxSessions)
+)  # fmt: skip
+"""A connection is closed after 12 s without a reply."""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
+
+    `options` are further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    """
+
+    port: int | None = None
+    username: str | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
+    """Return the command that runs some words on another machine, each quoted for the shell there."""
+    command = ["ssh", "-T", "-x"]
+    # ssh uses the first value of a repeated option
+    for option in (*settings.options, *SSH_DEFAULTS):
+        command += ["-o", option]
+    for flag, value in (("-i", settings.identity_file), ("-l", settings.username), ("-p", settings.port)):
+        if value is not None:
+            command += [flag, str(value)]
+    return [*command, "--", address, shlex.join(words)]
+
+
+STARTER = (
+    'import json,os;line=open(0,"rb",0,closefd=False).readline();line or os._exit(1);'
+    'command,environment=json.loads(line);os.chdir("/");'
+    "os.execve(command[0],command,{**os.environ,**environment})"
+)
+"""Program that sets an environment and becomes another program, given as a line of JSON; the rest of stdin is
+that program's. Without a line the launcher is gone. In ``/``: a folder named dglkge in the home folder would
+be imported as the package. One line without quotes that a login shell may treat in its own way."""
+
+
 class ChildProgram:
     """A node program that is a child of this process, or the ssh client that leads to one elsewhere.
 
@@ -158,47 +232,37 @@ class ChildProgram:
         If there is no client here, or `python` cannot be started here.
     """
 
-    def __init__(
-        self, address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, address: str, ssh: SshSettings | None, python: str, environment: Environment) -> None:
         self.ssh = ssh
         self._python = python
         # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
-        variables: dict[str, str] | None = None
-        first = b""
         if ssh is None:
             # This package's folder, since the launcher may run from sources, but not the working folder. No
             # heartbeats: a socket pair on one machine always reaches its end.
-            folder = str(Path(__file__).resolve().parents[2])
+            folder = str(Path(__file__).resolve().parents[3])
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
             program += "import dglkge.launch.node_program as node; node.main(None)"
-            command, variables = [python, "-c", program], {**os.environ, **environment}
+            command, variables, first = [python, "-c", program], {**os.environ, **environment}, b""
+            what = f"{address}, the launcher's machine: cannot start {python}"
+            remedy = "give the path of another interpreter with --python"
         else:
             command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
             program_there = [python, "-m", "dglkge.launch.node_program"]
-            first = json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            variables, first = None, json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            what = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}"
+            remedy = "install OpenSSH's client"
         self.socket, child_socket = socket.socketpair()
+        pipe = child_socket.fileno()
         try:
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=child_socket.fileno(),
-                stdout=child_socket.fileno(),
-                stderr=self._errors,
-                start_new_session=True,
+                command, env=variables, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
             self._errors.close()
             self.socket.close()
-            if ssh is None:
-                words = f"{address}, the launcher's machine: cannot start {python}: {error.strerror}; "
-                words += "give the path of another interpreter with --python"
-            else:
-                words = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}: "
-                words += f"{error.strerror}; install OpenSSH's client"
-            raise NotReadyError(words) from None
+            raise NotReadyError(f"{what}: {error.strerror}; {remedy}") from None
         finally:
             child_socket.close()
         with contextlib.suppress(OSError):
@@ -232,20 +296,13 @@ class ChildProgram:
         return f"{self._python} could not run there: {words}"
 
 
-def open_node(
-    address: str,
-    ssh: SshSettings | None,
-    python: str,
-    environment: Mapping[str, str],
-    on_stop: Callable[[int], None] = lambda number: None,
-) -> NodeConnection:
+def open_node(address: str, ssh: SshSettings | None, python: str, environment: Environment) -> NodeConnection:
     """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
     # Here and not on the loop: a child inherits the cores of the thread that starts it.
     child = ChildProgram(address, ssh, python, environment)
 
     async def connect() -> NodeConnection:
-        streams = await asyncio.open_connection(sock=child.socket)
-        return NodeConnection(address, *streams, child, on_stop=on_stop)
+        return NodeConnection(address, await asyncio.open_connection(sock=child.socket), child)
 
     return wait(connect())
 
@@ -257,46 +314,34 @@ class NodeConnection(protocol.Peer):
     ----------
     address : str
         As in ip_config.txt.
-    reader, writer
-        Of the stream.
+    streams : tuple
+        Reader and writer.
     child : ChildProgram, optional
         At the other end; None: a node program that has connected by itself.
-    environment : mapping of str to str, optional
-        Added to the environment of processes there.
-    on_stop : callable, optional
-        Called with the number of a stop signal that the node program has received.
-    on_lost : callable, optional
-        Called with the reason when the stream has ended.
 
     Attributes
     ----------
+    environment : mapping of str to str
+        Added to the environment of processes there.
+    on_stop : callable
+        Called with the number of a stop signal that the node program has received.
+    on_lost : callable
+        Called with the reason when the stream has ended.
     store : callable
         Answers requests that trainers there send to the launcher's store; see
         :class:`dglkge.launch.remote.run_store.RunFolder`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        child: ChildProgram | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-        on_stop: Callable[[int], None] = lambda number: None,
-        on_lost: Callable[[str], None] = lambda why: None,
-    ) -> None:
+    def __init__(self, address: str, streams: protocol.Streams, child: ChildProgram | None = None) -> None:
         self.is_here = child is not None and child.ssh is None
-        super().__init__(reader, writer, None if self.is_here else START_SECONDS)
-        self.address = address
-        self.is_borrowed = child is None
-        self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: protocol.Reply(
-            error="this job's launcher holds no store"
-        )
+        super().__init__(streams, None if self.is_here else START_SECONDS)
+        self.address, self.is_borrowed = address, child is None
+        self.environment: Mapping[str, str] = {}
+        self.on_stop: Callable[[int], None] = lambda number: None
+        self.on_lost: Callable[[str], None] = lambda why: None
+        no_store = protocol.Reply(error="this job's launcher holds no store")
+        self.store: Callable[[protocol.Call], protocol.Reply] = lambda _: no_store
         self._child = child
-        self._environment = dict(environment or {})
-        self._on_stop = on_stop
-        self._on_lost = on_lost
         self._num_stops = 0
         self._processes: dict[int, RunningProcess] = {}
         self._process_numbers = itertools.count()
@@ -316,12 +361,11 @@ class NodeConnection(protocol.Peer):
         """
         return (await self.call_for_data(task, seconds, **arguments))[0]
 
-    async def call_for_data(
-        self, task: str, seconds: float, /, data: bytes = b"", **arguments: Any
-    ) -> tuple[Any, bytes]:
+    async def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
+        call = protocol.Call(task, data=arguments.pop("data", b""), arguments=arguments)
         try:
-            reply = await asyncio.wait_for(self.request(protocol.Call(task, arguments, data)), seconds)
+            reply = await asyncio.wait_for(self.request(call), seconds)
         except asyncio.TimeoutError:
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
         if reply is None:
@@ -332,19 +376,15 @@ class NodeConnection(protocol.Peer):
         reply.check(InputError, NotReadyError)
         return reply.value, reply.data
 
-    async def start(
-        self, plan: Sequence[PlannedProcess], folder: str, events: Events
-    ) -> list[RunningProcess]:
-        """Start processes of one command there; `events` gets their changes."""
+    async def start(self, plan: Sequence[PlannedProcess], cwd: str, events: Events) -> list[RunningProcess]:
+        """Start processes of one command there, in a working folder; `events` gets their changes."""
         processes = [RunningProcess(planned, self, next(self._process_numbers), events) for planned in plan]
         self._processes |= {process.number: process for process in processes}
         if self.is_alive:
-            environment, command = {**self._environment, **common_environment(plan)}, list(plan[0].command)
-            requests = [
-                (process.number, {**self._environment, **process.planned.environment})
-                for process in processes
-            ]
-            self.tell("start", command=command, environment=environment, folder=folder, processes=requests)
+            added, command = self.environment, list(plan[0].command)
+            environment = {**added, **common_environment(plan)}
+            requests = [(process.number, {**added, **process.planned.environment}) for process in processes]
+            self.tell("start", command=command, environment=environment, folder=cwd, processes=requests)
         else:
             why = await self.describe_end()
             for process in processes:
@@ -389,7 +429,7 @@ class NodeConnection(protocol.Peer):
             pass
         self._end_stream()
         why = self.why_silent or ("its node program was killed" if self.is_here else "the connection ended")
-        self._on_lost(why)
+        self.on_lost(why)
         for number in list(self._processes):
             await self._change(number, is_gone=True, error=why)
 
@@ -398,14 +438,12 @@ class NodeConnection(protocol.Peer):
         self._num_stops += 1
         if self._num_stops > 1:
             self.why_silent = f"stopped by a second signal, {signal.Signals(number).name}"
-        self._on_stop(number)
+        self.on_stop(number)
 
     async def _change(self, process: int, **changes: Any) -> None:
         """Pass changes of a process on to who waits for them; it is gone once."""
-        changed = self._processes.get(process)
-        if changes.get("is_gone"):
-            self._processes.pop(process, None)
-        if changed is not None:
+        take = self._processes.pop if changes.get("is_gone") else self._processes.get
+        if (changed := take(process, None)) is not None:
             await changed.events.put(changed, changes)
 
 

@@ -78,14 +78,13 @@ def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileStat
     InputError
         If a named file is absent.
     """
-    if names is None:
-        finished = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
-        return [state for name in finished if (state := file_state(folder, name)) is not None]
+    finished = (name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX))
     states = []
-    for name in names:
-        if (state := file_state(folder, name)) is None:
+    for name in finished if names is None else names:
+        if (state := file_state(folder, name)) is not None:
+            states.append(state)
+        elif names is not None:
             raise InputError(f"cannot send {Path(folder, name)}: there is no such file")
-        states.append(state)
     return states
 
 
@@ -152,52 +151,42 @@ def write_block(
         put_in_place(unfinished, path, lease)
 
 
-def _send_block(folder: str, name: str, start: int) -> tuple[Any, bytes]:
-    path = Path(folder, name)
-    with os_errors(InputError, f"cannot read {path}"):
-        return read_block(path, start)
-
-
-def _take_block(folder: str, name: str, **block: Any) -> None:
-    path = Path(folder, name)
-    with os_errors(InputError, f"cannot write {path}"):
-        write_block(path, **block)
-
-
 def inner_path(folder: str, name: str) -> str:
     """Return the path of a name in a folder; raises InputError if it, or a link, leads out of the folder."""
     parent = os.path.join(os.path.realpath(folder), os.path.dirname(name)).rstrip("/")
-    is_plain = (
-        name == os.path.normpath(name) and not os.path.isabs(name) and name.split("/")[0] not in ("..", ".")
-    )
+    is_plain = name == os.path.normpath(name) and name.split("/")[0] not in ("", "..", ".")
     if not is_plain or os.path.realpath(parent) != parent:
         raise InputError(f"the name {name!r} leads out of {folder}, or through a link in it")
     return os.path.join(folder, name)
 
 
-def _place_folder(folder: str) -> None:
-    with os_errors(InputError, f"cannot make the folder {folder}"):
-        os.makedirs(folder, exist_ok=True)
+def _task(verb: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a task on a path in a folder, whose failures say what could not be done."""
+
+    def run(folder: str, name: str = "", **block: Any) -> Any:
+        path = Path(folder, name)
+        with os_errors(InputError, f"cannot {verb} {path}"):
+            return work(path, **block)
+
+    return run
 
 
 TASKS: dict[str, Callable[..., Any]] = {
     "list_files": list_files,
     "stale_files": stale_files,
-    "send_block": _send_block,
-    "take_block": _take_block,
-    "place_folder": _place_folder,
+    "send_block": _task("read", read_block),
+    "take_block": _task("write", write_block),
+    "place_folder": _task("make the folder", lambda path: path.mkdir(parents=True, exist_ok=True)),
 }
 """Work on the files of one machine, by its node program or in the launcher."""
 
 
-async def copy_files(
-    session: NodeConnection, here: str, there: str, names: Sequence[str] | None = None
-) -> int:
+async def copy_files(node: NodeConnection, here: str, there: str, names: Sequence[str] | None = None) -> int:
     """Copy files between a local folder and one on a machine, except those that are there already.
 
     Parameters
     ----------
-    session : NodeConnection
+    node : NodeConnection
     here, there : str
     names : sequence of str or None
         Files to copy to the machine; of a link the file that it leads to. None: all finished files of the
@@ -213,21 +202,19 @@ async def copy_files(
     InputError
         If the machine cannot be reached, or a file cannot be read or written.
     """
-    if session.is_here and os.path.realpath(here) == os.path.realpath(there):
+    if node.is_here and os.path.realpath(here) == os.path.realpath(there):
         return 0  # one folder, whose files would be replaced by themselves
 
     async def remote(task: str, seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
-        return await session.call_for_data(task, seconds, folder=there, **arguments)
+        return await node.call_for_data(task, seconds, folder=there, **arguments)
 
     async def local(task: str, _seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
+        work = in_thread(functools.partial(TASKS[task], here, **arguments))
         try:
-            work = in_thread(functools.partial(TASKS[task], here, **arguments))
             result = await asyncio.wait_for(work, STALL_SECONDS)
         except asyncio.TimeoutError:
-            raise InputError(
-                f"files could not be copied from or to {session.address}: nothing moved for "
-                f"{STALL_SECONDS:g} s; is a disk blocked?"
-            ) from None
+            words = f"nothing moved for {STALL_SECONDS:g} s; is a disk blocked?"
+            raise InputError(f"files could not be copied from or to {node.address}: {words}") from None
         return result if isinstance(result, tuple) else (result, b"")
 
     source, target = (remote, local) if names is None else (local, remote)
@@ -242,10 +229,10 @@ async def copy_files(
             start, is_last = 0, False
             while not is_last:
                 (is_last, attributes), data = await source("send_block", name=name, start=start)
-                block = {"token": token, "is_last": is_last, "data": data, "attributes": attributes}
+                block = {"token": token, "start": start, "data": data, "attributes": attributes}
                 # The whole file is flushed to the disk before the last block is answered.
                 seconds = STALL_SECONDS + start / SLOWEST_DISK_BYTES_PER_SECOND
-                await target("take_block", seconds, name=name, start=start, **block)
+                await target("take_block", seconds, name=name, is_last=is_last, **block)
                 start += len(data)
     finally:
         if names is None:

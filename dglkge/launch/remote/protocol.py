@@ -32,7 +32,15 @@ from typing import Any
 
 from dglkge.errors import DglkgeError, InputError, NotReadyError, os_errors
 from dglkge.launch.background import spawn
-from dglkge.launch.remote.ssh import NOT_INHERITED, SECRET_VARIABLE
+
+SECRET_VARIABLE = "DGLKGE_SECRET"
+"""Secret of jobs without SSH; never given to another process."""
+
+NOT_INHERITED = (SECRET_VARIABLE, "TORCHELASTIC_USE_AGENT_STORE")
+"""Removed from the environment of jobs without SSH. torchrun sets the second: torch would then connect to the
+store of torchrun instead of the job's."""
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32
@@ -88,15 +96,13 @@ def _proof(secret: bytes, role: bytes, random_numbers: bytes) -> bytes:
     return hmac.digest(secret, GREETING + role + random_numbers, "sha256")
 
 
-async def authenticate_node(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def authenticate_node(streams: Streams, secret: bytes) -> None:
     """Check a node that has connected, and prove to it that this is the launcher.
 
     Raises RefusedError if it does not know the secret, which it has been told; EOFError or OSError if the
     connection is lost.
     """
-    random_number = secrets.token_bytes(RANDOM_BYTES)
+    (reader, writer), random_number = streams, secrets.token_bytes(RANDOM_BYTES)
     writer.write(GREETING + random_number)
     random_numbers = random_number + await reader.readexactly(RANDOM_BYTES)
     proof = await reader.readexactly(PROOF_BYTES)
@@ -107,10 +113,9 @@ async def authenticate_node(
         raise RefusedError(WRONG_SECRET)
 
 
-async def authenticate_launcher(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def authenticate_launcher(streams: Streams, secret: bytes) -> None:
     """Prove to the launcher that this is a node, and check the launcher; raises as the other side does."""
+    reader, writer = streams
     greeting = await reader.readexactly(len(GREETING))
     if greeting != GREETING:
         raise RefusedError(f"it is no dglkge-launch of this version (greeting {greeting!r})")
@@ -186,30 +191,27 @@ def encode(message: Call | Reply) -> bytes:
     return _LENGTHS.pack(len(head), len(data)) + head + data
 
 
-class Decoder:
-    """Splits what has been received into messages."""
+def take_message(received: bytearray) -> Call | Reply | None:
+    """Take the first message of what was received; None if it is not complete yet.
 
-    def __init__(self) -> None:
-        self.received = bytearray()
-
-    def next(self) -> Call | Reply | None:
-        """Take the first message; None if it is not complete. Raises ProtocolError for what is none."""
-        if len(self.received) < _LENGTHS.size:
-            return None
-        head_bytes, data_bytes = _LENGTHS.unpack_from(self.received)
-        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
-            raise ProtocolError("what arrives is no message")
-        end = _LENGTHS.size + head_bytes
-        if len(self.received) < end + data_bytes:
-            return None
-        head, data = self.received[_LENGTHS.size : end], bytes(self.received[end : end + data_bytes])
-        del self.received[: end + data_bytes]
-        try:
-            name, fields = json.loads(head)
-            kinds: dict[str, type[Call] | type[Reply]] = {"Call": Call, "Reply": Reply}
-            return kinds[name](**fields, data=data)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"no message of this version: {error!r}") from None
+    Raises ProtocolError for what is none.
+    """
+    if len(received) < _LENGTHS.size:
+        return None
+    head_bytes, data_bytes = _LENGTHS.unpack_from(received)
+    if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
+        raise ProtocolError("what arrives is no message")
+    start, end = _LENGTHS.size + head_bytes, _LENGTHS.size + head_bytes + data_bytes
+    if len(received) < end:
+        return None
+    head, data = received[_LENGTHS.size : start], bytes(received[start:end])
+    del received[:end]
+    try:
+        name, fields = json.loads(head)
+        kinds: dict[str, type[Call] | type[Reply]] = {"Call": Call, "Reply": Reply}
+        return kinds[name](**fields, data=data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"no message of this version: {error!r}") from None
 
 
 def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
@@ -242,18 +244,12 @@ class Peer:
     stream always reaches its end.
     """
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        heartbeat_timeout: float | None = None,
-    ) -> None:
-        self.writer = writer
+    def __init__(self, streams: Streams, heartbeat_timeout: float | None = None) -> None:
+        self._reader, self.writer = streams
         self.heartbeat_timeout = heartbeat_timeout
         self.is_alive = True
-        self._reader = reader
-        self._decoder = Decoder()
-        self._replies: dict[int, asyncio.Future[Reply | None]] = {}
+        self._received = bytearray()
+        self._replies: dict[int | None, asyncio.Future[Reply | None]] = {}
         self._numbers = itertools.count()
 
     async def serve(self, answer: Answer, handlers: Handlers, awaits_mark: bool = False) -> None:
@@ -311,27 +307,26 @@ class Peer:
 
     async def receive(self) -> Call | Reply:
         """Return the next message; raises as :meth:`serve` does, and EOFError at the end of the stream."""
-        while (message := self._decoder.next()) is None:
+        while (message := take_message(self._received)) is None:
             await self._read()
         return message
 
     async def _skip_to_mark(self) -> None:
-        received = self._decoder.received
-        while MARK not in received:
-            del received[: -len(MARK)]
+        while MARK not in self._received:
+            del self._received[: -len(MARK)]
             await self._read()
-        del received[: received.index(MARK) + len(MARK)]
+        del self._received[: self._received.index(MARK) + len(MARK)]
 
     async def _read(self) -> None:
         """Add some more bytes to those received."""
         data = await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout)
         if not data:
             raise EOFError("the connection ended")
-        self._decoder.received += data
+        self._received += data
 
     def _resolve(self, number: int | None, reply: Reply | None) -> None:
         """Give a request its reply, unless it has timed out."""
-        request = self._replies.get(-1 if number is None else number)
+        request = self._replies.get(number)
         if request is not None and not request.done():
             request.set_result(reply)
 

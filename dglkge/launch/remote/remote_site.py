@@ -18,10 +18,9 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
+from dglkge.launch.remote import connection
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
-from dglkge.launch.stop_signals import StopForwarder
+from dglkge.launch.stop_signals import stop_forwarder
 from dglkge.launch.table_storage import MachineNeeds
 
 if TYPE_CHECKING:
@@ -61,11 +60,8 @@ def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[s
     """Find machines whose partition file is not that of the first machine that has one."""
     known = {address: text for address, text in fingerprints.items() if text is not None}
     first = next(iter(known), "")
-    return [
-        (address, f"its partition file differs from that of {first}: they are of two partitionings")
-        for address, text in known.items()
-        if text != known[first]
-    ]
+    words = f"its partition file differs from that of {first}: they are of two partitionings"
+    return [(address, words) for address, text in known.items() if text != known[first]]
 
 
 CLEAN_UP_SECONDS = 5.0
@@ -79,7 +75,7 @@ class RemoteSite:
 
     Parameters
     ----------
-    ssh : SshSettings
+    ssh : connection.SshSettings
         To machines that are not this one.
     python : str
         The interpreter on every machine.
@@ -100,7 +96,7 @@ class RemoteSite:
 
     def __init__(
         self,
-        ssh: SshSettings,
+        ssh: connection.SshSettings,
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
@@ -110,11 +106,10 @@ class RemoteSite:
         self._nodes = nodes
         self._python = python
         self._folder = folder
-        self._forwarder = StopForwarder(report)
+        self._forward_stop = stop_forwarder(report)
         self._is_alone = False
         self._job = ""
-        self._sessions: dict[str, NodeConnection] = {}
-        self._described: dict[str, dict[str, Any]] = {}
+        self._sessions: dict[str, connection.NodeConnection] = {}
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: list[tuple[str, InputError]] = []
         self.addresses: list[str] = []
@@ -129,55 +124,45 @@ class RemoteSite:
         differ. Raises InputError if a name has no address or two have the same, or a loopback address is
         among several.
         """
-        addresses = self.addresses = machine_addresses(machines)
-        can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
-        self._is_alone = can_be_alone and is_own_address(addresses[0])
+        self.addresses = machine_addresses(machines)
+        is_alone = self.has_shared_disk and self._nodes is None and len(machines) == 1
+        self._is_alone = is_alone and is_own_address(self.addresses[0])
         self._problems = []
-        names = dict(zip(addresses, (machine.address for machine in machines)))
+        machine_of = dict(zip(self.addresses, machines))
         sessions = self._sessions.items()
-        self._close([name for name, session in sessions if name not in names or not session.is_alive])
-        for address in addresses:
-            if address not in self._sessions:
-                try:
-                    self._sessions[address] = self._open(address, names[address])
-                except NotReadyError as error:
-                    if not self._is_node(address):
-                        raise
-                    self._problems.append((address, error))
+        self._close([name for name, session in sessions if name not in machine_of or not session.is_alive])
+        for address in [name for name in machine_of if name not in self._sessions]:
+            try:
+                self._sessions[address] = self._open(address, machine_of[address].address)
+            except NotReadyError as error:
+                if not self._is_node(address):
+                    raise
+                self._problems.append((address, error))
         # All machines reply in parallel: a login over SSH takes most of a second.
-        self._described = self._call_all(
-            {address: {} for address in addresses if address in self._sessions}, "describe"
-        )
-        differences = compare_versions(self._described, __version__)
+        present = [address for address in self.addresses if address in self._sessions]
+        described = self._call_all(dict.fromkeys(present, {}), "describe")
+        differences = compare_versions(described, __version__)
         self._problems += [(address, NotReadyError(text)) for address, text in differences]
         if entry is not None:
             self._job = entry.job
-            self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
-        return [
-            planned_host(address, machine, self._described[address])
-            for address, machine in zip(addresses, machines)
-            if address in self._described
-        ]
+            self._call_all(dict.fromkeys(described, {"entry": entry.to_dict()}), "register")
+        return [planned_host(name, machine_of[name], about) for name, about in described.items()]
 
     def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
         """Choose free ports for the servers of machines to which ip_config gives none."""
-        machine_of = dict(zip(self.addresses, machines))
-        without = [host.address for host in hosts if not machine_of[host.address].has_port]
-        questions = {address: {"address": address, "num_servers": num_servers} for address in without}
+        without = {name for name, machine in zip(self.addresses, machines) if not machine.has_port}
+        present = without.intersection(host.address for host in hosts)
+        questions = {name: {"address": name, "num_servers": num_servers} for name in present}
         ports = self._call_all(questions, "choose_server_ports")
         return [dataclasses.replace(host, port=ports.get(host.address, host.port)) for host in hosts]
 
     def check(
-        self,
-        hosts: Sequence[Host],
-        settings: JobSettings,
-        partition_file: str | None,
-        needs: Sequence[MachineNeeds],
+        self, hosts: Sequence[Host], settings: JobSettings, graph: str | None, needs: Sequence[MachineNeeds]
     ) -> None:
         """Check all machines that replied for all problems that would keep the job from running.
 
-        `partition_file` is a path on the machines, None if unknown; `needs` are by the number of the machine.
-        Raises NotReadyError with every problem of every machine, a line for each.
+        `graph` is the path of the partition file on the machines, None if unknown; `needs` are by the number
+        of the machine. Raises NotReadyError with every problem of every machine, a line for each.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
         questions = {}
@@ -189,7 +174,7 @@ class RemoteSite:
                 "servers": (host.address, host.port, settings.num_servers),
                 "folder": self._folder,
                 "script": script,
-                "partition": partition_file and (partition_file, part_id, len(self.addresses)),
+                "partition": graph and (graph, part_id, len(self.addresses)),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
                 "needs": dataclasses.asdict(needs[machine]),
             }
@@ -232,20 +217,18 @@ class RemoteSite:
 
     def warnings(self) -> list[str]:
         """Return where tables are files."""
-        return [
-            answer["note"] if self._is_alone else f"{address}: {answer['note']}"
-            for address, answer in self._checked.items()
-            if answer["note"]
-        ]
+        notes = {address: answer["note"] for address, answer in self._checked.items() if answer["note"]}
+        return [note if self._is_alone else f"{address}: {note}" for address, note in notes.items()]
 
-    def start(self, plan: Sequence[PlannedProcess], events: Events) -> list[RunningProcess]:
+    def start(
+        self, plan: Sequence[PlannedProcess], events: connection.Events
+    ) -> list[connection.RunningProcess]:
         """Start the processes of a job on their machines; return them in the order of the plan."""
-        started = {}
+        started = []
         for address in {planned.address for planned in plan}:
             local = [planned for planned in plan if planned.address == address]
-            for process in wait(self._sessions[address].start(local, self._folder, events)):
-                started[process.name] = process
-        return [started[planned.name] for planned in plan]
+            started += wait(self._sessions[address].start(local, self._folder, events))
+        return sorted(started, key=lambda process: plan.index(process.planned))
 
     def clean_up(self, addresses: Collection[str]) -> None:
         """Remove what the job's processes have left on some machines; node programs of lost ones do so."""
@@ -265,21 +248,19 @@ class RemoteSite:
         """End all node programs, and with them the job's entries on the machines."""
         self._close(list(self._sessions))
 
-    def _open(self, address: str, name: str) -> NodeConnection:
+    def _open(self, address: str, name: str) -> connection.NodeConnection:
         """Connect to a machine and start its node program."""
-
-        def forward(number: int) -> None:
-            self._forwarder.forward(f"the node program on {address}", number)
-
         if self._is_node(address) and self._nodes is not None:
             return self._nodes.connection(self.addresses.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
         is_here = self._nodes is not None or is_own_address(address)
         python = sys.executable if self._is_alone else self._python
         ssh = None if is_here else self._ssh
-        return open_node(name, ssh, python, forwarded_environment(os.environ), forward)
+        session = connection.open_node(name, ssh, python, connection.forwarded_environment(os.environ))
+        session.on_stop = lambda number: self._forward_stop(f"the node program on {address}", number)
+        return session
 
-    def _reopen(self, address: str) -> NodeConnection:
+    def _reopen(self, address: str) -> connection.NodeConnection:
         """Connect anew to a machine whose node program has ended."""
         session = self._sessions[address]
         if not session.is_borrowed:
@@ -293,7 +274,7 @@ class RemoteSite:
     def _close(self, addresses: Sequence[str]) -> None:
         """End node programs but those that have connected by themselves, which are told the job's end."""
         sessions = [self._sessions.pop(address) for address in addresses]
-        wait(close_all(session for session in sessions if not session.is_borrowed))
+        wait(connection.close_all(session for session in sessions if not session.is_borrowed))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any; of this machine alone only the first."""
@@ -306,15 +287,10 @@ class RemoteSite:
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""
-        return self._run_all(
-            lambda address: self._sessions[address].call(task, **questions[address]), list(questions)
-        )
+        return self._run_all(lambda name: self._sessions[name].call(task, **questions[name]), list(questions))
 
-    def _run_all(
-        self, work: Callable[[str], Awaitable[Any]], addresses: Sequence[str] | None = None
-    ) -> dict[str, Any]:
+    def _run_all(self, work: Callable[[str], Awaitable[Any]], addresses: Sequence[str]) -> dict[str, Any]:
         """Run a coroutine for each machine in parallel; record the problems, return the results in order."""
-        addresses = self.addresses if addresses is None else addresses
 
         async def run() -> list[Any]:
             return await asyncio.gather(*map(work, addresses), return_exceptions=True)

@@ -1,8 +1,9 @@
-"""The first node's side of a job without SSH: accepts the node programs of the other nodes.
+"""Both sides of a job without SSH: node 0's launcher accepts the node programs of the other nodes.
 
-Every other node (:mod:`dglkge.launch.remote.node`) connects to one TCP port here, authenticates itself and
-stays connected; its connection is that of its node program. So the nodes listen on nothing, and all that
-holds for a job over SSH holds here.
+Every other node connects to one TCP port of the launcher, authenticates itself and stays connected; its
+connection is that of its node program. So the nodes listen on nothing, and all that holds for a job over SSH
+holds here. A node ends with the exit status of the job. When the launcher is lost it ends its processes, and
+then with status 255.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
+from dglkge.launch.arguments import NodePlace
 from dglkge.launch.background import Report, wait
+from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import protocol
-from dglkge.launch.remote.connection import NodeConnection, close_all
-from dglkge.launch.remote.node import NodePlace
-from dglkge.launch.remote.ssh import forwarded_environment
-from dglkge.launch.stop_signals import StopForwarder, describe_stop
+from dglkge.launch.remote.connection import NodeConnection, close_all, forwarded_environment
+from dglkge.launch.stop_signals import describe_stop, stop_forwarder
 
 MOST_HANDSHAKES = 64
 """Most connections whose handshake is not finished; further ones are closed."""
 
-Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 END_SECONDS = 5.0
+RETRY_SECONDS = 1.0
 POLL_SECONDS = 0.2
 
 
@@ -76,12 +76,11 @@ class Rendezvous:
         self._seconds = seconds
         self._report = report
         self._nodes: dict[int, NodeConnection] = {}
-
         self._why_lost: dict[int, str] = {}
         self._refused: dict[str, str] = {}
-        self._num_handshakes = 0
+        self._handshakes = asyncio.Semaphore(MOST_HANDSHAKES)
         self._has_ended = False
-        self._forwarder = StopForwarder(report)
+        self._forward_stop = stop_forwarder(report)
         self._listener = listen(place.host, place.port)
         self._server = wait(asyncio.start_server(self._welcome, sock=self._listener))
 
@@ -93,9 +92,7 @@ class Rendezvous:
         """
         machines = [] if ip_config is None else read_ip_config(ip_config)
         if machines and len(machines) != self.num_nodes:
-            raise InputError(
-                f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
-            )
+            raise InputError(f"{ip_config} names {len(machines)} machines, the job has {self.num_nodes}")
         wait(self.await_nodes())
         if machines:
             return machines
@@ -106,14 +103,13 @@ class Rendezvous:
 
     async def await_nodes(self) -> None:
         """Wait until all nodes are connected; the NotReadyError names the missing, connected and refused."""
-        deadline = time.monotonic() + self._seconds
-        has_told = False
+        deadline, has_told = time.monotonic() + self._seconds, False
         while missing := [rank for rank in range(1, self.num_nodes) if rank not in self._nodes]:
+            names = f"node {', '.join(map(str, missing))} of {self.num_nodes}"
             if time.monotonic() >= deadline:
-                raise NotReadyError(self._describe_missing(missing))
+                raise NotReadyError(names + self._describe_missing(missing))
             if not has_told:
-                names = ", ".join(map(str, missing))
-                self._report(f"waiting at {self._where} for node {names} of {self.num_nodes}")
+                self._report(f"waiting at {self._where} for {names}")
                 has_told = True
             await asyncio.sleep(POLL_SECONDS)
 
@@ -153,71 +149,63 @@ class Rendezvous:
         wait(close())
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
-        """Describe which nodes have not come."""
+        """Describe why nodes have not come."""
         came = ["0", *(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))]
-        words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
-        words += f" within {self._seconds:g} s (--rendezvous_seconds); connected: {', '.join(came)}"
-        words += "".join(
-            f"; node {rank}: {self._why_lost[rank]}" for rank in missing if rank in self._why_lost
-        )
-        return words + "".join(f"; refused {address}: {why}" for address, why in self._refused.items())
+        words = f" did not connect to {self._where} within {self._seconds:g} s (--rendezvous_seconds)"
+        reasons = [f"node {rank}: {self._why_lost[rank]}" for rank in missing if rank in self._why_lost]
+        reasons += [f"refused {address}: {why}" for address, why in self._refused.items()]
+        return "; ".join([words, f"connected: {', '.join(came)}", *reasons])
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Authenticate a connection and admit its node."""
-        if self._num_handshakes >= MOST_HANDSHAKES:
+        if self._handshakes.locked():
             writer.close()
             return
         address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
-        self._num_handshakes += 1
-        try:
-            await asyncio.wait_for(self._admit(reader, writer), protocol.HANDSHAKE_SECONDS)
-            self._refused.pop(address, None)
-        except (protocol.RefusedError, NotReadyError) as error:
-            writer.close()
-            # Reported once for each address and reason.
-            if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
-                self._refused[address] = str(error)
-                self._report(f"warning: refused a connection from {address}: {error}")
-        # A port scan, or a connection that was lost.
-        except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
-            writer.close()
-        finally:
-            self._num_handshakes -= 1
+        async with self._handshakes:
+            try:
+                await asyncio.wait_for(self._admit((reader, writer)), protocol.HANDSHAKE_SECONDS)
+                self._refused.pop(address, None)
+            except (protocol.RefusedError, NotReadyError) as error:
+                writer.close()
+                # Reported once for each address and reason.
+                if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
+                    self._refused[address] = str(error)
+                    self._report(f"warning: refused a connection from {address}: {error}")
+            # A port scan, or a connection that was lost.
+            except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
+                writer.close()
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit(self, streams: protocol.Streams) -> None:
         """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
-        await protocol.authenticate_node(reader, writer, self._secret)
-        peer = protocol.Peer(reader, writer)
+        await protocol.authenticate_node(streams, self._secret)
+        peer = protocol.Peer(streams)
         hello = await peer.receive()
         if not isinstance(hello, protocol.Call):
             raise protocol.ProtocolError(f"no message of a node: {hello}")
-        reply = protocol.answer(hello, {"join": functools.partial(self._join, (reader, writer))})
+        reply = protocol.answer(hello, {"join": functools.partial(self._join, streams)})
         peer.send(reply)
         await peer.drain()
         reply.check(protocol.RefusedError, NotReadyError)
 
     def _join(
-        self, streams: Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
+        self, streams: protocol.Streams, rank: int, num_nodes: int, address: str, variables: Sequence[str]
     ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
             raise protocol.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
         if not 1 <= rank < self.num_nodes:
-            raise protocol.RefusedError(
-                f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
-            )
+            allowed = f"1 to {self.num_nodes - 1}, node 0 is the launcher"
+            raise protocol.RefusedError(f"it has rank {rank}; allowed are {allowed}")
         if rank in self._nodes:
             # An earlier process of a node that was started again may not count as lost yet.
             raise NotReadyError(f"node {rank} is connected already, from {self._nodes[rank].address}")
         # The node's own variables win: a scheduler sets some of them for each node.
         environment = forwarded_environment(os.environ)
-        self._nodes[rank] = NodeConnection(
-            address,
-            *streams,
-            environment={name: environment[name] for name in set(environment) - set(variables)},
-            on_stop=lambda number: self._forwarder.forward(f"node {rank} ({address})", number),
-            on_lost=lambda why: self._lose(rank, address, why),
-        )
+        node = self._nodes[rank] = NodeConnection(address, streams)
+        node.environment = {name: environment[name] for name in set(environment) - set(variables)}
+        node.on_stop = lambda number: self._forward_stop(f"node {rank} ({address})", number)
+        node.on_lost = lambda why: self._lose(rank, address, why)
 
     def _lose(self, rank: int, address: str, why: str) -> None:
         """Remove a node whose connection has ended."""
@@ -253,9 +241,7 @@ def listen(host: str, port: int) -> socket.socket:
     places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
     for address, family, is_on_all in places:
         try:
-            return socket.create_server(
-                address, family=family, backlog=MOST_HANDSHAKES, dualstack_ipv6=is_on_all
-            )
+            return socket.create_server(address, family=family, dualstack_ipv6=is_on_all)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise NotReadyError(
@@ -264,3 +250,91 @@ def listen(host: str, port: int) -> socket.socket:
                 ) from None
             reason = error.strerror
     raise InputError(f"cannot listen on port {port} for --rendezvous: {reason}")
+
+
+def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Report) -> int:
+    """Take part in a job as a node other than the first, with this process's environment; return its status.
+
+    `seconds` limit the wait for the launcher; `report` takes messages for the user.
+    """
+    secret = protocol.read_secret(secret_file)
+    # Processes run in another folder: relative search paths become absolute.
+    os.environ.update(forwarded_environment(os.environ))
+
+    async def run() -> int:
+        peer = await connect(place, secret, seconds, report)
+        where = f"{place.host}:{place.port}"
+        greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
+        program = NodeProgram(peer, python, report)
+        status, reason = await program.run(greeting)
+        if program.is_told:
+            if reason:
+                report(f"the job has ended: {reason}")
+        elif status == protocol.LOST_STATUS:
+            report(f"the launcher at {where} is lost: {reason}; this node's part ends")
+        return status
+
+    return asyncio.run(run())
+
+
+async def connect(place: NodePlace, secret: bytes, seconds: float, report: Report) -> protocol.Peer:
+    """Connect to the launcher, which may start later than this node, and be admitted.
+
+    Raises
+    ------
+    NotReadyError
+        If the launcher does not listen in time, or cannot take this node yet.
+    RefusedError
+        If it refuses this node.
+    """
+    where, reason = f"{place.host}:{place.port}", ""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return await asyncio.wait_for(_connect_once(place, secret), protocol.HANDSHAKE_SECONDS)
+        except protocol.RefusedError as error:
+            raise protocol.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+        except (OSError, EOFError, NotReadyError, asyncio.TimeoutError) as error:
+            is_first, reason = not reason, _describe_failure(error)
+        if time.monotonic() + RETRY_SECONDS > deadline:
+            words = f"no launcher of node 0 at {where} within {seconds:g} s (--rendezvous_seconds)"
+            raise NotReadyError(f"{words}: {reason}")
+        if is_first:
+            report(f"waiting for node 0 at {where}: {reason}")
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Peer:
+    """Connect to the launcher once; raises OSError, EOFError or NotReadyError if it may succeed later."""
+    reader, writer = await asyncio.open_connection(place.host, place.port)
+    try:
+        address = place.address or str(writer.get_extra_info("sockname")[0])
+        if ":" in address:
+            raise protocol.RefusedError(
+                f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
+                "give this machine's IPv4 address with --address"
+            )
+        await protocol.authenticate_launcher((reader, writer), secret)
+        peer = protocol.Peer((reader, writer))
+        hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
+        peer.tell("join", **hello, variables=sorted(os.environ))
+        reply = await peer.receive()
+        if not isinstance(reply, protocol.Reply):
+            raise protocol.ProtocolError(f"no reply: {reply}")
+        reply.check(protocol.RefusedError, NotReadyError)
+        peer.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
+        return peer
+    except BaseException:
+        writer.close()
+        raise
+
+
+def _describe_failure(error: Exception) -> str:
+    """Describe why a connection was not made."""
+    if isinstance(error, EOFError):
+        return "the connection ended"
+    if isinstance(error, asyncio.TimeoutError):
+        return f"no answer within {protocol.HANDSHAKE_SECONDS:g} s"
+    if isinstance(error, OSError) and (error.errno or 0) > 0:  # asyncio's words name the call instead
+        return os.strerror(error.errno or 0)
+    return str(getattr(error, "strerror", None) or error)

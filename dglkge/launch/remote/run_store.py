@@ -43,11 +43,8 @@ class RunFolder(FileStore):
         self._tasks: dict[str, Callable[..., Any]] = {
             "identity": lambda: {"place": f"{socket.gethostname()}:{folder}", "same": identity(folder)},
             "get": lambda name, start: read_block(self._path(name), start),
-            "put": self._put,
-            "copy": self.copy,
-            "sizes": self.sizes,
-            "remove": self.remove,
-        }
+            "put": self._put, "copy": self.copy, "sizes": self.sizes, "remove": self.remove,
+        }  # fmt: skip
 
     def answer(self, call: Call) -> Reply:
         """Answer a request; the number of an operating system's error is the value of its reply."""
@@ -95,13 +92,12 @@ class LauncherStore(Store):
     def __init__(self, output: Path) -> None:
         name = os.environ.get(STORE_VARIABLE, "")
         if not name:
-            raise InputError(
-                f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
-            )
+            words = "is set, but dglkge-launch --sync did not start this process"
+            raise InputError(f"{OWN_DISKS_VARIABLE} {words}")
         self.num_bytes = 0
         self._numbers = itertools.count()
         self._one_at_a_time = threading.Lock()
-        self._decoder = protocol.Decoder()
+        self._received = bytearray()
         self._connection = socket.socket(socket.AF_UNIX)
         with os_errors(NotReadyError, "the launcher does not answer"):
             self._connection.connect(f"\0{name}")
@@ -123,8 +119,7 @@ class LauncherStore(Store):
 
     def download(self, name: str, path: Path) -> None:
         with open(path, "wb") as file:
-            for block in self._blocks(name):
-                file.write(block)
+            file.writelines(self._blocks(name))
 
     def copy(self, name: str, target: str) -> None:
         if not self._is_same:
@@ -169,14 +164,14 @@ class LauncherStore(Store):
     def _receive(self, call: Call) -> Reply:
         """Return the reply to a call; one to an earlier call came too late."""
         while True:
-            message = self._decoder.next()
+            message = protocol.take_message(self._received)
             if isinstance(message, Reply) and message.id == call.id:
                 return message
             if message is None:
                 received = self._connection.recv(protocol.BLOCK_BYTES)
                 if not received:
                     raise ConnectionError(errno.ECONNRESET, "the node program has ended")
-                self._decoder.received += received
+                self._received += received
 
 
 def identity(folder: Path) -> list[Any]:

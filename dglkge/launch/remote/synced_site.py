@@ -5,6 +5,7 @@ The run itself is in the launcher's folder while the job runs: :mod:`dglkge.laun
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +34,10 @@ def plan_sync(
     which names the data set, `part_config` DGL's partition file of other scripts. Raises InputError if a
     relative path leads out of the folder.
     """
-    files = [*_program(command, places.here), *_named_files(command, places.here)]
+    files = list(_program(command, places.here))
+    for text in itertools.chain.from_iterable((word, word.partition("=")[2]) for word in command):
+        if text and "\0" not in text and (places.here / text).is_file():  # a file that an argument names
+            files.append(places.here / text)
     if config is not None:
         folder = places.here / config.dataset
         files += [folder / name for name in dataset_files(folder, part_id)]
@@ -52,13 +56,12 @@ def plan_sync(
 
 def dataset_files(folder: Path, part_id: int) -> list[str]:
     """Return the files of a data set without the partitions of other machines."""
-    names = []
-    for name in file_names(str(folder), follow_links=True):
-        parts = Path(name).parts
-        part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
-        if part in (None, part_id):
-            names.append(name)
-    return names
+
+    def is_needed(name: str) -> bool:
+        folder, *rest = Path(name).parts
+        return folder != PARTITIONS or len(rest) < 2 or part_of_folder(rest[0]) in (None, part_id)
+
+    return list(filter(is_needed, file_names(str(folder), follow_links=True)))
 
 
 def _program(command: Sequence[str], here: Path) -> Iterator[Path]:
@@ -66,18 +69,9 @@ def _program(command: Sequence[str], here: Path) -> Iterator[Path]:
     if command[0] == "-m":
         package = here / command[1].partition(".")[0]
         # Only Python files: data beside a script is named in arguments or in the configuration.
-        yield from sorted(package.rglob("*.py"))
-        yield from (path for path in [package.with_suffix(".py")] if path.is_file())
+        yield from (path for path in (*package.rglob("*.py"), package.with_suffix(".py")) if path.is_file())
     else:
         yield from sorted((here / command[0]).parent.glob("*.py"))
-
-
-def _named_files(command: Sequence[str], here: Path) -> Iterator[Path]:
-    """Yield the files that arguments name, whole or after ``=``."""
-    for word in command:
-        for text in (word, word.partition("=")[2]):
-            if text and "\0" not in text and (here / text).is_file():
-                yield here / text
 
 
 def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
@@ -101,9 +95,7 @@ class SyncedSite(RemoteSite):
 
     _lease: Lease | None = None
 
-    def __init__(
-        self, *about: Any, repair: Callable[[CheckpointStorage, Config], object] = lambda *_: None
-    ) -> None:
+    def __init__(self, *about: Any, repair: Callable[..., object] = lambda *_: None) -> None:
         super().__init__(*about)
         self._repair = repair
 
@@ -128,7 +120,7 @@ class SyncedSite(RemoteSite):
             for (here, there), names in files.items():
                 await copy_files(session, here, there, names)
 
-        self._run_all(work)
+        self._run_all(work, self.addresses)
         self._raise_problems()
         # A run at a URL has its store there.
         if config is not None and not config.checkpoint.storage:
@@ -160,7 +152,7 @@ class SyncedSite(RemoteSite):
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
         there = str(places.on_machines(log_dir))
-        self._run_all(lambda address: copy_files(self._sessions[address], str(log_dir), there))
+        self._run_all(lambda name: copy_files(self._sessions[name], str(log_dir), there), self.addresses)
         self._raise_problems("their files are still there")
 
     def close(self) -> None:
