@@ -27,7 +27,7 @@ IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "tsv", "word2vec")
 """Formats that :mod:`dglkge.inference.exports.import_tables` reads, sorted."""
 
 
-class Known(enum.Enum):
+class Known(str, enum.Enum):
     """Treatment of answers that the data set already contains."""
 
     MARK = "mark"

@@ -69,7 +69,7 @@ class Explainer:
         scores = self._run.scores(ids)
         both = np.concatenate([scores[side] for side in Side])
         return {
-            **dict(zip(ROLES, self._named(*ids[0].tolist()))),
+            **dict(zip(ROLES, self._run.names_of(*ids[0].tolist()))),
             "score": float(both.mean()),
             "probability": None
             if calibration is None
@@ -85,7 +85,7 @@ class Explainer:
         for side in Side:
             triples, influences = self.influences(link, side)
             influential += [
-                {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
+                {**dict(zip(ROLES, self._run.names_of(*triple))), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
                 if influence > 0
             ]
@@ -131,11 +131,6 @@ class Explainer:
         tail_id = tables.vocabulary(types.rhs).id(tail)
         return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))
 
-    def _named(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
-        tables, relation = self._run.tables, self._run.tables.relations[relation_id]
-        head_name, tail_name = tables.vocabulary(relation.lhs)[head], tables.vocabulary(relation.rhs)[tail]
-        return head_name, tables.relations.labels[relation_id], tail_name
-
     def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
         """Return a rule as a text and its numbers, with its path by name where there is one."""
         labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
@@ -143,7 +138,7 @@ class Explainer:
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
         fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
-        return {**fields, "path": [dict(zip(ROLES, self._named(*triple))) for triple in links]}
+        return {**fields, "path": [dict(zip(ROLES, self._run.names_of(*triple))) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()

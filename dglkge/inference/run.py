@@ -25,7 +25,7 @@ from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference.choices import ALL, BEAM, FAISS
 from dglkge.inference.exports import hub
-from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
+from dglkge.inference.exports.dglke_files import is_dglke, open_dglke
 from dglkge.inference.frames import Questions
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
@@ -93,9 +93,9 @@ def open_run(
         (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
     )
     if not is_checkpoint and is_dglke(folder):
-        return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
+        return Run(open_dglke(folder), dataset)
     if not is_checkpoint and hub.is_hub_folder(folder):
-        return Run(hub.HubTables(folder), dataset)
+        return Run(hub.open_hub_folder(folder), dataset)
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
@@ -112,21 +112,17 @@ class Run(Questions):
 
     def _facts(self) -> list[str]:
         """Return the folder, and what one wants to know of a model first."""
-        meta = self.tables.meta
-        checkpoint = self.tables if isinstance(self.tables, Checkpoint) else None
-        facts = [str(self.tables.path if checkpoint is None else checkpoint.run_folder)]
-        facts += [f"{meta.score_function}, dimension {meta.dim}"]
-        counts = meta.entity_types
-        is_plain = len(counts) == 1
-        facts += [
-            f"{count:,} {'entities' if is_plain else f'of type {name}'}" for name, count in counts.items()
-        ]
-        facts.append(f"{len(self.tables.relations):,} relations")
-        if checkpoint is None:
-            return facts
-        if checkpoint.progress:
-            facts.append(f"{checkpoint.progress[Progress.FINISHED_EPOCHS]} epochs")
-        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
+        tables, meta, counts = self.tables, self.tables.meta, self.tables.meta.entity_types
+        is_checkpoint = isinstance(tables, Checkpoint)
+        facts = [str(tables.run_folder if isinstance(tables, Checkpoint) else tables.path)]
+        facts.append(f"{meta.score_function}, dimension {meta.dim}")
+        kinds = ["entities"] if len(counts) == 1 else [f"of type {name}" for name in counts]
+        facts += [f"{count:,} {kind}" for count, kind in zip(counts.values(), kinds)]
+        facts.append(f"{len(tables.relations):,} relations")
+        if is_checkpoint and meta.progress:
+            facts.append(f"{meta.progress[Progress.FINISHED_EPOCHS]} epochs")
+        metrics = self.metrics.items() if is_checkpoint else ()
+        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in metrics]
 
     def evaluate(
         self,
@@ -273,9 +269,8 @@ class Run(Questions):
             run.complete(relations=["borders"], min_probability=0.9)
             run.complete(heads=["Alice"], k=3)
         """
-        plan = completion.plan_completion(
-            self, relations, heads, head_types, min_probability, k, candidates, held_out
-        )
+        question = (relations, heads, head_types, min_probability, k, candidates, held_out)
+        plan = completion.plan_completion(self, *question)
         if limit is not None:
             check_k(limit)
         frame: pd.DataFrame = completion.find_links(plan, torch.get_num_threads(), limit).to_pandas()
@@ -426,9 +421,8 @@ class Run(Questions):
         InputError
             If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
         """
-        return pd.DataFrame(
-            self._explainer.rules_of(relation, k, samples), columns=list(reasons.RULE_COLUMNS)
-        )
+        rules = self._explainer.rules_of(relation, k, samples)
+        return pd.DataFrame(rules, columns=list(reasons.RULE_COLUMNS))
 
     def with_rules(self) -> Run:
         """Return this model with rules beside it, as one ranking.
@@ -519,8 +513,7 @@ class Run(Questions):
         """
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         type_ = self._type_with_features(entity_type)
-        checkpoint = self.checkpoint.with_new_entities({type_: (names, vectors)})
-        return self._extended(checkpoint)
+        return self._extended(self.checkpoint.with_new_entities({type_: (names, vectors)}))
 
     def _extended(self, checkpoint: Checkpoint, *added: np.ndarray) -> Run:
         """Return this model with further entities and known triples, and what these do not change."""
@@ -528,9 +521,8 @@ class Run(Questions):
         shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
         vars(run).update({name: value for name, value in vars(self).items() if name in shared})
         if isinstance(self.bonus, rule_scores.RuleScores):
-            run.bonus = replace(
-                rule_scores.plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights
-            )
+            kept = {"rules": self.bonus.rules, "weights": self.bonus.weights}
+            run.bonus = replace(rule_scores.plain_rules(run), **kept)
         return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
@@ -673,15 +665,15 @@ class Run(Questions):
         metric: str | None = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
-        tables, results = tables or self.tables_in_order, {}
-        if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
-            here = self.tables.version
+        tables, results, source = tables or self.tables_in_order, {}, self.tables
+        if file_format == "huggingface" and isinstance(source, Checkpoint):
             results = {
-                name: result for name, result in self.results.items() if result.get("version", here) == here
+                name: result
+                for name, result in self.results.items()
+                if result.get("version", source.version) == source.version
             }
-        return export.export_tables(
-            self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
-        )
+        options = (max_rows, metric, results)
+        return export.export_tables(source, tables, file_format, Path(folder), overwrite, *options)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.
@@ -747,8 +739,7 @@ class Run(Questions):
             for version in set(checkpoint.versions()) - {checkpoint.version}:
                 open_checkpoint(checkpoint.root, version).verify()
         meta = checkpoint.meta
-        files = checkpoint.manifest.binary_files
-        files += checkpoint.manifest.all_texts.values()
+        files = [*checkpoint.manifest.binary_files, *checkpoint.manifest.all_texts.values()]
         num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
         with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,26 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_METRICS_FILE
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.calibration import Calibration
-from dglkge.evaluation.metrics import (
-    Protocol,
-    RankingResult,
-    RelationCategories,
-    load_results,
-    relation_categories,
-)
+from dglkge.evaluation.metrics import Protocol, RankingResult, load_results, relation_categories
 from dglkge.evaluation.queries import Bonus, score_triples
 from dglkge.formats.relation_parameters import registered_score_function
 from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.exports.dglke_files import DglkeTables
-from dglkge.inference.exports.hub import HubTables
 from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
@@ -95,14 +87,10 @@ class TrainedModel:
         """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
-        if isinstance(self.tables, HubTables):
-            raise InputError(
-                f"{self.tables.path} was written by dglkge checkpoint export --format huggingface and is no "
-                "checkpoint: it can be queried and exported"
-            )
-        raise InputError(
-            f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
-        )
+        is_from_hub = bool(self.tables.meta.dataset_fingerprint)
+        writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
+        advice = ": it can be queried and exported" if is_from_hub else f"; {self._conversion()}"
+        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint{advice}")
 
     @property
     def tables_in_order(self) -> list[str]:
@@ -112,8 +100,7 @@ class TrainedModel:
     @cached_property
     def model(self) -> KgeModel:
         """The score function at its dimension."""
-        meta = self.tables.meta
-        name = registered_score_function(meta)
+        meta, name = self.tables.meta, registered_score_function(self.tables.meta)
         model = build_model(name, meta.dim, meta.reciprocal, options=meta.score_options)
         if model.module is not None:
             model.load_module(self.tables.dense_parameters(), str(self.tables.path))
@@ -122,32 +109,29 @@ class TrainedModel:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set that the model was trained on."""
-        tables = self.tables
-        # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
+        tables, meta = self.tables, self.tables.meta
+        # Ids of other programs count rows in their own files, and no fingerprint shows which data set they
         # belong to.
-        if isinstance(tables, DglkeTables) or (
-            isinstance(tables, Checkpoint) and is_bigraph(tables.folder, tables.version)
-        ):
+        if not meta.dataset_fingerprint:
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(
                 f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
             )
-        folder = Path(self._dataset_path or tables.meta.dataset_path)
-        if self._dataset_path is None and isinstance(tables, HubTables):
+        folder = self._dataset_path or meta.dataset_path
+        if not folder:
             raise InputError(
-                f"{tables.path} does not say where its dataset {tables.meta.dataset_name} is; say it with "
-                "--dataset"
+                f"{tables.path} does not say where its dataset {meta.dataset_name} is; say it with --dataset"
             )
-        if self._dataset_path is None and not folder.is_dir():
+        if self._dataset_path is None and not Path(folder).is_dir():
             raise InputError(
                 f"the run's dataset {folder} is not there any more; say with --dataset where it is"
             )
         # Ids are positions in vocabularies: with another data set they would silently mean other entities.
         dataset = Dataset.open(folder)
-        if dataset.fingerprint != tables.meta.dataset_fingerprint:
+        if dataset.fingerprint != meta.dataset_fingerprint:
             raise InputError(
-                f"{folder} is not the dataset of this run ({tables.meta.dataset_name}): its fingerprint is "
-                f"{dataset.fingerprint[:12]}, expected {tables.meta.dataset_fingerprint[:12]}"
+                f"{folder} is not the dataset of this run ({meta.dataset_name}): its fingerprint is "
+                f"{dataset.fingerprint[:12]}, expected {meta.dataset_fingerprint[:12]}"
             )
         return dataset
 
@@ -194,16 +178,13 @@ class TrainedModel:
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:
         """Number of training triples of each entity, by type and original id."""
-        dataset = self.dataset
-        types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
-        num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
-        return negatives.count_degrees(dataset.split(TRAIN), types, num_entities)
+        types = [(relation.lhs, relation.rhs) for relation in self.dataset.relations.relations]
+        num_entities = {name: self.dataset.num_entities(name) for name in self.dataset.entity_types}
+        return negatives.count_degrees(self.dataset.split(TRAIN), types, num_entities)
 
     def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
         """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
-        return score_triples(
-            self.model, triples, self.tables.relations.relations, self.tables, bonus=self.bonus
-        )
+        return score_triples(self.model, triples, self.tables.relations.relations, self.tables, self.bonus)
 
     def rank(
         self,
@@ -225,16 +206,16 @@ class TrainedModel:
         return replace(result, categories=self._categories)
 
     @cached_property
-    def _categories(self) -> RelationCategories:
+    def _categories(self) -> Any:
         return relation_categories(self.dataset.split(TRAIN), self.dataset.num_relations)
 
     def max_norm(self, entity_type: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
         if entity_type not in self._max_norms:
-            shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
-            self._max_norms[entity_type] = max(
-                (ranking.RankedShard(shard).max_norm for shard in shards), default=0.0
-            )
+            shards = [
+                ranking.RankedShard(shard) for shard in self.tables.shards(entity_type) if len(shard.rows)
+            ]
+            self._max_norms[entity_type] = max((shard.max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
 
     @cached_property
@@ -250,11 +231,8 @@ class TrainedModel:
         """
         relations, vocabulary = self.tables.relations, self.tables.vocabulary
         # Relations of one name are tried first by the given entity: users rarely give the types' names.
-        fitting = [
-            id_
-            for id_, candidate in enumerate(relations.relations)
-            if candidate.name == relation and entity in vocabulary(candidate.anchor_type(side))
-        ]
+        ids = relations.ids_of(relation)
+        fitting = [id_ for id_ in ids if entity in vocabulary(relations[id_].anchor_type(side))]
         # Otherwise the vocabulary decides; its error lists the labels, which name the types.
         relation_id = fitting[0] if len(fitting) == 1 else relations.id(relation)
         return LinkQuery(side, vocabulary(relations[relation_id].anchor_type(side)).id(entity), relation_id)
@@ -268,23 +246,17 @@ class TrainedModel:
     ) -> list[list[Answer]]:
         """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
         treatment, known_triples = self.known_treatment(known)
-        if candidates == SEEN:
-            known_triples = self._known_by_split
-        return best_answers(
-            self.model, self.tables, queries, k, treatment, candidates, known_triples, self.bonus
-        )
+        treated = (treatment, candidates, self._known_by_split if candidates == SEEN else known_triples)
+        return best_answers(self.model, self.tables, queries, k, *treated, self.bonus)
 
     def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs."""
         if known is not None:
-            treatments = [treatment.value for treatment in Known]
-            if not isinstance(known, Known) and known not in treatments:
-                raise unknown_name("treatment of known answers", known, treatments)
-            known = Known(known)
-        if known is Known.KEEP:
-            return known, {}
+            require_known("treatment of known answers", known, [treatment.value for treatment in Known])
+        if known == Known.KEEP:
+            return Known.KEEP, {}
         try:
-            return known or Known.MARK, self._known_by_split
+            return Known(known or Known.MARK), self._known_by_split
         except InputError as error:
             # The data set of a run may be on another machine; one that was named must be usable.
             if known is not None or self._dataset_path is not None:
@@ -297,23 +269,27 @@ class TrainedModel:
         """The probabilities that ``dglkge calibrate`` has written beside the checkpoint."""
         if self.bonus is not None:
             raise InputError("probabilities are fitted to scores of the model alone: ask without rules")
-        checkpoint = self.checkpoint
-        path = checkpoint.run_folder / RUN_CALIBRATION_FILE
+        path, version = self.checkpoint.run_folder / RUN_CALIBRATION_FILE, self.checkpoint.version
         calibration = Calibration.load(path)
-        if (calibration.run_id, calibration.version) != (checkpoint.manifest.run_id, checkpoint.version):
+        if (calibration.run_id, calibration.version) != (self.checkpoint.manifest.run_id, version):
             raise InputError(
                 f"{path} is of version {calibration.version} of its run, the checkpoint has version "
-                f"{checkpoint.version}: fit probabilities again, with dglkge calibrate"
+                f"{version}: fit probabilities again, with dglkge calibrate"
             )
         return calibration
 
     @property
     def calibration_if_any(self) -> Calibration | None:
         """The same; None if none was fitted for this version."""
-        try:
+        with contextlib.suppress(InputError):
             return self.calibration
-        except InputError:
-            return None
+        return None
+
+    def names_of(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
+        """Return the names of a triple; the relation's is its label."""
+        relation, vocabulary = self.tables.relations[relation_id], self.tables.vocabulary
+        label = self.tables.relations.labels[relation_id]
+        return vocabulary(relation.lhs)[head], label, vocabulary(relation.rhs)[tail]
 
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""
@@ -325,14 +301,13 @@ class TrainedModel:
         """Return the type of an entity, or the one that the user gave, which is only checked."""
         types = self.tables.entity_types
         if entity_type is not None:
-            if entity_type not in types:
-                raise unknown_name("entity type", entity_type, types)
+            require_known("entity type", entity_type, types)
             return entity_type
         fitting = [name for name in types if entity in self.tables.vocabulary(name)]
         if len(fitting) > 1:
+            shown = ", ".join(fitting)
             raise InputError(
-                f"{entity!r} is the name of entities of several types: {', '.join(fitting)}; "
-                "say which by the type"
+                f"{entity!r} is the name of entities of several types: {shown}; say which by the type"
             )
         if not fitting and len(types) > 1:
             raise UnknownEntityError(

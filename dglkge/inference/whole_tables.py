@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import functools
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,38 +23,35 @@ class WholeTables(TablesByName):
         Folder of the files.
     rows : mapping of str to (n, D) tensor
         By table.
+    names : callable
+        Reads the names of an entity type, at the first use.
+    dense : mapping of str to tensor, optional
+        Dense parameters of the score function's module.
     """
 
-    def __init__(self, path: Path, meta: CheckpointMeta, rows: Mapping[str, torch.Tensor]) -> None:
-        self.path = path
-        self.meta = meta
-        self.relations = RelationVocabulary(list(meta.relations))
-        self._vocabularies: dict[str, Vocabulary] = {}
+    def __init__(
+        self,
+        path: Path,
+        meta: CheckpointMeta,
+        rows: Mapping[str, torch.Tensor],
+        names: Callable[[str], Vocabulary],
+        dense: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.path, self.meta, self.entity_types = path, meta, list(meta.entity_types)
+        self.relations, self.vocabulary = RelationVocabulary(list(meta.relations)), functools.cache(names)
+        self._dense = dict(dense or {})
         self._tables = {
             table: CheckpointTable(
-                table, [FileShard(torch.arange(len(whole)), whole)], partial(self._id, table)
+                table, [FileShard(torch.arange(len(whole)), whole)], functools.partial(self._id, table)
             )
             for table, whole in rows.items()
         }
 
-    @property
-    def entity_types(self) -> list[str]:
-        """The entity types, in their order."""
-        return list(self.meta.entity_types)
-
-    def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type, which are read at the first call."""
-        if entity_type not in self._vocabularies:
-            self._vocabularies[entity_type] = self._read_names(entity_type, len(self[entity_type]))
-        return self._vocabularies[entity_type]
-
-    @abstractmethod
-    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
-        """Read the names of the rows of an entity type."""
+    def dense_parameters(self) -> dict[str, torch.Tensor]:
+        return self._dense
 
     def _id(self, table: str, name: str) -> int:
-        lookup: Callable[[str], int] = self.relations.id if table == RELATION else self.vocabulary(table).id
-        return lookup(name)
+        return self.relations.id(name) if table == RELATION else self.vocabulary(table).id(name)
 
 
 Tables = Checkpoint | WholeTables

@@ -74,7 +74,7 @@ def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         written(table, file)
 
-    monkeypatch.setitem(export.FORMATS, "tsv", (export.each_table(".tsv", full_at_the_film), ""))
+    monkeypatch.setitem(export.FORMATS, "tsv", (export_files.each_table(".tsv", full_at_the_film), ""))
     with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
         export_tables(checkpoint, ["person", "film"], "tsv", tmp_path / "out", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["person.tsv"]

@@ -6,6 +6,7 @@ TensorBoard's projector.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -22,25 +23,8 @@ import pyarrow.parquet as pq
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, JobError, import_extra, require_known
 from dglkge.formats.operators import DGLKE_MATRICES
-from dglkge.inference.exports import dglke_files
-from dglkge.inference.exports.files import (
-    LINE_ENDS,
-    Export,
-    ExportedTable,
-    Ids,
-    Output,
-    Planner,
-    check_names,
-    each_table,
-    file_output,
-    number_texts,
-    record_batches,
-    table_schema,
-    text_output,
-    write_outputs,
-    write_rows,
-    write_safetensors,
-)
+from dglkge.inference.exports import dglke_files, files
+from dglkge.inference.exports.files import LINE_ENDS, Export, ExportedTable, Ids, Output, Planner, each_table
 from dglkge.inference.exports.hub import plan_huggingface
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.functions.comparators import COSINE, INNER_PRODUCT, METRICS
@@ -127,15 +111,13 @@ def export_tables(
             raise InputError(
                 f"--{option} goes with --format {' or '.join(owners)}, got --format {file_format}"
             )
-    if file_format == "dglke":
-        dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
     # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
     # written.
     opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
     plan, separators = FORMATS[file_format]
-    check_names(opened, separators, file_format)
+    files.check_names(opened, separators, file_format)
     outputs = list(plan(Export(source, opened, max_rows, metric, metrics or {})))
-    return write_outputs(outputs, folder, overwrite)
+    return files.write_outputs(outputs, folder, overwrite)
 
 
 def _plan_dglke(export: Export) -> Iterator[Output]:
@@ -155,11 +137,10 @@ def _plan_dglke(export: Export) -> Iterator[Output]:
         for piece, columns in ((name, slice(0, cut)), (matrices, slice(cut, width))):
             if columns.start < columns.stop:
                 write = partial(_write_npy, table, columns=columns, scale=scale)
-                yield file_output(f"{stem}{piece}.npy", write)
-        yield file_output(
-            str(config[dglke_files.MAP_KEYS[name]]), partial(dglke_files.write_id_map, table.names)
-        )
-    yield text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
+                yield files.file_output(f"{stem}{piece}.npy", write)
+        write_map = partial(dglke_files.write_id_map, table.names)
+        yield files.file_output(config[dglke_files.MAP_KEYS[name]], write_map)
+    yield files.text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
 
 
 def _write_npy(
@@ -169,21 +150,21 @@ def _write_npy(
     # The header alone, as np.save would need the whole array in memory.
     shape = (table.shape[0], columns.stop - columns.start)
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    write_rows(file, table.blocks(columns, scale))
+    files.write_rows(file, table.blocks(columns, scale))
 
 
 def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
     """Write a row group for each block: readers and this writer hold one group at a time."""
-    schema = table_schema(table, "embedding")
+    schema = files.table_schema(table, "embedding")
     # Dictionaries and statistics of the numbers would cost time and space, and no reader uses them.
     options = {"use_dictionary": ["type"], "write_statistics": ["name", "type"]}
     with pq.ParquetWriter(file, schema, **options) as writer:
-        for batch in record_batches(table, schema):
+        for batch in files.record_batches(table, schema):
             writer.write_batch(batch)
 
 
 def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
-    write_safetensors(file, {SAFETENSORS_NAME: table})
+    files.write_safetensors(file, {SAFETENSORS_NAME: table})
 
 
 def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
@@ -214,7 +195,7 @@ def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
 
 def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
     """Write a name and its numbers on each line."""
-    lines = zip(names, number_texts(rows, separator))
+    lines = zip(names, files.number_texts(rows, separator))
     file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
@@ -264,13 +245,12 @@ def _plan_lancedb(export: Export) -> list[Output]:
 
 
 def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
-    schema = table_schema(table, "vector")  # the column that LanceDB searches if no other is named
+    schema = files.table_schema(table, "vector")  # the column that LanceDB searches if no other is named
+    data = files.record_batches(table, schema)
     # LanceDB writes tables under their own names only, so into a database of its own at first.
     with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
         try:
-            lancedb.connect(scratch).create_table(
-                table.name, data=record_batches(table, schema), schema=schema
-            )
+            lancedb.connect(scratch).create_table(table.name, data=data, schema=schema)
         except ValueError as error:
             raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
         os.replace(Path(scratch) / f"{table.name}.lance", temporary)
@@ -287,22 +267,16 @@ def _write_qdrant(tables: Sequence[ExportedTable], metric: str, qdrant: ModuleTy
     """Write points whose ids are those of the data set."""
     distances = {INNER_PRODUCT: qdrant.models.Distance.DOT, COSINE: qdrant.models.Distance.COSINE}
     distance = distances.get(metric, qdrant.models.Distance.EUCLID)
-    client = qdrant.QdrantClient(path=str(temporary))
-    try:
+    with contextlib.closing(qdrant.QdrantClient(path=str(temporary))) as client:
         for table in tables:
             vectors = qdrant.models.VectorParams(size=table.shape[1], distance=distance)
             client.create_collection(table.name, vectors_config=vectors)
             start = 0
             for names, rows in table.blocks():
-                client.upload_collection(
-                    table.name,
-                    vectors=rows,
-                    payload=[{"name": name, "type": table.name} for name in names],
-                    ids=range(start, start + len(names)),
-                )
+                payload = [{"name": name, "type": table.name} for name in names]
+                ids = range(start, start + len(names))
+                client.upload_collection(table.name, vectors=rows, payload=payload, ids=ids)
                 start += len(names)
-    finally:
-        client.close()
 
 
 def _plan_projector(export: Export) -> list[Output]:
@@ -312,22 +286,22 @@ def _plan_projector(export: Export) -> list[Output]:
         raise InputError(f"--max-rows must be at least 1, got {most}")
     outputs, config = [], ""
     for table in export.tables:
-        ids: Ids = table.ids
+        ids: Ids = range(table.shape[0])
         if len(ids) > most:  # always the same sample
             ids = np.sort(np.random.default_rng(0).choice(len(ids), most, replace=False))
         tensors, metadata = f"{table.name}.tensors.tsv", f"{table.name}.metadata.tsv"
-        outputs += [file_output(tensors, partial(_write_tensors, table, ids))]
-        outputs += [file_output(metadata, partial(_write_metadata, table, ids))]
+        outputs += [files.file_output(tensors, partial(_write_tensors, table, ids))]
+        outputs += [files.file_output(metadata, partial(_write_metadata, table, ids))]
         fields = {"tensor_name": table.name, "tensor_path": tensors, "metadata_path": metadata}
         # Texts of protobuf's text format have the escapes of JSON's.
         lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in fields.items())
         config += f"embeddings {{\n{lines}}}\n"
-    return [*outputs, text_output(PROJECTOR_CONFIG, config)]
+    return [*outputs, files.text_output(PROJECTOR_CONFIG, config)]
 
 
 def _write_tensors(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:
     for _, rows in table.blocks(ids=ids):
-        file.writelines(f"{text}\n".encode() for text in number_texts(rows, "\t"))
+        file.writelines(f"{text}\n".encode() for text in files.number_texts(rows, "\t"))
 
 
 def _write_metadata(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dglkge.errors import InputError, StorageError, write_error
+from dglkge.errors import InputError, write_error
 from dglkge.inference.whole_tables import Tables
 from dglkge.registry import deferred
 from dglkge.typing import RELATION
@@ -58,14 +57,10 @@ class ExportedTable:
 
     @classmethod
     def of(cls, source: Tables, name: str) -> ExportedTable:
-        """Open a table."""
+        """Open a table; InputError if there is none."""
+        shape = source[name].shape
         names = source.relations.labels if name == RELATION else source.vocabulary(name)
-        return cls(source, name, names.names, source[name].shape)
-
-    @property
-    def ids(self) -> range:
-        """All ids."""
-        return range(self.shape[0])
+        return cls(source, name, names.names, shape)
 
     def blocks(
         self, columns: slice = slice(None), scale: float = 1.0, ids: Ids | None = None
@@ -74,7 +69,7 @@ class ExportedTable:
 
         Only some columns, and all numbers times a scale.
         """
-        ids = self.ids if ids is None else ids
+        ids = range(self.shape[0]) if ids is None else ids
         is_small = len(ids) < PROGRESS_FROM_ROWS
         with tqdm(total=len(ids), desc=self.name, unit="row", disable=is_small or None) as bar:
             for start in range(0, len(ids), ROWS_AT_A_TIME):
@@ -198,13 +193,11 @@ def write_safetensors(
     By hand, because the package needs all tensors in memory. The format:
     https://huggingface.co/docs/safetensors.
     """
-    arrays = arrays or {}
+    arrays, start = arrays or {}, 0
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    start = 0
-    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
-    for name, tensor in tensors.items():
-        stop = start + 4 * math.prod(tensor.shape)
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    for name, shape in [(name, tensor.shape) for name, tensor in (*tables.items(), *arrays.items())]:
+        stop = start + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
@@ -217,16 +210,15 @@ def write_safetensors(
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
     """Refuse names that a text format cannot hold, before anything is written."""
-    if not forbidden:
-        return
-    separator = re.compile(f"[{re.escape(forbidden)}]")
     for table in tables:
         for name in table.names:
-            if match := separator.search(name):
-                raise InputError(
-                    f"the name {name!r} of table {table.name!r} has {_SHOWN[match[0]]}, which separates "
-                    f"fields or lines in the format {file_format}; parquet, lancedb and qdrant hold any name"
-                )
+            for sign in forbidden:
+                if sign in name:
+                    raise InputError(
+                        f"the name {name!r} of table {table.name!r} has {_SHOWN[sign]}, which separates "
+                        f"fields or lines in the format {file_format}; parquet, lancedb and qdrant hold any "
+                        "name"
+                    )
 
 
 def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> list[Path]:
@@ -254,8 +246,7 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         for written, path in zip(temporary, paths):
             _replace(written, path)
     except OSError as error:
-        problem = write_error(f"cannot write to {folder}", error)
-        raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
+        raise write_error(f"cannot write to {folder}", error) from error
     finally:
         for written in temporary:
             with contextlib.suppress(OSError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,10 @@ from tqdm import tqdm
 
 from dglkge.errors import import_extra
 from dglkge.evaluation.queries import exact_scores
-from dglkge.inference.links.missing_links import PAIR
+from dglkge.inference.links.missing_links import PAIR, best_links
 from dglkge.inference.search import candidate_blocks
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.kge_model import KgeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RECALL_WANTED = 0.95
 """The number of searched lists is doubled until a sample has this recall."""
@@ -74,8 +72,7 @@ class RowIndex:
         draws = np.random.default_rng(0)
         training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
         self._index.train(self.rows(np.sort(training)))
-        bar = tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True)
-        with bar:
+        with tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True) as bar:
             for shard in tables.shards(entity_type):
                 for start, stop in candidate_blocks(1, shard):
                     rows = self._prepared(shard.rows[start:stop])
@@ -119,9 +116,6 @@ FIRST_CANDIDATES = 64
 
 CANDIDATES_AT_A_TIME = 1 << 17
 
-Sample = list[tuple[int, np.ndarray]]
-"""Relations and heads of queries."""
-
 
 class IndexedTails:
     """Indexes of the types that relations have as tails, built at first use.
@@ -164,10 +158,7 @@ class IndexedTails:
                     again.append(places[has_more & (lowest[places] >= least)])
                     links = links[~np.isin(links["query"], again[-1])]
                 keys = links["query"] * base + links["candidate"]
-                links = links[(links["score"] >= least) & ~np.isin(keys, known_keys)]
-                order = np.lexsort((links["candidate"], -links["score"], links["query"]))
-                starts = np.searchsorted(links["query"][order], links["query"][order])
-                parts.append(links[order[np.arange(len(order)) - starts < (k or base)]])
+                parts.append(best_links(links[(links["score"] >= least) & ~np.isin(keys, known_keys)], k))
             open_queries, count = np.concatenate([np.empty(0, np.int64), *again]), 4 * count
         return np.concatenate(parts)
 
@@ -193,32 +184,34 @@ class IndexedTails:
         }
 
 
-def draw_queries(num_heads: dict[int, int], head_ids: Callable[[int], np.ndarray], seed: int) -> Sample:
+def draw_queries(
+    relation_ids: Sequence[int], head_ids: Callable[[int], np.ndarray], seed: int
+) -> list[tuple[int, np.ndarray]]:
     """Draw relations in proportion to their queries, and heads of each."""
     draws = np.random.default_rng(seed)
-    counts = np.array(list(num_heads.values()), np.float64)
+    counts = np.array([len(head_ids(id_)) for id_ in relation_ids], np.float64)
     if not counts.sum():
         return []
-    drawn = draws.choice(list(num_heads), SAMPLED_RELATIONS, p=counts / counts.sum())
+    drawn = draws.choice(relation_ids, SAMPLED_RELATIONS, p=counts / counts.sum())
     sample = []
-    for relation_id in np.unique(drawn).tolist():
+    for relation_id, times in zip(*(column.tolist() for column in np.unique(drawn, return_counts=True))):
         heads = head_ids(relation_id)
-        count = min(len(heads), SAMPLED_HEADS * int((drawn == relation_id).sum()))
+        count = min(len(heads), SAMPLED_HEADS * times)
         sample.append((relation_id, np.sort(draws.choice(heads, count, replace=False))))
     return sample
 
 
+Search = Callable[[int, np.ndarray], Iterator[np.ndarray]]
+"""Takes a relation and heads (n,), and yields links."""
+
+
 def recall_of(
-    sample: Sample,
-    exact: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-    approximate: Callable[[int, np.ndarray], Iterator[np.ndarray]],
+    sample: Sequence[tuple[int, np.ndarray]], exact: Search, approximate: Search
 ) -> tuple[int, int]:
     """Return how many links of the exact search of a sample another one has found, and how many there are."""
-    hits = total = 0
-    for relation_id, heads in sample:
-        exact_links, approximate_links = (
-            {tuple(pair) for links in search(relation_id, heads) for pair in links[["head", "tail"]].tolist()}
-            for search in (exact, approximate)
-        )
-        hits, total = hits + len(exact_links & approximate_links), total + len(exact_links)
-    return hits, total
+    ids = ["relation", "head", "tail"]
+    exact_links, approximate_links = (
+        {link for query in sample for links in search(*query) for link in links[ids].tolist()}
+        for search in (exact, approximate)
+    )
+    return len(exact_links & approximate_links), len(exact_links)

@@ -22,17 +22,12 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, require_known, unknown_name, write_error
+from dglkge.errors import InputError, require_known, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
 from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
-from dglkge.inference.links.missing_links import (
-    CANDIDATE_PANEL,
-    LinkSearch,
-    check_finite,
-    has_fast_bfloat16,
-)
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite, has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Relation, Side
@@ -95,17 +90,10 @@ class Completion:
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same where parts of an interrupted search are used."""
-        checkpoint = self.run.checkpoint
-        digest = hashlib.sha256()
-        for name, ids in sorted((self.heads or {}).items()):
-            digest.update(name.encode() + b"\0" + ids.tobytes())
+        identity = {"run_id": self.run.checkpoint.manifest.run_id, "version": self.run.checkpoint.version}
+        heads = {name: hashlib.sha256(ids.tobytes()).hexdigest() for name, ids in (self.heads or {}).items()}
         names = ("relation_ids", "min_probability", "least_scores", "k", "candidates", "held_out")
-        return {
-            "run_id": checkpoint.manifest.run_id,
-            "version": checkpoint.version,
-            "heads": digest.hexdigest() if self.heads is not None else None,
-            **{name: getattr(self, name) for name in names},
-        }
+        return {**identity, "heads": heads or None, **{name: getattr(self, name) for name in names}}
 
     @cached_property
     def known(self) -> KnownTriples:
@@ -123,11 +111,10 @@ class Completion:
         if self.calibration is None or self.min_probability is None:
             return [-np.inf] * len(self.relation_ids)
         curves = [self.calibration.curve_of(id_, Side.TAIL) for id_ in self.relation_ids]
-        common = least_score(self.calibration.curve, self.min_probability)
-        return [
-            common if curve is self.calibration.curve else least_score(curve, self.min_probability)
-            for curve in curves
-        ]
+        # Most relations share a curve.
+        distinct = {id(curve): curve for curve in curves}
+        least_of = {key: least_score(curve, self.min_probability) for key, curve in distinct.items()}
+        return [least_of[id(curve)] for curve in curves]
 
     def relation(self, relation_id: int) -> Relation:
         """Return a relation with its entity types."""
@@ -217,7 +204,7 @@ class Completion:
             indexed.build(type_)
             tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
             tuned.__dict__["indexed"] = indexed
-            sample = tuned._sample(seed=0)
+            sample = draw_queries(tuned.relation_ids, tuned.head_ids, seed=0)
 
             def recall(sample: Any = sample, tuned: Completion = tuned) -> float:
                 hits, total = recall_of(sample, best.links, tuned.links)
@@ -226,16 +213,13 @@ class Completion:
             indexed.indexes[type_].tune(recall)
         return indexed
 
-    def _sample(self, seed: int) -> list[tuple[int, np.ndarray]]:
-        return draw_queries({id_: len(self.head_ids(id_)) for id_ in self.relation_ids}, self.head_ids, seed)
-
     @cached_property
     def recall(self) -> dict[str, Any]:
         """Share of the links of all candidates that the index finds, over a sample of this one's queries.
 
         It is not the sample that the number of searched lists was chosen on. None if the sample has no link.
         """
-        sample = self._sample(seed=1)
+        sample = draw_queries(self.relation_ids, self.head_ids, seed=1)
         with full_float32_matmuls():
             hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
         queries = sum(len(heads) for _, heads in sample)
@@ -261,16 +245,14 @@ class Completion:
         """Return the number of distinct triples of the held-out split that the search can find."""
         if self.held_out is None:
             return 0
-        triples = np.unique(self.run.dataset.split(self.held_out), axis=0)
-        kept = []
+        triples, count = np.unique(self.run.dataset.split(self.held_out), axis=0), 0
         for relation_id in self.relation_ids:
-            relation_triples = triples[triples[:, 1] == relation_id]
-            is_candidate = np.isin(relation_triples[:, 0], self.head_ids(relation_id))
+            heads, relations, tails = triples[triples[:, 1] == relation_id].T
+            is_unknown = ~self.known.contain(Side.TAIL, heads, relations, tails)
             if self.candidates == SEEN:
-                is_candidate &= np.isin(relation_triples[:, 2], self.known.seen(Side.TAIL, relation_id))
-            kept.append(relation_triples[is_candidate])
-        candidates = np.concatenate(kept) if kept else triples[:0]
-        return int((~self.known.contain(Side.TAIL, *candidates.T)).sum())
+                is_unknown &= np.isin(tails, self.known.seen(Side.TAIL, relation_id))
+            count += int((is_unknown & np.isin(heads, self.head_ids(relation_id))).sum())
+        return count
 
 
 def least_score(curve: Curve, probability: float) -> float:
@@ -305,8 +287,8 @@ def plan_completion(
     if candidates == FAISS and not run.model.score_function.is_product:
         name = tables.meta.score_function
         raise InputError(f"an index finds the greatest inner products, and scores of {name} are none")
-    if held_out is not None and held_out not in SPLITS:
-        raise unknown_name("split", held_out, SPLITS)
+    if held_out is not None:
+        require_known("split", held_out, SPLITS)
     if k is not None:
         check_k(k)
     elif min_probability is None:
@@ -316,21 +298,14 @@ def plan_completion(
     relation_ids = set(range(len(tables.relations)))
     if relations is not None:
         relation_ids = {id_ for name in relations for id_ in tables.relations.ids_of(name)}
-    for name in head_types or ():
-        run.type_of("", name)
-    ids = tuple(
-        id_ for id_ in sorted(relation_ids) if head_types is None or tables.relations[id_].lhs in head_types
-    )
-    types = list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids))
-    completion = Completion(
-        run,
-        ids,
-        None if heads is None else _ids_by_type(run, heads, types),
-        min_probability,
-        k,
-        candidates,
-        held_out,
-    )
+    if head_types is not None:
+        types = {run.type_of("", name) for name in head_types}
+        relation_ids = {id_ for id_ in relation_ids if tables.relations[id_].lhs in types}
+    ids = tuple(sorted(relation_ids))
+    head_ids = None
+    if heads is not None:
+        head_ids = _ids_by_type(run, heads, list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids)))
+    completion = Completion(run, ids, head_ids, min_probability, k, candidates, held_out)
     completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
     completion.least_scores  # noqa: B018  or if no probabilities were fitted
@@ -352,36 +327,36 @@ def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) 
 
 
 def _search(
-    completion: Completion, folder: Path, threads: int, progress: Callable[[int], object]
+    completion: Completion, folder: Path, threads: int, progress: Callable[[int], object] | None = None
 ) -> list[Path]:
     """Search the units that have no folder yet, one a thread; return the sorted files of links of all."""
     identity = json.loads(json.dumps(completion.identity()))
-    plan, stop = folder / PLAN_FILE, threading.Event()
+    plan, stop, progress = folder / PLAN_FILE, threading.Event(), progress or (lambda _count: None)
     before, units = torch.get_num_threads(), completion.units()
     try:
         if plan.exists() and json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
-        if completion.candidates == FAISS:
-            with full_float32_matmuls():
+        with full_float32_matmuls():
+            if completion.candidates == FAISS:
                 completion.indexed  # noqa: B018  built before threads take the cores, and once nothing is refused
-        folder.mkdir(parents=True, exist_ok=True)
-        if not plan.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             with replacing(plan) as file:
                 file.write(json.dumps(identity).encode())
-        todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
-        for done in [path for path in todo if path.is_dir()]:
-            progress(_num_queries(todo.pop(done)))
-        pool = ThreadPoolExecutor(max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,))
-        try:
-            with full_float32_matmuls():
+            todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
+            for done in [path for path in todo if path.is_dir()]:
+                progress(_num_queries(todo.pop(done)))
+            pool = ThreadPoolExecutor(
+                max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,)
+            )
+            try:
                 searches = {pool.submit(_search_unit, completion, *unit, stop): unit for unit in todo.items()}
                 for search in as_completed(searches):
                     search.result()
                     progress(_num_queries(searches[search][1]))
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(before)
+            finally:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                torch.set_num_threads(before)
     except OSError as error:
         raise write_error(f"cannot write {folder}", error) from None
     return sorted(folder.glob("*/*.links"))
@@ -442,12 +417,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
             places[path] += len(unmerged[path])
         # What a file still has is not above its last row in memory.
         unread = {path for path in unmerged if places[path] < num_rows[path]}
-        last = np.concatenate(
-            [_order(unmerged[path][-1:]) for path in unread] or [np.array([complex(np.inf)])]
-        )
-        ends = {
-            path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in unmerged.items()
-        }
+        last = np.array([complex(np.inf), *(_order(unmerged[path][-1:])[0] for path in unread)]).min()
+        ends = {path: np.searchsorted(_order(rows), last, "right") for path, rows in unmerged.items()}
         yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in unmerged.items()]))
         unmerged = {path: rows[ends[path] :] for path, rows in unmerged.items()}
         unmerged = {path: rows for path, rows in unmerged.items() if len(rows) or path in unread}
@@ -473,9 +444,9 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     """Return links by name: head, relation, tail, score; probability and held_out where there are some."""
     labels = completion.run.tables.relations.labels
     columns = {
-        "head": _names(completion, links, "head"),
+        "head": _names(completion, links, Side.HEAD),
         "relation": pa.array([labels[id_] for id_ in links["relation"].tolist()], pa.string()),
-        "tail": _names(completion, links, "tail"),
+        "tail": _names(completion, links, Side.TAIL),
         "score": links["score"],
     }
     if completion.calibration is not None:
@@ -486,17 +457,15 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     return pa.table(columns)
 
 
-def _names(completion: Completion, links: np.ndarray, side: str) -> pa.Array:
+def _names(completion: Completion, links: np.ndarray, side: Side) -> pa.Array:
     """Look up the names of heads or tails, each distinct one once."""
-    names = np.empty(len(links), object)
-    relation_ids, place = np.unique(links["relation"], return_inverse=True)
-    relations = map(completion.relation, relation_ids.tolist())
-    types = np.array([relation.lhs if side == "head" else relation.rhs for relation in relations], object)
-    for type_ in dict.fromkeys(types.tolist()):
-        rows = np.flatnonzero((types == type_)[place.reshape(-1)])
-        ids, index = np.unique(links[side][rows], return_inverse=True)
-        vocabulary = completion.run.tables.vocabulary(type_)
-        names[rows] = np.array([vocabulary[id_] for id_ in ids.tolist()], object)[index.reshape(-1)]
+    tables, names = completion.run.tables, np.empty(len(links), object)
+    types = [relation.candidate_type(side) for relation in tables.relations.relations]
+    for type_ in set(types):
+        rows = np.array([type_ == other for other in types])[links["relation"]]
+        ids, index = np.unique(links[side.value][rows], return_inverse=True)
+        vocabulary = tables.vocabulary(type_)
+        names[rows] = np.array([vocabulary[id_] for id_ in ids.tolist()], object)[index]
     return pa.array(names, pa.string())
 
 
@@ -514,7 +483,7 @@ def write_completion(
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another output, or overwrite it")
     folder = path.with_name(path.name + WORK_SUFFIX)
-    files = _search(completion, folder, threads, progress or (lambda _count: None))
+    files = _search(completion, folder, threads, progress)
     num_links, num_held_out, hits = 0, completion.num_held_out(), [np.empty(0, np.int64)]
     temporary = folder / "sorted.parquet"
     try:
@@ -529,13 +498,12 @@ def write_completion(
     except OSError as error:
         raise write_error(f"cannot write {path}", error) from None
     shutil.rmtree(folder)
+    ids = completion.relation_ids
     summary = {
         "path": str(path),
         "triples": num_links,
         "queries": completion.num_queries,
-        "pairs": sum(
-            len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
-        ),
+        "pairs": sum(len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in ids),
         "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
     }
     if completion.candidates == FAISS:
@@ -549,11 +517,9 @@ def write_completion(
 def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
     """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
-        blocks, remaining = [np.empty(0, LINK)], limit
-        for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
-            blocks.append(links[:remaining])
-            if remaining is not None:
-                remaining -= len(blocks[-1])
-                if not remaining:
-                    break
-        return as_table(completion, np.concatenate(blocks))
+        blocks = [np.empty(0, LINK)]
+        for links in _merged(_search(completion, Path(folder), threads)):
+            blocks.append(links)
+            if limit is not None and sum(map(len, blocks)) >= limit:
+                break
+        return as_table(completion, np.concatenate(blocks)[:limit])

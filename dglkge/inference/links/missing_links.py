@@ -154,17 +154,17 @@ class LinkSearch:
 
     def take(self, is_last: bool = True) -> np.ndarray:
         """Return the links found; with k only at the end, since until then better ones may come."""
-        links = np.concatenate([np.empty(0, PAIR), *self._links])
-        links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
-        self._links = []
-        if self.k is None:
-            return links
-        starts = np.searchsorted(links["query"], links["query"])
-        links = links[np.arange(len(links)) - starts < self.k]
-        if is_last:
-            return links
-        self._links = [links]
-        return links[:0]
+        links = best_links(np.concatenate([np.empty(0, PAIR), *self._links]), self.k)
+        is_final = is_last or self.k is None
+        self._links = [] if is_final else [links]
+        return links if is_final else links[:0]
+
+
+def best_links(links: np.ndarray, k: int | None) -> np.ndarray:
+    """Return links by query, the best first, at most k of each."""
+    links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
+    starts = np.searchsorted(links["query"], links["query"])
+    return links[np.arange(len(links)) - starts < (k or len(links))]
 
 
 LEAST_ROWS, MOST_BYTES = 100_000, 1 << 30
