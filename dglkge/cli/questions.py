@@ -72,7 +72,7 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     completion = plan_completion(run, *names, *limits)
     path = Path(args.output)
     with common.progress_bar(args, completion.num_queries, desc="complete", unit="query") as bar:
-        summary = write_completion(completion, path, args.threads, args.overwrite, bar.update)
+        summary = write_completion(completion, path, args.overwrite, bar.update)
     if args.held_out is not None:
         target = run.checkpoint.run_folder / completion_file(args.held_out)
         identity = completion.identity()

@@ -245,9 +245,7 @@ class FoldIn:
         """Write the best rows of entities for some of the triples, in blocks of one type."""
         for table, rows in self._new.items():
             num_candidates, block, total = len(self._candidates(table).ids), list[_EntityTriples](), 0
-            for id_, places in [
-                (id_, places) for (type_, id_), places in places_of.items() if type_ == table
-            ]:
+            for id_, places in [(id_, places) for (kind, id_), places in places_of.items() if kind == table]:
                 entity = _EntityTriples(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
                 cost = 2 * (len(entity.triples) * num_candidates + len(self._train))
                 if block and total + cost > MAX_SCORES:
@@ -359,10 +357,8 @@ class FoldIn:
         return self._checkpoint.gather(RELATION, ids).double(), places
 
     def _queries(self, parts: Sequence[_Part], anchors: Tensor) -> Tensor:
-        query, pieces = self._model.query, _pieces(parts, anchors)
-        return torch.cat(
-            [query(rows, part.relations, part.side, places=part.places) for part, rows in pieces]
-        )
+        query, pairs = self._model.query, _pieces(parts, anchors)
+        return torch.cat([query(rows, part.relations, part.side, places=part.places) for part, rows in pairs])
 
     def _penalties(self, parts: Sequence[_Part], *rows: Tensor) -> Tensor | float:
         """Return the penalty of each query with its answer, where it is not the sum of those of rows.
@@ -386,9 +382,8 @@ class FoldIn:
             parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
             number = list(self._counts).index(table)
             for side in self._sides:
-                answer_types, anchor_types = (
-                    self._types[end][self._train[:, 1]] for end in (side, side.other)
-                )
+                ends = (side, side.other)
+                answer_types, anchor_types = (self._types[end][self._train[:, 1]] for end in ends)
                 for anchor_number in np.unique(anchor_types[answer_types == number]).tolist():
                     triples = self._train[(answer_types == number) & (anchor_types == anchor_number)]
                     anchors = self._gather(list(self._counts)[anchor_number], triples[:, side.anchor_column])

@@ -116,15 +116,13 @@ class Asked:
         choices = {}
         for fact in links:
             ends = (fact.head, fact.tail)
-            types_of = {
-                id_: (relations[id_].lhs, relations[id_].rhs) for id_ in relations.ids_of(fact.relation)
-            }
-            for term, types in zip(ends, zip(*types_of.values())):
+            pairs = {id_: (relations[id_].lhs, relations[id_].rhs) for id_ in relations.ids_of(fact.relation)}
+            for term, types in zip(ends, zip(*pairs.values())):
                 if not is_variable(term) and not any(term in vocabulary(type_) for type_ in types):
                     vocabulary(min(types)).id(term)  # raises, with the nearest names
             choices[fact] = [
                 (id_, types)
-                for id_, types in types_of.items()
+                for id_, types in pairs.items()
                 if all(is_variable(term) or term in vocabulary(type_) for term, type_ in zip(ends, types))
             ]
 

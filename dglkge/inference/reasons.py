@@ -17,8 +17,7 @@ from torch import Tensor
 
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import ROLES
-from dglkge.data.vocabulary import Vocabulary
-from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
+from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, best_rules, evenly
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
@@ -64,16 +63,15 @@ class Explainer:
         """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
         link = self._link(head, relation, tail)
-        calibration = self._run.calibration_if_any
+        calibration, probability = self._run.calibration_if_any, None
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
         scores = self._run.scores(ids)
-        both = np.concatenate([scores[side] for side in Side])
+        if calibration is not None:
+            probability = float(calibration.triple_probabilities(scores, ids).mean())
         return {
             **dict(zip(ROLES, self._run.names_of(*ids[0].tolist()))),
-            "score": float(both.mean()),
-            "probability": None
-            if calibration is None
-            else float(calibration.triple_probabilities(scores, ids).mean()),
+            "score": float(np.mean([scores[side] for side in Side])),
+            "probability": probability,
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),
@@ -134,7 +132,13 @@ class Explainer:
     def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
         """Return a rule as a text and its numbers, with its path by name where there is one."""
         labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
-        body = [_atom(labels, step, *ends) for step, ends in zip(rule.steps, zip(variables, variables[1:]))]
+        links_of_ends = zip(rule.steps, variables, variables[1:])
+        body = [
+            f"({before}, {labels[id_]}, {after})"
+            if side is Side.TAIL
+            else f"({after}, {labels[id_]}, {before})"
+            for (id_, side), before, after in links_of_ends
+        ]
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
         fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
@@ -145,26 +149,20 @@ class Explainer:
 
     def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
-        type_, end_id = link.end(side)
-        anchor_type, anchor = link.end(side.other)
-        relation = np.array([link.relation_id])
+        (type_, end_id), (anchor_type, anchor) = link.end(side), link.end(side.other)
         row = self._rows(type_, np.array([end_id]))
-        (direction,) = self._slopes(side, (anchor_type, np.array([anchor])), relation, row)[1].double()
+        asked = (anchor_type, np.array([anchor])), np.array([link.relation_id])
+        (direction,) = self._slopes(side, *asked, row)[1].double()
         triples, slopes, weights = [np.empty((0, 3), np.int64)], [], []
         own_triples = list(self._graph.neighbours(type_, np.array([end_id])))
         places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
-        groups: dict[tuple[Side, str], list[tuple[Step, int]]] = {}
-        for _, step, other_type, other in (own_triples[place] for place in places):
-            groups.setdefault((step[1].other, other_type), []).append((step, other))
+        groups: dict[tuple[Side, str], list[tuple[int, int]]] = {}
+        for _, (relation_id, end_side), other_type, other in (own_triples[place] for place in places):
+            groups.setdefault((end_side.other, other_type), []).append((relation_id, other))
         for (own_side, other_type), parts in groups.items():
-            relations = np.array([step[0] for step, _ in parts])
-            other_ids = np.array([other for _, other in parts])
-            table = np.empty((len(parts), 3), np.int64)
-            table[:, 1], table[:, own_side.column], table[:, own_side.anchor_column] = (
-                relations,
-                end_id,
-                other_ids,
-            )
+            relations, other_ids = np.array(parts).T
+            table = np.full((len(parts), 3), end_id)
+            table[:, 1], table[:, own_side.anchor_column] = relations, other_ids
             is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)
             query, slope, scores = self._slopes(own_side, (other_type, other_ids), relations, row)
             triples.append(table[~is_asked])
@@ -198,9 +196,3 @@ class Explainer:
         with torch.no_grad():
             log_sums = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
         return torch.sigmoid(scores - log_sums - math.log(count / len(ids)))
-
-
-def _atom(labels: Vocabulary, step: Step, before: str, after: str) -> str:
-    """Return a link of a rule as a text."""
-    ends = (before, after) if step[1] is Side.TAIL else (after, before)
-    return f"({ends[0]}, {labels[step[0]]}, {ends[1]})"

@@ -209,9 +209,8 @@ class Run(Questions):
             Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
             or the protocol has given candidates.
         """
-        return bucket_evaluation.evaluate_buckets(
-            self, edge_sets, protocol, num_ranges, progress, also_known, device
-        )
+        options = (protocol, num_ranges, progress, also_known, device)
+        return bucket_evaluation.evaluate_buckets(self, edge_sets, *options)
 
     def complete(
         self,
@@ -273,7 +272,7 @@ class Run(Questions):
         plan = completion.plan_completion(self, *question)
         if limit is not None:
             check_k(limit)
-        frame: pd.DataFrame = completion.find_links(plan, torch.get_num_threads(), limit).to_pandas()
+        frame: pd.DataFrame = completion.find_links(plan, limit).to_pandas()
         if candidates == FAISS:
             frame.attrs["recall"] = plan.recall
         return frame
@@ -314,7 +313,7 @@ class Run(Questions):
             As :meth:`complete`, or if the file or parts of another question exist.
         """
         plan = completion.plan_completion(self, **question)
-        return completion.write_completion(plan, Path(path), torch.get_num_threads(), overwrite, progress)
+        return completion.write_completion(plan, Path(path), overwrite, progress)
 
     def ask(
         self,
@@ -521,8 +520,8 @@ class Run(Questions):
         shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
         vars(run).update({name: value for name, value in vars(self).items() if name in shared})
         if isinstance(self.bonus, rule_scores.RuleScores):
-            kept = {"rules": self.bonus.rules, "weights": self.bonus.weights}
-            run.bonus = replace(rule_scores.plain_rules(run), **kept)
+            plain = rule_scores.plain_rules(run)
+            run.bonus = replace(self.bonus, graph=plain.graph, counts=plain.counts)
         return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
@@ -648,9 +647,7 @@ class Run(Questions):
             return entity_type
         features = self.checkpoint.features
         if features is None:
-            raise InputError(
-                f"{self.tables.path} was trained without features: it has no rows for new entities"
-            )
+            raise InputError(f"{self.tables.path} was trained without features: no new entity has a row")
         if len(features.entity_types) > 1:
             raise InputError(f"give the type of the new entities: {', '.join(features.entity_types)}")
         return features.entity_types[0]

@@ -103,26 +103,19 @@ def best_answers(
             entity_ids = np.array([queries[place].entity_id for place in batch])
             relation_ids = np.array([queries[place].relation_id for place in batch])
             keys = torch.from_numpy(relation_ids)
-            query_rows = model.query(
-                tables.gather(anchor_type, torch.from_numpy(entity_ids)),
-                tables.gather(RELATION, keys),
-                side,
-                keys,
-            )
+            anchors = tables.gather(anchor_type, torch.from_numpy(entity_ids))
+            query_rows = model.query(anchors, tables.gather(RELATION, keys), side, keys)
             candidates_by_relation = _seen_candidates(known_triples, side, keys) if candidates == SEEN else []
-            split_of: dict[tuple[int, int], str] = {}
-            added = []
-            if known is not Known.KEEP:
-                for split, triples in known_triples.items():
-                    index, ids = triples.answers(side, entity_ids, relation_ids)
-                    if known is Known.DROP:
-                        added.append((index, ids, np.full(len(ids), -np.inf, np.float32)))
-                        continue
-                    for pair in zip(index.tolist(), ids.tolist()):
-                        split_of.setdefault(pair, split)  # the first of several splits
+            split_of, added = dict[tuple[int, int], str](), []
+            for split, triples in known_triples.items() if known is not Known.KEEP else ():
+                index, ids = triples.answers(side, entity_ids, relation_ids)
+                if known is Known.DROP:
+                    added.append((index, ids, np.full(len(ids), -np.inf)))
+                else:
+                    # The first of several splits.
+                    split_of = dict.fromkeys(zip(index.tolist(), ids.tolist()), split) | split_of
             if bonus is not None:
-                index, ids, values = bonus(side, entity_ids, relation_ids)
-                added.append((index, ids, values.astype(np.float32)))
+                added.append(bonus(side, entity_ids, relation_ids))
             best = TopAnswers(len(batch), k)
             for shard in tables.shards(candidate_type):
                 for first, stop in candidate_blocks(len(batch), shard):
@@ -157,7 +150,7 @@ def _change(
         # Candidates of other shards and blocks have places outside of the block.
         places = shard.locate(torch.from_numpy(ids)) - first
         here = (places >= 0) & (places < scores.shape[1])
-        scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here]
+        scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here].to(scores)
     for rows, seen_ids in candidates_by_relation:
         places = shard.locate(seen_ids) - first
         is_unseen = torch.ones(scores.shape[1], dtype=torch.bool)

@@ -89,7 +89,7 @@ class TrainedModel:
             return self.tables
         is_from_hub = bool(self.tables.meta.dataset_fingerprint)
         writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
-        advice = ": it can be queried and exported" if is_from_hub else f"; {self._conversion()}"
+        advice = ": it can be queried and exported" if is_from_hub else f"; {self._advice()}"
         raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint{advice}")
 
     @property
@@ -114,9 +114,7 @@ class TrainedModel:
         # belong to.
         if not meta.dataset_fingerprint:
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
-            raise InputError(
-                f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
-            )
+            raise InputError(f"{tables.path} was written by {writer}, with ids of its own; {self._advice()}")
         folder = self._dataset_path or meta.dataset_path
         if not folder:
             raise InputError(
@@ -135,7 +133,7 @@ class TrainedModel:
             )
         return dataset
 
-    def _conversion(self) -> str:
+    def _advice(self) -> str:
         """Return the command that gives the rows the ids of a data set."""
         folder, source = self.tables.path, " --from dglke"
         if isinstance(self.tables, Checkpoint):
@@ -199,9 +197,8 @@ class TrainedModel:
         """Rank triples, with the categories of relations; see :meth:`.RankingEvaluator.evaluate`."""
         tables = self.tables
         shards = {name: tables.shards(name) for name in tables.entity_types}
-        ranker = evaluator.RankingEvaluator(
-            self.model, tables.relations.relations, protocol, device=device, bonus=bonus or self.bonus
-        )
+        scored = (self.model, tables.relations.relations, protocol)
+        ranker = evaluator.RankingEvaluator(*scored, device=device, bonus=bonus or self.bonus)
         result = ranker.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
         return replace(result, categories=self._categories)
 
@@ -212,9 +209,7 @@ class TrainedModel:
     def max_norm(self, entity_type: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
         if entity_type not in self._max_norms:
-            shards = [
-                ranking.RankedShard(shard) for shard in self.tables.shards(entity_type) if len(shard.rows)
-            ]
+            shards = [ranking.RankedShard(part) for part in self.tables.shards(entity_type) if len(part.rows)]
             self._max_norms[entity_type] = max((shard.max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
 
@@ -241,7 +236,7 @@ class TrainedModel:
         self,
         queries: Sequence[LinkQuery],
         k: int = 10,
-        known: Known | str | None = None,
+        known: str | None = None,
         candidates: str = ALL,
     ) -> list[list[Answer]]:
         """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
@@ -249,7 +244,7 @@ class TrainedModel:
         treated = (treatment, candidates, self._known_by_split if candidates == SEEN else known_triples)
         return best_answers(self.model, self.tables, queries, k, *treated, self.bonus)
 
-    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
+    def known_treatment(self, known: str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs."""
         if known is not None:
             require_known("treatment of known answers", known, [treatment.value for treatment in Known])

@@ -40,12 +40,10 @@ class WholeTables(TablesByName):
         self.path, self.meta, self.entity_types = path, meta, list(meta.entity_types)
         self.relations, self.vocabulary = RelationVocabulary(list(meta.relations)), functools.cache(names)
         self._dense = dict(dense or {})
-        self._tables = {
-            table: CheckpointTable(
-                table, [FileShard(torch.arange(len(whole)), whole)], functools.partial(self._id, table)
-            )
-            for table, whole in rows.items()
-        }
+        self._tables = {}
+        for table, whole in rows.items():
+            shard = FileShard(torch.arange(len(whole)), whole)
+            self._tables[table] = CheckpointTable(table, [shard], functools.partial(self._id, table))
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         return self._dense

@@ -342,7 +342,7 @@ class Explorer:
                 f"{completion.num_queries} pairs of head and relation are asked for; allowed: "
                 f"{MAX_COMPLETED}. Give heads and relations, or use dglkge complete"
             )
-        rows: list[dict[str, Any]] = find_links(completion, torch.get_num_threads(), limit).to_pylist()
+        rows: list[dict[str, Any]] = find_links(completion, limit).to_pylist()
         return [{**row, "probability": row.get("probability")} for row in rows]
 
     def ask(self, question: str, k: int = 10, beam: int = 16) -> dict[str, Any]:

@@ -114,9 +114,7 @@ class DglkeFolder:
         path = self.folder / f"{self.stem}{DGLKE_MATRICES[score_function]}.npy"
         matrices = load_npy(path)
         if len(matrices) != len(rows):
-            raise InputError(
-                f"{path} has {len(matrices)} rows, expected one for each of {len(rows)} relations"
-            )
+            raise InputError(f"{path} has {len(matrices)} rows, expected {len(rows)}: one for each relation")
         return np.concatenate([rows, matrices], axis=1)
 
     def names(self, table: str, num_rows: int) -> list[str]:
@@ -143,15 +141,13 @@ class DglkeFolder:
         where, width = self.folder / CONFIG, rows.shape[1]
         if self.config is None:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
-        gamma, hidden = self.config.get("gamma"), self.config.get("hidden_dim", width)
+        gamma, dim = self.config.get("gamma"), self.config.get("hidden_dim", width)
         if not isinstance(gamma, (int, float)) or not -INIT_EPSILON < gamma < math.inf:
             raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
         # The width is part of the scale: config.json of another model would give wrong phases without an
         # error.
-        if hidden != width:
-            raise InputError(
-                f"{where}: hidden_dim is {hidden}, but the rows of relations have {width} numbers"
-            )
+        if dim != width:
+            raise InputError(f"{where}: hidden_dim is {dim}, but the rows of relations have {width} numbers")
         # In float64, so that export and import together change a row by one rounding only.
         return (rows.astype(np.float64) / phase_scale(gamma, width)).astype(np.float32)
 

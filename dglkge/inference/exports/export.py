@@ -143,9 +143,7 @@ def _plan_dglke(export: Export) -> Iterator[Output]:
     yield files.text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
 
 
-def _write_npy(
-    table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1.0
-) -> None:
+def _write_npy(table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1) -> None:
     columns = columns or slice(0, table.shape[1])
     # The header alone, as np.save would need the whole array in memory.
     shape = (table.shape[0], columns.stop - columns.start)

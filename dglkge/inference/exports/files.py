@@ -112,6 +112,7 @@ class Output(NamedTuple):
 
 
 Planner = Callable[[Export], Iterable[Output]]
+TableWriter = Callable[[ExportedTable, BinaryIO], object]
 
 
 def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
@@ -140,9 +141,7 @@ def names_output(table: ExportedTable) -> Output:
     return file_output(names_file(table.name), lambda file: file.writelines(lines))
 
 
-def each_table(
-    suffix: str, write: Callable[[ExportedTable, BinaryIO], object], with_names: bool = False
-) -> Planner:
+def each_table(suffix: str, write: TableWriter, with_names: bool = False) -> Planner:
     """Return the planner of a format with one file for each table, and maybe one of names."""
 
     def plan(export: Export) -> Iterator[Output]:
@@ -195,9 +194,10 @@ def write_safetensors(
     """
     arrays, start = arrays or {}, 0
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    for name, shape in [(name, tensor.shape) for name, tensor in (*tables.items(), *arrays.items())]:
-        stop = start + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
+    for name, tensor in tensors.items():
+        stop = start + 4 * math.prod(tensor.shape)
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes

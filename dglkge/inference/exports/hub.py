@@ -105,15 +105,11 @@ def open_hub_folder(folder: Path) -> WholeTables:
         if Path(names_file(table)).name != names_file(table):
             raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
     counts = {**meta.entity_types, RELATION: len(relations)}
-    tensors = {
-        name: torch.from_numpy(values) for name, values in map_tensors(folder / TENSORS, counts).items()
-    }
+    tensors = {name: torch.from_numpy(rows) for name, rows in map_tensors(folder / TENSORS, counts).items()}
     for table, count in counts.items():
         if tensors[table].ndim != 2 or len(tensors[table]) != count:
             shape = tuple(tensors[table].shape)
-            raise InputError(
-                f"{folder / TENSORS}: tensor {table!r} has shape {shape}, {CONFIG} says {count} rows"
-            )
+            raise InputError(f"{folder / TENSORS}: {table!r} has shape {shape}, {CONFIG} says {count} rows")
 
     def names(entity_type: str) -> Vocabulary:
         path, count = folder / names_file(entity_type), meta.entity_types[entity_type]

@@ -54,7 +54,9 @@ def import_tables(
     """
     require_known("format", file_format, FORMATS)
     if file_format == DGLKE:
-        score_function, read = _dglke_reader(folder, dataset, score_function, reciprocal)
+        if reciprocal:
+            raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
+        score_function, read = _dglke_reader(folder, dataset, score_function)
     else:
         read = READERS[file_format]
     if score_function is None:
@@ -64,7 +66,7 @@ def import_tables(
     # Matched by label, as the export writes them: several relations may share a name.
     for table in [*dataset.entity_types, RELATION]:
         vocabulary = dataset.relations.labels if table == RELATION else names[table]
-        rows = _in_order(*read(folder, table), vocabulary, table, file_format)
+        rows = _in_order(read(folder, table), vocabulary, table, file_format)
         parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
     widths = {name: parts[name].rows.shape[1] for name in names}
     # A score function has one dimension for entities of all types.
@@ -97,10 +99,9 @@ def import_tables(
     return save_converted(output, meta, parts, names)
 
 
-def _in_order(
-    names: Sequence[str], rows: np.ndarray, vocabulary: Vocabulary, table: str, file_format: str
-) -> np.ndarray:
+def _in_order(named: Named, vocabulary: Vocabulary, table: str, file_format: str) -> np.ndarray:
     """Return the rows (n, D) float32 in the order of a vocabulary."""
+    names, rows = named
     if rows.ndim != 2 or (len(names) and len(names) != len(rows)):
         raise InputError(f"table {table!r}: got rows of shape {rows.shape} and {len(names)} names")
     if len(names):
@@ -136,12 +137,8 @@ def _read_vectors(suffix: str, folder: Path, table: str) -> Named:
     return names, np.concatenate(blocks)
 
 
-def _dglke_reader(
-    folder: Path, dataset: Dataset, score_function: str | None, reciprocal: bool
-) -> tuple[str, Reader]:
+def _dglke_reader(folder: Path, dataset: Dataset, score_function: str | None) -> tuple[str, Reader]:
     """Return the score function of DGL-KE's files, and the function that reads a table of them."""
-    if reciprocal:
-        raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
     if len(dataset.entity_types) != 1:
         types = ", ".join(dataset.entity_types)
         raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")

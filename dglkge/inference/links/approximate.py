@@ -116,6 +116,9 @@ FIRST_CANDIDATES = 64
 
 CANDIDATES_AT_A_TIME = 1 << 17
 
+Sample = list[tuple[int, np.ndarray]]
+"""Relations and heads of queries."""
+
 
 class IndexedTails:
     """Indexes of the types that relations have as tails, built at first use.
@@ -184,9 +187,7 @@ class IndexedTails:
         }
 
 
-def draw_queries(
-    relation_ids: Sequence[int], head_ids: Callable[[int], np.ndarray], seed: int
-) -> list[tuple[int, np.ndarray]]:
+def draw_queries(relation_ids: Sequence[int], head_ids: Callable[[int], np.ndarray], seed: int) -> Sample:
     """Draw relations in proportion to their queries, and heads of each."""
     draws = np.random.default_rng(seed)
     counts = np.array([len(head_ids(id_)) for id_ in relation_ids], np.float64)
@@ -205,9 +206,7 @@ Search = Callable[[int, np.ndarray], Iterator[np.ndarray]]
 """Takes a relation and heads (n,), and yields links."""
 
 
-def recall_of(
-    sample: Sequence[tuple[int, np.ndarray]], exact: Search, approximate: Search
-) -> tuple[int, int]:
+def recall_of(sample: Sample, exact: Search, approximate: Search) -> tuple[int, int]:
     """Return how many links of the exact search of a sample another one has found, and how many there are."""
     ids = ["relation", "head", "tail"]
     exact_links, approximate_links = (

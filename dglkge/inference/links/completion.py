@@ -43,13 +43,14 @@ RUN_ROWS = 1 << 21
 
 WORK_SUFFIX, PLAN_FILE = ".parts", "plan.json"
 
-LINK = np.dtype(
-    [("probability", "<f8"), ("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")]
-)
+LINK = np.dtype([("probability", "f8"), ("score", "f8"), ("head", "i8"), ("tail", "i8"), ("relation", "i8")])
 """A link in original ids, as the files of a unit have it; without calibration its probability is 0."""
 
 MERGED_ROWS = 1 << 21
 """Rows of all files that are in memory during a merge."""
+
+Progress = Callable[[int], object]
+"""Takes the number of queries just searched."""
 
 POINTS_A_DECADE = 10
 """Ranks of the precision-recall curve, evenly spaced by their logarithm."""
@@ -326,13 +327,11 @@ def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) 
     return {type_: np.unique(np.array(type_ids, np.int64)) for type_, type_ids in ids.items()}
 
 
-def _search(
-    completion: Completion, folder: Path, threads: int, progress: Callable[[int], object] | None = None
-) -> list[Path]:
+def _search(completion: Completion, folder: Path, progress: Progress | None = None) -> list[Path]:
     """Search the units that have no folder yet, one a thread; return the sorted files of links of all."""
     identity = json.loads(json.dumps(completion.identity()))
     plan, stop, progress = folder / PLAN_FILE, threading.Event(), progress or (lambda _count: None)
-    before, units = torch.get_num_threads(), completion.units()
+    threads, units = torch.get_num_threads(), completion.units()
     try:
         if plan.exists() and json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
@@ -345,9 +344,8 @@ def _search(
             todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
             for done in [path for path in todo if path.is_dir()]:
                 progress(_num_queries(todo.pop(done)))
-            pool = ThreadPoolExecutor(
-                max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,)
-            )
+            workers = max(1, min(threads, len(todo)))
+            pool = ThreadPoolExecutor(workers, "complete", torch.set_num_threads, (1,))
             try:
                 searches = {pool.submit(_search_unit, completion, *unit, stop): unit for unit in todo.items()}
                 for search in as_completed(searches):
@@ -356,7 +354,7 @@ def _search(
             finally:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
-                torch.set_num_threads(before)
+                torch.set_num_threads(threads)
     except OSError as error:
         raise write_error(f"cannot write {folder}", error) from None
     return sorted(folder.glob("*/*.links"))
@@ -470,11 +468,7 @@ def _names(completion: Completion, links: np.ndarray, side: Side) -> pa.Array:
 
 
 def write_completion(
-    completion: Completion,
-    path: Path,
-    threads: int,
-    overwrite: bool = False,
-    progress: Callable[[int], object] | None = None,
+    completion: Completion, path: Path, overwrite: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Write the missing triples to a Parquet file, the most probable first, and return a summary.
 
@@ -483,7 +477,7 @@ def write_completion(
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another output, or overwrite it")
     folder = path.with_name(path.name + WORK_SUFFIX)
-    files = _search(completion, folder, threads, progress)
+    files = _search(completion, folder, progress)
     num_links, num_held_out, hits = 0, completion.num_held_out(), [np.empty(0, np.int64)]
     temporary = folder / "sorted.parquet"
     try:
@@ -514,11 +508,11 @@ def write_completion(
     return summary
 
 
-def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
+def find_links(completion: Completion, limit: int | None = None) -> pa.Table:
     """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
         blocks = [np.empty(0, LINK)]
-        for links in _merged(_search(completion, Path(folder), threads)):
+        for links in _merged(_search(completion, Path(folder))):
             blocks.append(links)
             if limit is not None and sum(map(len, blocks)) >= limit:
                 break

@@ -109,9 +109,8 @@ class LinkSearch:
             narrow, narrow_low = rows.bfloat16(), self._low - self._slack * float(rows.norm(dim=1).max())
         for first in range(0, len(self.query), QUERY_TILE):
             tile = slice(first, first + QUERY_TILE)
-            inside = slice(
-                *torch.searchsorted(known_query, torch.tensor([first, first + QUERY_TILE])).tolist()
-            )
+            limits = torch.tensor([first, first + QUERY_TILE])
+            inside = slice(*torch.searchsorted(known_query, limits).tolist())
             known = known_query[inside] - first, known_place[inside]
             if self.is_narrow:
                 scores = (self._narrow[tile, : narrow.shape[1]] @ narrow.T).float()
@@ -206,9 +205,7 @@ class LikelyCandidates:
         self.is_narrow = has_fast_bfloat16(model)
         self._narrow: dict[str, list[Tensor]] = {}
 
-    def search(
-        self, entity_type: str, query: Tensor, low: float
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def search(self, entity_type: str, query: Tensor, low: float) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield query, original id and float32 score of candidates of queries (b, Dq), by block and query."""
         shards, model = self._tables.shards(entity_type), self._model
         limits = torch.full((len(query),), low)
