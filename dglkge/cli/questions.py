@@ -129,8 +129,7 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
     splits = () if args.no_known else args.known_split or SPLITS
     options = (args.k, args.beam, splits, not args.no_adapter)
     type_, answers = questions.ask(common.open_model(args), question, *options)
-    ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
-    return {"question": args.question, "type": type_, "answers": ranked}
+    return {"question": args.question, "type": type_, "answers": answers}
 
 
 @ask.shows

@@ -13,6 +13,7 @@ entities, and the training more triples, than are taken, fixed samples stand for
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,18 +150,13 @@ class FoldIn:
 
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         if checkpoint.meta.dims:
-            raise InputError(
-                f"{checkpoint.path} has entity types with rows of several widths; new entities get rows "
-                "where all have one width"
-            )
+            raise InputError(f"{checkpoint.path}: new entities get rows where all have one width")
         self._checkpoint, self._model = checkpoint, model
         self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.relations.relations
         self._loss, self._regularizer = run_loss(checkpoint), run_regularizer(checkpoint, model)
         # The penalty of a query is then the sum of those of its rows: that of a new row is computed once.
-        self._penalizes_rows = (
-            self._regularizer is not None
-            and type(self._regularizer).query_penalties is Regularizer.query_penalties
-        )
+        rule = getattr(type(self._regularizer), "query_penalties", None)
+        self._penalizes_rows = rule is Regularizer.query_penalties
         weights = self._loss.settings.relation_weights
         relation_weights = [weights.get(relation.name, 1.0) for relation in self._relations]
         self._weights = torch.tensor(relation_weights, dtype=torch.float64)
@@ -174,8 +170,8 @@ class FoldIn:
             for side in Side
         }
         self._new: Mapping[str, Tensor] = {}
-        self._losses: dict[str, CandidateLoss] = {}
-        self._training: dict[str, Term] = {}
+        self._candidates = functools.cache(self._candidate_loss)
+        self._training_term = functools.cache(self._term_of_training)
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
@@ -189,20 +185,16 @@ class FoldIn:
         for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
             raise InputError(f"row {row}: head, relation, tail or time is missing")
         frame = pd.DataFrame(parts, frame.index, list(ROLES), dtype="category")
-        names = new_names(self._checkpoint, frame)
-        rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
-
-        def extended() -> Checkpoint:
-            return self._checkpoint.with_new_rows({table: (names[table], rows[table]) for table in names})
-
-        named = extended()
+        names, dim = new_names(self._checkpoint, frame), self._checkpoint.meta.dim
+        new = {table: (names[table], torch.zeros(len(names[table]), dim)) for table in names}
+        named = self._checkpoint.with_new_rows(new)
         triples, faults = named_triples.find_triples(frame, named.relations, named.vocabulary)
         for row in sorted(faults)[:1]:
             raise InputError(f"row {frame.index[row]}: {faults[row]}")
-        for table, id_ in self._fill(triples, rows):
+        for table, id_ in self._fill(triples, {table: rows for table, (_, rows) in new.items()}):
             name = names[table][id_ - self._counts[table]]
             raise InputError(f"no triple joins the new entity {name!r} to one that has a row")
-        return extended(), triples
+        return self._checkpoint.with_new_rows(new), triples
 
     def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> list[Entity]:
         """Fill the rows of new entities; return those that no chain of triples joins to known ones.
@@ -210,13 +202,13 @@ class FoldIn:
         First come those with triples of known ones, then what these are joined to, and so on. Then the rows
         of all that are joined to new ones are found once more.
         """
-        self._new = new
-        ends = [self._ends(triple) for triple in triples]
-        triples_of: dict[Entity, list[int]] = {}
+        self._new, triples_of = new, dict[Entity, list[int]]()
+        types = [(relation.lhs, relation.rhs) for relation in self._relations]
+        ends = [list(zip(types[relation], (head, tail))) for head, relation, tail in triples.tolist()]
         for place, pair in enumerate(ends):
-            for entity in dict.fromkeys(pair):
-                if self._is_new(entity):
-                    triples_of.setdefault(entity, []).append(place)
+            for type_, id_ in dict.fromkeys(pair):
+                if id_ >= self._counts[type_]:
+                    triples_of.setdefault((type_, id_), []).append(place)
         missing = triples_of
         while missing:
             usable = {}
@@ -229,17 +221,10 @@ class FoldIn:
                 return list(missing)
             self._find(usable, triples)
             missing = {entity: places for entity, places in missing.items() if entity not in usable}
-        between_new = [pair for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair))]
+        between_new = [pair for pair in ends if pair[0] != pair[1] and triples_of.keys() >= {*pair}]
         joined = {entity for pair in between_new for entity in pair}
         self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
         return []
-
-    def _ends(self, triple: np.ndarray) -> tuple[Entity, Entity]:
-        relation = self._relations[triple[1]]
-        return (relation.lhs, int(triple[0])), (relation.rhs, int(triple[2]))
-
-    def _is_new(self, entity: Entity) -> bool:
-        return entity[1] >= self._counts[entity[0]]
 
     def _find(self, places_of: Mapping[Entity, Sequence[int]], triples: np.ndarray) -> None:
         """Write the best rows of entities for some of the triples, in blocks of one type."""
@@ -335,9 +320,8 @@ class FoldIn:
     def _answer_term(self, parts: Sequence[_Part], table: str, count: int) -> tuple[Term, Tensor]:
         """Return the term of queries that E entities answer, and weighted scores (E, M) of candidates."""
         model, loss, (owners, ids, weights) = self._model, self._candidates(table), _joined(parts)
-        anchors = torch.cat(
-            [self._gather(part.other, part.triples[:, part.side.anchor_column]) for part in parts]
-        )
+        rows_of_parts = [self._gather(part.other, part.triples[:, part.side.anchor_column]) for part in parts]
+        anchors = torch.cat(rows_of_parts)
         query = self._queries(parts, anchors)
         scores = model.compare(query.float(), loss.rows)
         against = loss.against(scores, ids.unsqueeze(1) == loss.ids)
@@ -367,41 +351,38 @@ class FoldIn:
         """
         if self._regularizer is None or self._penalizes_rows:
             return 0.0
-        penalties = [
-            self._regularizer.penalties(
-                self._model, anchor, part.relations, answer, part.side, query, part.places
-            )
+        penalties = self._regularizer.penalties
+        blocks = [
+            penalties(self._model, anchor, part.relations, answer, part.side, query, part.places)
             for part, anchor, answer, query in _pieces(parts, *rows)
         ]
-        return torch.cat(penalties)
+        return torch.cat(blocks)
 
-    def _training_term(self, table: str) -> Term:
+    def _term_of_training(self, table: str) -> Term:
         """Return the term of training queries whose answers are of a type."""
-        if table not in self._training:
-            loss, model = self._candidates(table), self._model
-            parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
-            number = list(self._counts).index(table)
-            for side in self._sides:
-                ends = (side, side.other)
-                answer_types, anchor_types = (self._types[end][self._train[:, 1]] for end in ends)
-                for anchor_number in np.unique(anchor_types[answer_types == number]).tolist():
-                    triples = self._train[(answer_types == number) & (anchor_types == anchor_number)]
-                    anchors = self._gather(list(self._counts)[anchor_number], triples[:, side.anchor_column])
-                    relations, places = self._relation_rows(triples)
-                    query = model.query(anchors, relations, side, places=places)
-                    answer_ids = torch.from_numpy(triples[:, side.column])
-                    positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
-                    negative = model.compare(query.float(), loss.rows)
-                    references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-                    weights = self._share * self._weights[triples[:, 1]]
-                    parts.append((query.float(), references, weights.float()))
-            query, references, weights = map(torch.cat, zip(*parts))
+        loss, model = self._candidates(table), self._model
+        parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
+        number = list(self._counts).index(table)
+        for side in self._sides:
+            ends = (side, side.other)
+            answer_types, anchor_types = (self._types[end][self._train[:, 1]] for end in ends)
+            for anchor_number in np.unique(anchor_types[answer_types == number]).tolist():
+                triples = self._train[(answer_types == number) & (anchor_types == anchor_number)]
+                anchors = self._gather(list(self._counts)[anchor_number], triples[:, side.anchor_column])
+                relations, places = self._relation_rows(triples)
+                query = model.query(anchors, relations, side, places=places)
+                answer_ids = torch.from_numpy(triples[:, side.column])
+                positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
+                negative = model.compare(query.float(), loss.rows)
+                references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
+                weights = self._share * self._weights[triples[:, 1]]
+                parts.append((query.float(), references, weights.float()))
+        query, references, weights = map(torch.cat, zip(*parts))
 
-            def term(rows: Tensor) -> Tensor:
-                return weights @ loss.negative_change(references, model.compare(query, rows.float()))
+        def term(rows: Tensor) -> Tensor:
+            return weights @ loss.negative_change(references, model.compare(query, rows.float()))
 
-            self._training[table] = term
-        return self._training[table]
+        return term
 
     def _gather(self, table: str, ids: Tensor | np.ndarray) -> Tensor:
         """Return rows (n, D) of known and of new entities in float64."""
@@ -412,13 +393,10 @@ class FoldIn:
             rows[is_new] = self._new[table][ids[is_new] - self._counts[table]].double()
         return rows
 
-    def _candidates(self, table: str) -> CandidateLoss:
+    def _candidate_loss(self, table: str) -> CandidateLoss:
         """Return the loss over a type's entities, or over a sample of them."""
-        if table not in self._losses:
-            ids = self._sample(self._counts[table], NUM_CANDIDATES)
-            rows = self._checkpoint.gather(table, ids)
-            self._losses[table] = CandidateLoss(self._loss, self._counts[table], ids, rows)
-        return self._losses[table]
+        ids = self._sample(self._counts[table], NUM_CANDIDATES)
+        return CandidateLoss(self._loss, self._counts[table], ids, self._checkpoint.gather(table, ids))
 
     def _sample(self, count: int, most: int) -> Tensor:
         """Return all numbers below a count, or some that depend on the run's seed alone."""

@@ -29,8 +29,6 @@ else:
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
-ANSWER_FIELDS = ("rank", *ROLES, "score", "probability", "known_from")
-"""What is said of an answer."""
 
 Triple = tuple[int, int, int]
 Named = tuple[str, float, str | None]
@@ -158,31 +156,29 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        asked, rows = _queries(queries), list[tuple[Any, ...]]()
-        no_answer = dict.fromkeys(ANSWER_FIELDS)
+        asked, rows = _queries(queries), list[dict[str, Any]]()
         for place, (query, group) in enumerate(zip(asked, self.answer_queries(asked, k, known, candidates))):
             if strict and group["problem"]:
                 where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
                 raise InputError(f"{where}{group['problem']}")
-            shared = (place, group["missing"], group["type"], group["problem"])
-            problem = [{**no_answer, **dict(zip(ROLES, query))}] if group["problem"] else []
-            rows += [(*shared, *answer.values()) for answer in group["answers"] or problem]
-        frame = pd.DataFrame(rows, columns=["query", "missing", "type", "problem", *ANSWER_FIELDS])
+            problem = [dict(zip(ROLES, query))] if group["problem"] else []
+            rows += [{"query": place, **group, **answer} for answer in group["answers"] or problem]
+        frame = pd.DataFrame(rows, columns=list(ANSWER_COLUMNS))
         frame = frame.astype({"score": np.float64, "probability": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if self.calibration_if_any is None:
             del frame["probability"]
         for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-        return frame.filter(list(ANSWER_COLUMNS))
+        return frame
 
     def answer_queries(
         self, queries: Sequence[Query], k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> list[dict[str, Any]]:
         """Return the answers to each query, ready for JSON, as :meth:`predict` and without pandas.
 
-        Of each the missing part, the type of the answers, these (:data:`ANSWER_FIELDS`), and the problem that
-        prevented them or None.
+        Of each the missing part, the type of the answers, these (rank, head, relation, tail, score,
+        probability and known_from), and the problem that prevented them or None.
         """
         groups: list[dict[str, Any]] = []
         resolved: dict[int, LinkQuery] = {}

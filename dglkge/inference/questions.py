@@ -188,15 +188,14 @@ class Asked:
 
     @torch.no_grad()
     def answer(self, k: int) -> list[dict[str, Any]]:
-        """Return the best answers: entity, probability and path."""
+        """Return the best answers: rank, entity, probability and path."""
         with full_float32_matmuls():
             values = self._values(self._root, self.answer_type)
-        names = self._run.tables.vocabulary(self.answer_type)
-        return [
-            {"entity": names[id_], "probability": float(values[id_]), "path": self._path(self._root, id_)}
-            for id_ in _best(values, k).tolist()
-            if values[id_] > 0
-        ]
+        names, answers = self._run.tables.vocabulary(self.answer_type), []
+        for rank, id_ in enumerate(_best(values, k)[: np.count_nonzero(values > 0)].tolist(), start=1):
+            answer = {"rank": rank, "entity": names[id_], "probability": float(values[id_])}
+            answers.append({**answer, "path": self._path(self._root, id_)})
+        return answers
 
     def _values(self, node: Hop | Node, type_: str) -> np.ndarray:
         """Return the value of every entity of a type, (N,) float64."""

@@ -132,13 +132,10 @@ class Explainer:
     def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
         """Return a rule as a text and its numbers, with its path by name where there is one."""
         labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
-        links_of_ends = zip(rule.steps, variables, variables[1:])
-        body = [
-            f"({before}, {labels[id_]}, {after})"
-            if side is Side.TAIL
-            else f"({after}, {labels[id_]}, {before})"
-            for (id_, side), before, after in links_of_ends
-        ]
+        body = []
+        for (id_, side), *ends in zip(rule.steps, variables, variables[1:]):
+            head, tail = ends if side is Side.TAIL else reversed(ends)
+            body.append(f"({head}, {labels[id_]}, {tail})")
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
         fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
@@ -160,7 +157,7 @@ class Explainer:
         for _, (relation_id, end_side), other_type, other in (own_triples[place] for place in places):
             groups.setdefault((end_side.other, other_type), []).append((relation_id, other))
         for (own_side, other_type), parts in groups.items():
-            relations, other_ids = np.array(parts).T
+            relations, other_ids = map(np.array, zip(*parts))
             table = np.full((len(parts), 3), end_id)
             table[:, 1], table[:, own_side.anchor_column] = relations, other_ids
             is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)

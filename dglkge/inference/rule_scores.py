@@ -164,12 +164,9 @@ def open_rules(run: TrainedModel) -> RuleScores:
 def plain_rules(run: TrainedModel) -> RuleScores:
     """Return rules with constants only, with weight 0."""
     relations = run.tables.relations.relations
-    return RuleScores(
-        RuleGraph(run.known_triples(splits=(TRAIN,)), relations),
-        {id_: [] for id_ in range(len(relations))},
-        np.zeros((len(relations), len(Side))),
-        run.tables.meta.entity_types,
-    )
+    graph, ids = RuleGraph(run.known_triples(splits=(TRAIN,)), relations), range(len(relations))
+    weights = np.zeros((len(relations), len(Side)))
+    return RuleScores(graph, {id_: [] for id_ in ids}, weights, run.tables.meta.entity_types)
 
 
 def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:

@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 else:
     # Imported at first use, with pyarrow and numba: a query needs none of them.
     pd, completion = deferred("pandas"), deferred("dglkge.inference.links.completion")
-    attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores, export, torch_models = (
+    attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores = (
         deferred(f"dglkge.inference.{name}")
-        for name in (
-            *("attributes", "bucket_evaluation", "fold_in", "questions", "reasons", "rule_scores"),
-            *("exports.export", "exports.torch_models"),
-        )
+        for name in ("attributes", "bucket_evaluation", "fold_in", "questions", "reasons", "rule_scores")
     )
+    export = deferred("dglkge.inference.exports.export")
+    torch_models = deferred("dglkge.inference.exports.torch_models")
 
 
 def open_run(
@@ -361,9 +360,7 @@ class Run(Questions):
         """
         check_k(k)
         _, answers = questions.ask(self, question, k, beam, known_splits, adapter)
-        frame = pd.DataFrame(answers, columns=["entity", "probability", "path"])
-        frame.insert(0, "rank", range(1, len(frame) + 1))
-        return frame
+        return pd.DataFrame(answers, columns=["rank", "entity", "probability", "path"])
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
         """Return reasons for a link in the training triples.
@@ -664,11 +661,8 @@ class Run(Questions):
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
         tables, results, source = tables or self.tables_in_order, {}, self.tables
         if file_format == "huggingface" and isinstance(source, Checkpoint):
-            results = {
-                name: result
-                for name, result in self.results.items()
-                if result.get("version", source.version) == source.version
-            }
+            here = source.version
+            results = {name: kept for name, kept in self.results.items() if kept.get("version", here) == here}
         options = (max_rows, metric, results)
         return export.export_tables(source, tables, file_format, Path(folder), overwrite, *options)
 
@@ -739,11 +733,11 @@ class Run(Questions):
         files = [*checkpoint.manifest.binary_files, *checkpoint.manifest.all_texts.values()]
         num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
-        with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
+        checksums = {entry.name: f"{entry.crc32:08x}" for entry in files if entry.crc32 != UNKNOWN_CRC32}
         return {
             "path": str(checkpoint.path),
             "version": checkpoint.version,
-            "verified": verify and len(with_checksum) == len(files),
+            "verified": verify and len(checksums) == len(files),
             "progress": dict(meta.progress),
             "model": {
                 "score_function": meta.score_function,
@@ -754,20 +748,12 @@ class Run(Questions):
                 **({"dense_parameters": num_dense} if num_dense else {}),
             },
             "optimizer": dict(meta.optimizer),
-            "dataset": {
-                "name": meta.dataset_name,
-                "path": meta.dataset_path,
-                "fingerprint": meta.dataset_fingerprint,
-            },
+            "dataset": {name: getattr(meta, f"dataset_{name}") for name in ("name", "path", "fingerprint")},
             "seed": meta.seed,
             "versions": dict(meta.versions),
             "tables": [_describe_table(checkpoint, table) for table in self.tables_in_order],
             "files": [
-                {
-                    "name": entry.name,
-                    "size_bytes": entry.size_bytes,
-                    "crc32": f"{entry.crc32:08x}" if entry in with_checksum else None,
-                }
+                {"name": entry.name, "size_bytes": entry.size_bytes, "crc32": checksums.get(entry.name)}
                 for entry in files
             ],
             "size_bytes": sum(entry.size_bytes for entry in checkpoint.manifest.files),

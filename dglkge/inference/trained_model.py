@@ -43,6 +43,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
+Arrays = Sequence[np.ndarray]
+
 ADDED = "added"
 """``known_from`` of triples that :meth:`dglkge.inference.run.Run.add_entities` was given."""
 
@@ -69,16 +71,10 @@ class TrainedModel:
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        dataset: str | None = None,
-        added: Sequence[np.ndarray] = (),
-        bonus: Bonus | None = None,
+        self, tables: Tables, dataset: str | None = None, added: Arrays = (), bonus: Bonus | None = None
     ) -> None:
-        self.tables = tables
-        self.bonus = bonus
-        self._dataset_path = dataset
-        self._added = added
+        self.tables, self.bonus = tables, bonus
+        self._dataset_path, self._added = dataset, added
         self._max_norms: dict[str, float] = {}
         self._known_of_splits: dict[tuple[str, ...], KnownTriples] = {}
 
@@ -89,8 +85,8 @@ class TrainedModel:
             return self.tables
         is_from_hub = bool(self.tables.meta.dataset_fingerprint)
         writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
-        advice = ": it can be queried and exported" if is_from_hub else f"; {self._advice()}"
-        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint{advice}")
+        advice = "it can be queried and exported" if is_from_hub else self._advice()
+        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint; {advice}")
 
     @property
     def tables_in_order(self) -> list[str]:
@@ -157,9 +153,7 @@ class TrainedModel:
         """
         return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
-    def known_triples(
-        self, also_known: Sequence[np.ndarray] = (), splits: tuple[str, ...] = SPLITS
-    ) -> KnownTriples:
+    def known_triples(self, also_known: Arrays = (), splits: tuple[str, ...] = SPLITS) -> KnownTriples:
         """Return an index of the triples of splits, added entities and others; built once without others."""
         if also_known:
             return self.dataset.known_triples(splits, [*self._added, *also_known])

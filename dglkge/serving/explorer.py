@@ -56,17 +56,16 @@ class Neighbours(RowIndex):
         exact = most_similar(tables, entity_type, torch.from_numpy(sample), RECALL_AT)
         nearest = [{id_ for id_, _ in answers} for answers in exact]
 
-        def recall() -> float:
+        def recall() -> tuple[int, int]:
             neighbours = ({id_ for id_, _ in self.search(int(entity), RECALL_AT)} for entity in sample)
             hits = sum(len(right & approximate) for right, approximate in zip(nearest, neighbours))
-            return hits / max(1, sum(map(len, nearest)))
+            return hits, sum(map(len, nearest))
 
         self.recall = self.tune(recall)
 
     def describe(self) -> dict[str, Any]:
         """Return the recall, and how many lists there are and are searched."""
-        counts = {"lists": self.num_lists, "lists_searched": self.num_searched}
-        return {"method": "faiss", "recall_at_10": self.recall, **counts}
+        return {"method": "faiss", "recall_at_10": self.recall, **self.counts}
 
     def search(self, entity_id: int, k: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
@@ -351,8 +350,7 @@ class Explorer:
         E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
         """
         type_, answers = questions.ask(self.run, question, k, beam)
-        ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
-        return {"type": type_, "answers": ranked}
+        return {"type": type_, "answers": answers}
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
         """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""

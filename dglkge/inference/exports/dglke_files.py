@@ -59,59 +59,54 @@ class DglkeFolder:
     ----------
     stem : str
         Common prefix of the names of the two files of rows.
-    model : str or None
-        DGL-KE's name of the model; None if neither the files' names nor ``config.json`` contain it.
-    config : dict or None
-        The content of ``config.json``; None without that file.
+    score_function : str
+        By the files' names or ``config.json``.
+    config : dict
+        The content of ``config.json``; empty without that file.
     """
 
     folder: Path
     stem: str
-    model: str | None
-    config: dict[str, Any] | None
+    score_function: str
+    config: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> DglkeFolder:
-        """Find the files of a folder."""
-        config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    def open(cls, folder: Path, score_function: str | None = None) -> DglkeFolder:
+        """Find the files of a folder, whose score function the user may have said."""
+        config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
         # is taken.
-        stem = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
+        stem = f"{config.get('dataset')}_{config.get('model_name')}_"
         if not (folder / f"{stem}{ENTITY}.npy").is_file():
             stem = one_file(folder, f"*_{ENTITY}.npy").name[: -len(f"{ENTITY}.npy")]
         # Known names only: a data set's own name may contain underscores, so the stem cannot be split.
         model = next((name for name in (*models(), *OTHER_MODELS) if stem.endswith(f"_{name}_")), None)
-        configured = config.get("model_name") if config else None
+        configured = config.get("model_name")
         if None not in (model, configured) and configured != model:
-            raise InputError(
-                f"{folder / CONFIG} says {configured}, the file {stem}{ENTITY}.npy says {model}: "
-                "they belong to two models"
-            )
+            raise InputError(f"{folder / CONFIG} says {configured}, the file {stem}{ENTITY}.npy says {model}")
         model = model or configured
         if model is not None and model not in models():
             raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(models())}")
-        return cls(folder, stem, model, config)
-
-    def score_function(self, otherwise: str | None, advice: str) -> str:
-        """Return the score function of the model, or another one if no file has the model."""
-        score_function = models()[self.model] if self.model else otherwise
-        if score_function is None:
+        known = models()[model] if model else score_function
+        if known is None:
             raise InputError(
-                f"neither {CONFIG} nor the names of the files in {self.folder} say what model the rows "
-                f"belong to; {advice}"
+                f"neither {CONFIG} nor the names of the files in {folder} say what model the rows belong to; "
+                "dglkge checkpoint convert --from dglke --score-function does"
             )
-        return score_function
+        if score_function not in (None, known):
+            raise InputError(f"the files are DGL-KE's {model}, --score-function says {score_function}")
+        return cls(folder, stem, known, config)
 
-    def rows(self, table: str, score_function: str) -> np.ndarray:
+    def rows(self, table: str) -> np.ndarray:
         """Map the rows (n, D) of ``entity`` or ``relation``: phases in radians, matrices beside the rows."""
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
         if table != RELATION:
             return rows
-        if SCORE_FUNCTIONS.get(score_function).relation_init == PHASE:
+        if SCORE_FUNCTIONS.get(self.score_function).relation_init == PHASE:
             return self._phases(rows)
-        if score_function not in DGLKE_MATRICES:
+        if self.score_function not in DGLKE_MATRICES:
             return rows
-        path = self.folder / f"{self.stem}{DGLKE_MATRICES[score_function]}.npy"
+        path = self.folder / f"{self.stem}{DGLKE_MATRICES[self.score_function]}.npy"
         matrices = load_npy(path)
         if len(matrices) != len(rows):
             raise InputError(f"{path} has {len(matrices)} rows, expected {len(rows)}: one for each relation")
@@ -119,8 +114,7 @@ class DglkeFolder:
 
     def names(self, table: str, num_rows: int) -> list[str]:
         """Return the names of a table's rows by its id map, which ``config.json`` may name; [] without."""
-        config = self.config or {}
-        named = config.get(MAP_KEYS[table])
+        config, named = self.config, self.config.get(MAP_KEYS[table])
         data = Path(str(config.get("data_path") or "."))
         # A map under a default name in another folder may be that of another model.
         places = [self.folder, data, data / str(config.get("dataset") or ".")] if named else [self.folder]
@@ -139,7 +133,7 @@ class DglkeFolder:
     def _phases(self, rows: np.ndarray) -> np.ndarray:
         """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
         where, width = self.folder / CONFIG, rows.shape[1]
-        if self.config is None:
+        if not self.config:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
         gamma, dim = self.config.get("gamma"), self.config.get("hidden_dim", width)
         if not isinstance(gamma, (int, float)) or not -INIT_EPSILON < gamma < math.inf:
@@ -165,27 +159,24 @@ def open_dglke(folder: Path) -> WholeTables:
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
     """
-    files = DglkeFolder.open(folder)
-    command = "dglkge checkpoint convert --from dglke --score-function"
-    score_function = files.score_function(None, f"{command} does")
-    rows, names = {}, {}
+    files, rows, names = DglkeFolder.open(folder), {}, {}
     for table in (ENTITY, RELATION):
-        matrix = files.rows(table, score_function)
+        matrix = files.rows(table)
         # Rows that are float32 already stay mapped from the file.
         rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
         names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
     # No file states the model's shape: the widths are the only check that rows and model fit.
-    model = model_of_width(score_function, rows[ENTITY], rows[RELATION], False, folder)
+    model = model_of_width(files.score_function, rows[ENTITY], rows[RELATION], False, folder)
     meta = CheckpointMeta(
         config={},
-        dataset_name=str((files.config or {}).get("dataset") or folder.name),
+        dataset_name=str(files.config.get("dataset") or folder.name),
         dataset_path="",
         dataset_fingerprint="",
         entity_types={ENTITY: len(rows[ENTITY])},
         relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
         progress={},
         seed=0,
-        score_function=score_function,
+        score_function=files.score_function,
         dim=model.dim,
         reciprocal=False,
     )
@@ -256,16 +247,12 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
         if len(pair) != 2:
             raise InputError(f"{path}:{number}: got {len(pair)} columns, expected id and name")
     # DGL-KE's own order first: if both columns are permutations of the ids, the id is the first one.
+    ids = list(map(str, range(num_rows)))
     for column in (0, 1):
-        texts = [pair[column].strip() for pair in pairs]
-        if all(text.isascii() and text.isdigit() for text in texts):
-            ids = list(map(int, texts))
-            if sorted(ids) == list(range(num_rows)):
-                return [name for _, name in sorted(zip(ids, (pair[1 - column] for pair in pairs)))]
-    raise InputError(
-        f"{path}: got ids of {len(pairs)} rows, expected each of 0 to {num_rows - 1} once, as the "
-        f"file of rows has {num_rows}"
-    )
+        name_of = {pair[column].strip(): pair[1 - column] for pair in pairs}
+        if len(pairs) == num_rows and name_of.keys() == {*ids}:
+            return [name_of[id_] for id_ in ids]
+    raise InputError(f"{path}: got ids of {len(pairs)} rows, expected each of 0 to {num_rows - 1} once")
 
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:

@@ -98,11 +98,8 @@ def export_tables(
         The files. They appear under their names only when all are complete.
     """
     require_known("format", file_format, FORMATS)
-    if RELATION in tables and source.meta.times:
-        raise InputError(
-            f"{source.path} has relations at {len(source.meta.times)} times, of which no format has rows; "
-            "allowed: tables of entity types"
-        )
+    if RELATION in tables and (times := len(source.meta.times)):
+        raise InputError(f"{source.path} has relations at {times} times, of which no format has rows")
     for option, value, *owners in (
         ("max-rows", max_rows, "projector"),
         ("metric", metric, "faiss", "qdrant"),

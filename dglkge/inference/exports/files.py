@@ -211,14 +211,11 @@ def write_safetensors(
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
     """Refuse names that a text format cannot hold, before anything is written."""
     for table in tables:
-        for name in table.names:
-            for sign in forbidden:
-                if sign in name:
-                    raise InputError(
-                        f"the name {name!r} of table {table.name!r} has {_SHOWN[sign]}, which separates "
-                        f"fields or lines in the format {file_format}; parquet, lancedb and qdrant hold any "
-                        "name"
-                    )
+        for name, sign in ((name, sign) for name in table.names for sign in forbidden if sign in name):
+            raise InputError(
+                f"the name {name!r} of table {table.name!r} has {_SHOWN[sign]}, which separates fields or "
+                f"lines in the format {file_format}; parquet, lancedb and qdrant hold any name"
+            )
 
 
 def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> list[Path]:
@@ -229,10 +226,7 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
     for name, _ in outputs:
         if Path(name).name != name:
-            raise InputError(
-                f"the export would write {name!r}, which is no file name in {folder}: the names of the "
-                "model's entity types and data set must have no '/'"
-            )
+            raise InputError(f"the export would write {name!r}, which is no file name in {folder}")
     paths = [folder / name for name, _ in outputs]
     existing = [path for path in paths if path.exists()]
     if existing and not overwrite:

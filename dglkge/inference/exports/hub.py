@@ -36,23 +36,15 @@ CARD = "README.md"
 TENSORS = "model.safetensors"
 """The name that the hub expects of a model's tensors."""
 
-HUB_FIELDS = {
-    "config": "training",
-    "dataset_name": "dataset_name",
-    "dataset_fingerprint": "dataset_fingerprint",
-    "entity_types": "entity_types",
-    "progress": "progress",
-    "seed": "seed",
-    "score_function": "score_function",
-    "dim": "dimension",
-    "reciprocal": "reciprocal_relations",
-    "optimizer": "optimizer",
-    "versions": "versions",
-    "score_options": "score_options",
-}
+_SAME = ("dataset_name", "dataset_fingerprint", "entity_types", "progress", "seed", "score_function")
+_RENAMED = {"config": "training", "dim": "dimension", "reciprocal": "reciprocal_relations"}
+HUB_FIELDS = {name: name for name in (*_SAME, "optimizer", "versions", "score_options")} | _RENAMED
 """Attribute of a checkpoint's description to its field in config.json."""
 
 RELATIONS_FIELD = "relations"
+
+DENSE = "dense/"
+"""Before the names of dense parameters of the score function's module; no entity type has a '/'."""
 
 
 def is_hub_folder(folder: Path) -> bool:
@@ -60,11 +52,6 @@ def is_hub_folder(folder: Path) -> bool:
     if not (folder / TENSORS).is_file() or not (folder / CONFIG).is_file():
         return False
     return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
-
-
-def dense_tensor(name: str) -> str:
-    """Return the tensor of a dense parameter of the score function's module; no entity type has a '/'."""
-    return f"dense/{name}"
 
 
 def map_tensors(path: Path, needed: Collection[str]) -> dict[str, np.ndarray]:
@@ -118,8 +105,7 @@ def open_hub_folder(folder: Path) -> WholeTables:
             raise InputError(f"{path} has {len(vocabulary)} names, expected {count}")
         return vocabulary
 
-    prefix = dense_tensor("")
-    dense = {name[len(prefix) :]: values for name, values in tensors.items() if name.startswith(prefix)}
+    dense = {name[len(DENSE) :]: values for name, values in tensors.items() if name.startswith(DENSE)}
     return WholeTables(folder, meta, {table: tensors[table] for table in counts}, names, dense)
 
 
@@ -129,14 +115,8 @@ folder would import."""
 
 SHOWN_METRICS = ("mr", "mrr", "hits@1", "hits@3", "hits@10", "num_queries")
 
-PROTOCOL_WORDS = {
-    "split": "{}",
-    "filtering": "{}",
-    "candidates": "{} candidates",
-    "ties": "{} ties",
-    "num_triples": "{} triples",
-}
-"""Fields of a result's protocol and their words in the card; files of older versions lack some."""
+NOUNS = ("candidates", "ties", "triples")
+"""What values of a result's protocol are of, in the card."""
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -155,7 +135,7 @@ def plan_huggingface(export: Export) -> list[Output]:
         HUB_FIELDS["config"]: {name: meta.config[name] for name in meta.config if name not in LOCAL_FIELDS},
         RELATIONS_FIELD: list(map(dataclasses.astuple, meta.relations)),
     }
-    dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
+    dense = {DENSE + name: values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
     write = partial(files.write_safetensors, tables=tables, metadata={"format": "pt"}, arrays=dense)
@@ -202,9 +182,7 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
         entity_type=repr(relation.lhs),
         dataset=meta.dataset_name,
         fingerprint=meta.dataset_fingerprint,
-        progress=_listed(meta.progress),
-        optimizer=_listed(meta.optimizer),
-        versions=_listed(meta.versions),
+        **{name: _listed(getattr(meta, name)) for name in ("progress", "optimizer", "versions")},
         config=CONFIG,
     )
 
@@ -218,9 +196,9 @@ def _results(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     results: dict[str, Mapping[str, Any]] = {}
     for result in metrics.values():
         # Not the whole result: its field "ties" has results under all rules.
-        known = {**result[PROTOCOL], "num_triples": result.get("num_triples")}
-        words = [text.format(known[name]) for name, text in PROTOCOL_WORDS.items() if known.get(name)]
-        results.setdefault(", ".join(words), result[BOTH])
+        known = {**result[PROTOCOL], "triples": result.get("num_triples")}
+        words = [f"{known[noun]} {noun}" for noun in NOUNS if known.get(noun)]
+        results.setdefault(", ".join([known["split"], known["filtering"], *words]), result[BOTH])
     return results
 
 

@@ -56,7 +56,11 @@ def import_tables(
     if file_format == DGLKE:
         if reciprocal:
             raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
-        score_function, read = _dglke_reader(folder, dataset, score_function)
+        if len(dataset.entity_types) != 1:
+            types = ", ".join(dataset.entity_types)
+            raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
+        files = DglkeFolder.open(folder, score_function)
+        score_function, read = files.score_function, partial(_read_dglke, files)
     else:
         read = READERS[file_format]
     if score_function is None:
@@ -74,18 +78,11 @@ def import_tables(
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
     entities = parts[dataset.entity_types[0]].rows
     model = model_of_width(score_function, entities, parts[RELATION].rows, reciprocal, folder, score_options)
-    for lacks, problem in (
-        (model.score_function.has_module, "has dense parameters, which files of rows do not hold"),
-        (
-            model.score_function.operators,
-            "has several operators, of which files of rows do not say a relation's",
-        ),
-    ):
-        if lacks:
-            raise InputError(
-                f"the score function {score_function} {problem}; allowed: a score function without, or "
-                "dglkge checkpoint convert of a checkpoint"
-            )
+    if model.score_function.has_module or model.score_function.operators:
+        raise InputError(
+            f"files of rows hold neither dense parameters nor operators of relations, which {score_function} "
+            "has; allowed: another score function, or dglkge checkpoint convert of a checkpoint"
+        )
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),
@@ -137,26 +134,14 @@ def _read_vectors(suffix: str, folder: Path, table: str) -> Named:
     return names, np.concatenate(blocks)
 
 
-def _dglke_reader(folder: Path, dataset: Dataset, score_function: str | None) -> tuple[str, Reader]:
-    """Return the score function of DGL-KE's files, and the function that reads a table of them."""
-    if len(dataset.entity_types) != 1:
-        types = ", ".join(dataset.entity_types)
-        raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
-    files = DglkeFolder.open(folder)
-    file_model = files.score_function(score_function, "--score-function does")
-    if score_function not in (None, file_model):
-        raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
-
-    def read(folder: Path, table: str) -> Named:
-        name = RELATION if table == RELATION else ENTITY
-        rows = files.rows(name, file_model)
-        names = files.names(name, len(rows)) or _names(folder, table)
-        if not names:
-            order = "its rows are taken in the order of the data set"
-            logger.warning("no id map of the table %s in %s: %s", name, folder, order)
-        return names, rows
-
-    return file_model, read
+def _read_dglke(files: DglkeFolder, folder: Path, table: str) -> Named:
+    name = RELATION if table == RELATION else ENTITY
+    rows = files.rows(name)
+    names = files.names(name, len(rows)) or _names(folder, table)
+    if not names:
+        order = "its rows are taken in the order of the data set"
+        logger.warning("no id map of the table %s in %s: %s", name, folder, order)
+    return names, rows
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:

@@ -183,13 +183,11 @@ def geometric_model(run: TrainedModel) -> Any:
     if run.model.reciprocal:
         relations = torch.cat(_directions(run, relations))
     model = getattr(kge, name)(len(entities), len(relations), run.model.dim // number)
-    tables = {"node_emb": entities.chunk(number, dim=-1), "rel_emb": relations.chunk(number, dim=-1)}
-    # The second half of complex rows is a table of its own.
-    state = {
-        f"{table}{suffix}.weight": half
-        for table, halves in tables.items()
-        for suffix, half in zip(("", "_im"), halves)
-    }
+    state = {}
+    for table, rows in (("node_emb", entities), ("rel_emb", relations)):
+        # The second half of complex rows is a table of its own.
+        for suffix, half in zip(("", "_im"), rows.chunk(number, dim=-1)):
+            state[f"{table}{suffix}.weight"] = half
     model.load_state_dict(state)
     return model
 

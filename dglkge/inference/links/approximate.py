@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +78,11 @@ class RowIndex:
                     self._index.add_with_ids(rows, shard.original_ids[start:stop].numpy())
                     bar.update(stop - start)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many lists there are and are searched."""
+        return {"lists": self.num_lists, "lists_searched": self.num_searched}
+
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows (n, D) of original ids, float32, as they are indexed."""
         return self._prepared(self._tables.gather(self._type, torch.from_numpy(ids)))
@@ -95,11 +99,12 @@ class RowIndex:
         nearest: np.ndarray = ids
         return nearest
 
-    def tune(self, recall: Callable[[], float]) -> float:
-        """Double the number of searched lists until a recall suffices; return the last one."""
+    def tune(self, recall: Callable[[], tuple[int, int]]) -> float:
+        """Double the number of searched lists until enough of some links are found; return their share."""
         while True:
             self._index.nprobe = self.num_searched
-            share = recall()
+            hits, total = recall()
+            share = hits / max(1, total)
             if share >= RECALL_WANTED or self.num_searched == self.num_lists:
                 return share
             self.num_searched = min(2 * self.num_searched, self.num_lists)
@@ -120,32 +125,19 @@ Sample = list[tuple[int, np.ndarray]]
 """Relations and heads of queries."""
 
 
-class IndexedTails:
-    """Indexes of the types that relations have as tails, built at first use.
+class TailIndex(RowIndex):
+    """Index of a type that relations have as tails, built with all threads, searched with one.
 
     Scores of links are exact; what is approximate is which links are found.
     """
 
-    def __init__(self, model: KgeModel, tables: Tables) -> None:
-        self._model, self._tables = model, tables
-        self.indexes: dict[str, RowIndex] = {}
+    def __init__(self, model: KgeModel, tables: Tables, entity_type: str) -> None:
+        super().__init__("--candidates faiss", tables, entity_type, torch.get_num_threads())
+        self._model, self.threads = model, 1
 
-    def build(self, entity_type: str) -> None:
-        """Build the index of a type, with all threads; it is searched with one."""
-        index = RowIndex("--candidates faiss", self._tables, entity_type, torch.get_num_threads())
-        index.threads = 1
-        self.indexes[entity_type] = index
-
-    def search(
-        self,
-        entity_type: str,
-        query: Tensor,
-        known: tuple[np.ndarray, np.ndarray],
-        least: float,
-        k: int | None,
-    ) -> np.ndarray:
+    def search(self, query: Tensor, known: Sequence[np.ndarray], least: float, k: int | None) -> np.ndarray:
         """Return the links found; the arguments are those of :class:`.missing_links.LinkSearch`."""
-        base = int(self._tables[entity_type].shape[0])
+        base = len(self._tables[self._type])
         known_keys = np.sort(known[0] * base + known[1])
         most_known = int(np.bincount(known[0]).max()) if len(known[0]) else 0
         count = FIRST_CANDIDATES if k is None else SPARE * k + most_known
@@ -154,7 +146,7 @@ class IndexedTails:
             count, again = min(count, base), []
             step = max(1, CANDIDATES_AT_A_TIME // count)
             for places in np.split(open_queries, range(step, len(open_queries), step)):
-                links, has_more = self._nearest(entity_type, query, places, count)
+                links, has_more = self._scored(query, places, count)
                 if k is None and count < base:
                     lowest = np.full(len(query), np.inf)
                     np.minimum.at(lowest, links["query"], links["score"])
@@ -165,26 +157,17 @@ class IndexedTails:
             open_queries, count = np.concatenate([np.empty(0, np.int64), *again]), 4 * count
         return np.concatenate(parts)
 
-    def _nearest(
-        self, entity_type: str, query: Tensor, places: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _scored(self, query: Tensor, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the candidates of some queries with exact scores, and which queries may have more."""
-        ids = self.indexes[entity_type].nearest(query[places].float().numpy(), count)
+        ids = self.nearest(query[places].float().numpy(), count)
         place, column = np.nonzero(ids >= 0)
         links = np.empty(len(place), PAIR)
         links["query"], links["candidate"] = places[place], ids[place, column]
         distinct, row = np.unique(links["candidate"], return_inverse=True)
-        rows = self._tables.gather(entity_type, torch.from_numpy(distinct))
+        rows = self._tables.gather(self._type, torch.from_numpy(distinct))
         query_ids = torch.from_numpy(np.ascontiguousarray(links["query"]))
         links["score"] = exact_scores(self._model, query, query_ids, rows, torch.from_numpy(row.reshape(-1)))
         return links, np.asarray(ids.min(axis=1) >= 0)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the lists of each type, and how many are searched."""
-        return {
-            type_: {"lists": index.num_lists, "lists_searched": index.num_searched}
-            for type_, index in self.indexes.items()
-        }
 
 
 def draw_queries(relation_ids: Sequence[int], head_ids: Callable[[int], np.ndarray], seed: int) -> Sample:

@@ -8,10 +8,10 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from dglkge.errors import InputError, require_known, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
-from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
+from dglkge.inference.links.approximate import RECALL_AT, TailIndex, draw_queries, recall_of
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite, has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -164,12 +164,9 @@ class Completion:
         relation = self.relation(relation_id)
         heads = torch.from_numpy(head_ids)
         relation_ids = torch.full_like(heads, relation_id)
-        query = model.query(
-            tables.gather(relation.lhs, heads).double(),
-            tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1),
-            Side.TAIL,
-            relation_ids,
-        )
+        anchors = tables.gather(relation.lhs, heads).double()
+        rows = tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1)
+        query = model.query(anchors, rows, Side.TAIL, relation_ids)
         known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
         least = self.least_scores[self.relation_ids.index(relation_id)]
 
@@ -183,35 +180,30 @@ class Completion:
 
         if self.candidates == FAISS:
             check_finite(query.float())
-            yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
+            yield named(self.indexed[relation.rhs].search(query, known, least, self.k))
             return
         places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
         norm = self.run.max_norm(relation.rhs)
         search = LinkSearch(model, query, norm, places, least, self.k, self.is_narrow)
         for ids, rows in self._panels(relation_id):
             search.add(ids, rows)
-            if search.num_found() > RUN_ROWS:
+            if sum(map(len, search.links)) > RUN_ROWS:
                 yield named(search.take(is_last=False))
         yield named(search.take())
 
     @cached_property
-    def indexed(self) -> IndexedTails:
+    def indexed(self) -> dict[str, TailIndex]:
         """Indexes of the types of tails, which find the best tails of a sample of queries."""
-        indexed = IndexedTails(self.run.model, self.run.tables)
+        indexed = {}
         best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
         for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
             ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
             check_finite(torch.tensor(self.run.max_norm(type_)))
-            indexed.build(type_)
+            indexed[type_] = TailIndex(self.run.model, self.run.tables, type_)
             tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
             tuned.__dict__["indexed"] = indexed
             sample = draw_queries(tuned.relation_ids, tuned.head_ids, seed=0)
-
-            def recall(sample: Any = sample, tuned: Completion = tuned) -> float:
-                hits, total = recall_of(sample, best.links, tuned.links)
-                return hits / max(1, total)
-
-            indexed.indexes[type_].tune(recall)
+            indexed[type_].tune(partial(recall_of, sample, best.links, tuned.links))
         return indexed
 
     @cached_property
@@ -225,7 +217,8 @@ class Completion:
             hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
         queries = sum(len(heads) for _, heads in sample)
         measured = {"recall": hits / total if total else None, "links": total, "queries": queries}
-        return {**measured, "indexes": self.indexed.describe()}
+        indexes = {type_: index.counts for type_, index in self.indexed.items()}
+        return {**measured, "indexes": indexes}
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -303,9 +296,7 @@ def plan_completion(
         types = {run.type_of("", name) for name in head_types}
         relation_ids = {id_ for id_ in relation_ids if tables.relations[id_].lhs in types}
     ids = tuple(sorted(relation_ids))
-    head_ids = None
-    if heads is not None:
-        head_ids = _ids_by_type(run, heads, list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids)))
+    head_ids = None if heads is None else _ids_by_type(run, heads, {tables.relations[id_].lhs for id_ in ids})
     completion = Completion(run, ids, head_ids, min_probability, k, candidates, held_out)
     completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
@@ -313,18 +304,15 @@ def plan_completion(
     return completion
 
 
-def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) -> dict[str, np.ndarray]:
+def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Collection[str]) -> dict[str, np.ndarray]:
     """Look up heads in all types that relations have on that side."""
-    ids: dict[str, list[int]] = {name: [] for name in types}
-    for name in names:
-        fitting = [type_ for type_ in types if name in run.tables.vocabulary(type_)]
-        if not fitting:
+    ids_by_type = {type_: run.tables.vocabulary(type_).find(names) for type_ in types}
+    for place, name in enumerate(names):
+        if all(ids[place] < 0 for ids in ids_by_type.values()):
             type_ = run.type_of(name)
             run.tables.vocabulary(type_).id(name)
             raise InputError(f"{name!r} is of type {type_}, and no chosen relation has heads of that type")
-        for type_ in fitting:
-            ids[type_].append(run.tables.vocabulary(type_).id(name))
-    return {type_: np.unique(np.array(type_ids, np.int64)) for type_, type_ids in ids.items()}
+    return {type_: np.unique(ids[ids >= 0]) for type_, ids in ids_by_type.items()}
 
 
 def _search(completion: Completion, folder: Path, progress: Progress | None = None) -> list[Path]:
@@ -366,16 +354,16 @@ def _num_queries(tasks: Sequence[Task]) -> int:
 
 def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], stop: threading.Event) -> None:
     """Write the links of a unit in sorted files, to a folder that has its name when all are there."""
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    unfinished = folder.with_suffix(".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     pending: list[np.ndarray] = []
 
     def flush(least: int) -> None:
         if sum(map(len, pending)) > least:
-            number = len(list(partial.iterdir()))
+            number = len(list(unfinished.iterdir()))
             # On the disk before the folder has its name: after a power failure none may be cut off.
-            with replacing(partial / f"{number:04d}.links") as file:
+            with replacing(unfinished / f"{number:04d}.links") as file:
                 _sorted(np.concatenate(pending)).tofile(file)
             pending.clear()
 
@@ -387,7 +375,7 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
             pending.append(links)
             flush(RUN_ROWS)
     flush(0)
-    os.replace(partial, folder)
+    os.replace(unfinished, folder)
 
 
 def _sorted(links: np.ndarray) -> np.ndarray:
@@ -432,10 +420,8 @@ def _curve(hits: np.ndarray, num_links: int, num_held_out: int) -> list[dict[str
     powers = np.arange(POINTS_A_DECADE * np.log10(num_links)) / POINTS_A_DECADE
     ranks = np.unique(np.append(np.round(10.0**powers).astype(np.int64), num_links))
     counts = np.searchsorted(hits, ranks, side="right")
-    return [
-        {"rank": rank, "precision": count / rank, "recall": count / max(1, num_held_out)}
-        for rank, count in zip(ranks.tolist(), counts.tolist())
-    ]
+    columns = {"rank": ranks, "precision": counts / ranks, "recall": counts / max(1, num_held_out)}
+    return pa.table(columns).to_pylist()
 
 
 def as_table(completion: Completion, links: np.ndarray) -> pa.Table:

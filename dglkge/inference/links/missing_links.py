@@ -83,7 +83,7 @@ class LinkSearch:
     least_score: float
     k: int | None = None
     is_narrow: bool = False
-    _links: list[np.ndarray] = field(default_factory=list)
+    links: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limit = torch.full((len(self.query),), self.least_score, dtype=torch.float64)
@@ -145,17 +145,13 @@ class LinkSearch:
             scores = exact_scores(self.model, self.query, row, rows, column)
             links = np.empty(len(row), PAIR)
             links["score"], links["query"], links["candidate"] = scores, row, ids[column]
-            self._links.append(links[((scores >= self.least_score) & ~scores.isinf()).numpy()])
-
-    def num_found(self) -> int:
-        """Return the number of links found and not taken."""
-        return sum(map(len, self._links))
+            self.links.append(links[((scores >= self.least_score) & ~scores.isinf()).numpy()])
 
     def take(self, is_last: bool = True) -> np.ndarray:
         """Return the links found; with k only at the end, since until then better ones may come."""
-        links = best_links(np.concatenate([np.empty(0, PAIR), *self._links]), self.k)
+        links = best_links(np.concatenate([np.empty(0, PAIR), *self.links]), self.k)
         is_final = is_last or self.k is None
-        self._links = [] if is_final else [links]
+        self.links = [] if is_final else [links]
         return links if is_final else links[:0]
 
 
