@@ -182,7 +182,7 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
         RELATION: torch.randn(2, 200, generator=draws),
     }
     names = Vocabulary([str(number) for number in range(num_entities)], "entity")
-    run = TrainedModel(WholeTables(Path(), meta, rows, lambda _type: names))
+    run = TrainedModel(WholeTables(Path(), meta, rows, lambda _type: names, {}))
     # One link in a thousand is above the probabilities that count as 0.
     scores = run.model.score(
         rows["entity"][:1000], rows[RELATION][:1].expand(1000, -1), rows["entity"][-1000:]
@@ -193,7 +193,7 @@ def two_hops(num_entities: int, beam: int, times: int = 20) -> dict[str, Any]:
     for number in range(times + 1):
         begin = time.perf_counter()
         question = And((Fact(str(number), "r", "?y"), Fact("?y", "s", "?x")))
-        Asked(run, Question("?x", question), beam, ()).answer(10)
+        Asked(run, Question("?x", question), beam, (), adapter=True).answer(10)
         walls.append(time.perf_counter() - begin)
         if not number:  # it loads the compiled loops
             cpu = time.process_time()

@@ -127,9 +127,9 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 
     question = logic.parse(args.question)  # before the run is read
     splits = () if args.no_known else args.known_split or SPLITS
-    options = (args.k, args.beam, splits, not args.no_adapter)
-    type_, answers = questions.ask(common.open_model(args), question, *options)
-    return {"question": args.question, "type": type_, "answers": answers}
+    run = common.open_model(args)
+    asked = questions.Asked(run, question, args.beam, splits, not args.no_adapter)
+    return {"question": args.question, "type": asked.answer_type, "answers": asked.answer(args.k)}
 
 
 @ask.shows

@@ -6,9 +6,9 @@ and at the end all edge sets together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import Protocol, RankingResult
-from dglkge.inference.trained_model import TrainedModel
+from dglkge.inference.trained_model import Arrays, TrainedModel
 from dglkge.inference.whole_tables import Tables
-from dglkge.model.device import open_device
-from dglkge.typing import AUTO_DEVICE, Side
+from dglkge.typing import Side
 
 EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
 
@@ -34,26 +33,21 @@ class BucketResult(NamedTuple):
 
 
 def evaluate_buckets(
-    run: TrainedModel,
-    edge_sets: EdgeSets,
-    protocol: Protocol | None = None,
-    num_ranges: int = 1,
-    progress: Callable[[int], object] | None = None,
-    also_known: Sequence[np.ndarray] = (),
-    device: str = AUTO_DEVICE,
+    run: TrainedModel, edge_sets: EdgeSets, protocol: Protocol, num_ranges: int, added: Arrays, **options: Any
 ) -> Iterator[BucketResult]:
     """Rank edge sets bucket by bucket; see :meth:`dglkge.inference.run.Run.evaluate_buckets`.
 
+    Options are those of :meth:`dglkge.inference.trained_model.TrainedModel.rank`, added triples known ones.
+
     Mistakes are errors before anything is ranked: a generator would raise at its first value only.
     """
-    if protocol is not None and protocol.given:
+    if protocol.given:
         raise InputError("given candidates are ranked in the order of a split, not bucket by bucket")
     if num_ranges < 1:
         raise InputError(f"num_ranges must be at least 1, got {num_ranges}")
-    sets, place = _triples_of(run.dataset, edge_sets), open_device(device, "device")
-    protocol = protocol or Protocol()
+    sets = _triples_of(run.dataset, edge_sets)
     # Triples of the caller are true as well: none of them is a wrong answer to another's query.
-    known = run.known_triples([*sets.values(), *also_known]) if protocol.filtered else None
+    known = run.known_triples([*sets.values(), *added]) if protocol.filtered else None
 
     def results() -> Iterator[BucketResult]:
         results_of_sets = []
@@ -63,7 +57,7 @@ def evaluate_buckets(
             results = []
             for bucket in np.unique(buckets).tolist():
                 bucket_triples = triples[buckets == bucket]
-                results.append(run.rank(set_protocol, bucket_triples, known, progress, device=place))
+                results.append(run.rank(set_protocol, bucket_triples, known, **options))
                 yield BucketResult(name, divmod(bucket, num_ranges), results[-1])
             order = np.argsort(buckets, kind="stable")
             results_of_sets.append(RankingResult.joined(results, order))

@@ -21,11 +21,10 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
-from dglkge.inference.choices import BEAM
 from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.typing import RELATION, Relation, Side
+from dglkge.typing import Relation, Side
 
 LEAST_PROBABILITY = 1e-6
 """Smaller ones count as 0."""
@@ -84,28 +83,24 @@ class Asked:
 
     Parameters
     ----------
-    known_splits : sequence of str
+    splits : sequence of str
         Splits whose triples have probability 1.
     adapter : bool
         Whether to use the curves that were fitted for questions, if there are some.
     """
 
     def __init__(
-        self,
-        run: TrainedModel,
-        question: Question,
-        beam: int,
-        known_splits: Sequence[str],
-        adapter: bool = True,
+        self, run: TrainedModel, question: str | Question, beam: int, splits: Sequence[str], adapter: bool
     ) -> None:
+        question = parse(question) if isinstance(question, str) else question
         if beam < 1:
             raise InputError(f"the beam must be at least 1, got {beam}")
         self._run, self._beam = run, beam
         self._calibration = run.calibration.adapted() if adapter else run.calibration
-        for split in known_splits:
+        for split in splits:
             require_known("split", split, SPLITS)
         none = KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
-        self._known = run.known_triples(splits=tuple(known_splits)) if known_splits else none
+        self._known = run.known_triples(splits=tuple(splits)) if splits else none
         self._relations, types = self._assignment(list(dict.fromkeys(facts(question.formula))))
         self.answer_type = types[question.answer]
         self._root = self._plan(question.formula, question.answer, set())
@@ -219,11 +214,8 @@ class Asked:
             hop.values = values[hop.ids]
         else:
             hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
-        relation_ids = torch.full((len(hop.ids),), hop.relation_id)
-        rows = tables.gather(anchor_type, torch.from_numpy(hop.ids)).float()
-        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(rows), -1)
-        hop.query = self._run.model.query(rows, relations, hop.side, relation_ids)
-        hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
+        hop.query = self._run.queries(hop.side, hop.ids, hop.relation_id)
+        hop.known = self._known.answers(hop.side, hop.ids, np.full(len(hop.ids), hop.relation_id))
         type_ = hop.relation.candidate_type(hop.side)
         best_values = np.zeros(len(tables.vocabulary(type_)))
         low = least_score(hop.curve, LEAST_PROBABILITY)
@@ -273,17 +265,3 @@ def _best(values: np.ndarray, k: int) -> np.ndarray:
         above = values[places]
         places = places[above >= np.partition(above, -k)[-k]]
     return places[np.argsort(-values[places], kind="stable")][:k]
-
-
-def ask(
-    run: TrainedModel,
-    question: str | Question,
-    k: int = 10,
-    beam: int = BEAM,
-    known_splits: Sequence[str] = SPLITS,
-    adapter: bool = True,
-) -> tuple[str, list[dict[str, Any]]]:
-    """Return the type of the answers, and the best answers; see :meth:`dglkge.inference.run.Run.ask`."""
-    tree = parse(question) if isinstance(question, str) else question
-    planned = Asked(run, tree, beam, known_splits, adapter)
-    return planned.answer_type, planned.answer(k)

@@ -208,8 +208,9 @@ class Run(Questions):
             Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
             or the protocol has given candidates.
         """
-        options = (protocol, num_ranges, progress, also_known, device)
-        return bucket_evaluation.evaluate_buckets(self, edge_sets, *options)
+        options = {"progress": progress, "device": open_device(device, "device")}
+        asked = (edge_sets, protocol or Protocol(), num_ranges, also_known)
+        return bucket_evaluation.evaluate_buckets(self, *asked, **options)
 
     def complete(
         self,
@@ -359,7 +360,7 @@ class Run(Questions):
             run.ask("?x : (Alice, knows, ?y), (?y, likes, ?x)")
         """
         check_k(k)
-        _, answers = questions.ask(self, question, k, beam, known_splits, adapter)
+        answers = questions.Asked(self, question, beam, known_splits, adapter).answer(k)
         return pd.DataFrame(answers, columns=["rank", "entity", "probability", "path"])
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
@@ -663,8 +664,8 @@ class Run(Questions):
         if file_format == "huggingface" and isinstance(source, Checkpoint):
             here = source.version
             results = {name: kept for name, kept in self.results.items() if kept.get("version", here) == here}
-        options = (max_rows, metric, results)
-        return export.export_tables(source, tables, file_format, Path(folder), overwrite, *options)
+        options = {"max_rows": max_rows, "metric": metric, "metrics": results}
+        return export.export_tables(source, tables, file_format, Path(folder), overwrite, **options)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.

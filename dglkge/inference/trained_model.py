@@ -23,8 +23,9 @@ from dglkge.evaluation.calibration import Calibration
 from dglkge.evaluation.metrics import Protocol, RankingResult, load_results, relation_categories
 from dglkge.evaluation.queries import Bonus, score_triples
 from dglkge.formats.relation_parameters import registered_score_function
-from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
+from dglkge.inference import search
+from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
+from dglkge.inference.search import Answer, LinkQuery
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
@@ -32,14 +33,12 @@ from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
 
 if TYPE_CHECKING:
-    from dglkge.evaluation import evaluator, ranking
+    from dglkge.evaluation import evaluator
     from dglkge.inference.links import missing_links
-    from dglkge.sampling import negatives
 else:
     # Imported at first use: their loops import numba, which one query does not need.
-    evaluator, ranking = deferred("dglkge.evaluation.evaluator"), deferred("dglkge.evaluation.ranking")
+    evaluator = deferred("dglkge.evaluation.evaluator")
     missing_links = deferred("dglkge.inference.links.missing_links")
-    negatives = deferred("dglkge.sampling.negatives")
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +169,11 @@ class TrainedModel:
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:
         """Number of training triples of each entity, by type and original id."""
+        from dglkge.sampling.negatives import count_degrees  # here: its loops import numba
+
         types = [(relation.lhs, relation.rhs) for relation in self.dataset.relations.relations]
         num_entities = {name: self.dataset.num_entities(name) for name in self.dataset.entity_types}
-        return negatives.count_degrees(self.dataset.split(TRAIN), types, num_entities)
+        return count_degrees(self.dataset.split(TRAIN), types, num_entities)
 
     def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
         """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
@@ -203,7 +204,9 @@ class TrainedModel:
     def max_norm(self, entity_type: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
         if entity_type not in self._max_norms:
-            shards = [ranking.RankedShard(part) for part in self.tables.shards(entity_type) if len(part.rows)]
+            shards = [
+                evaluator.RankedShard(part) for part in self.tables.shards(entity_type) if len(part.rows)
+            ]
             self._max_norms[entity_type] = max((shard.max_norm for shard in shards), default=0.0)
         return self._max_norms[entity_type]
 
@@ -226,17 +229,52 @@ class TrainedModel:
         relation_id = fitting[0] if len(fitting) == 1 else relations.id(relation)
         return LinkQuery(side, vocabulary(relations[relation_id].anchor_type(side)).id(entity), relation_id)
 
+    @torch.no_grad()
     def answer(
-        self,
-        queries: Sequence[LinkQuery],
-        k: int = 10,
-        known: str | None = None,
-        candidates: str = ALL,
+        self, queries: Sequence[LinkQuery], k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> list[list[Answer]]:
-        """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
+        """Return the best answers to each query, the best first, equal scores in the order of ids.
+
+        The arguments are those of :meth:`.Questions.predict`.
+        """
+        search.check_k(k)
+        require_known("choice of candidates", candidates, CANDIDATES)
         treatment, known_triples = self.known_treatment(known)
-        treated = (treatment, candidates, self._known_by_split if candidates == SEEN else known_triples)
-        return best_answers(self.model, self.tables, queries, k, *treated, self.bonus)
+        answers: list[list[Answer]] = [[] for _ in queries]
+        # One matmul needs queries of one side, against candidates of one type.
+        groups: dict[tuple[Side, str, str], list[int]] = {}
+        for place, (side, _, relation_id) in enumerate(queries):
+            relation = self.tables.relations[relation_id]
+            key = (side, relation.anchor_type(side), relation.candidate_type(side))
+            groups.setdefault(key, []).append(place)
+        for (side, anchor_type, candidate_type), places in groups.items():
+            for start in range(0, len(places), search.QUERIES_AT_A_TIME):
+                batch = places[start : start + search.QUERIES_AT_A_TIME]
+                entity_ids = np.array([queries[place].entity_id for place in batch])
+                relation_ids = np.array([queries[place].relation_id for place in batch])
+                keys = torch.from_numpy(relation_ids)
+                anchors = self.tables.gather(anchor_type, torch.from_numpy(entity_ids))
+                query_rows = self.model.query(anchors, self.tables.gather(RELATION, keys), side, keys)
+                seen = search.seen_candidates(self._known_by_split, side, keys) if candidates == SEEN else []
+                split_of, added = dict[tuple[int, int], str](), []
+                for split, triples in known_triples.items():
+                    index, ids = triples.answers(side, entity_ids, relation_ids)
+                    if treatment is Known.DROP:
+                        added.append((index, ids, np.full(len(ids), -np.inf)))
+                    else:
+                        # The first of several splits.
+                        split_of = dict.fromkeys(zip(index.tolist(), ids.tolist()), split) | split_of
+                if self.bonus is not None:
+                    added.append(self.bonus(side, entity_ids, relation_ids))
+                best = search.TopAnswers(len(batch), k)
+                for shard in self.tables.shards(candidate_type):
+                    for first, stop in search.candidate_blocks(len(batch), shard):
+                        scores = self.model.compare(query_rows, shard.rows[first:stop])
+                        search.change_scores(scores, shard, first, added, seen)
+                        best.add(scores, shard.original_ids[first:stop])
+                for row, (place, scored) in enumerate(zip(batch, best.result())):
+                    answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in scored]
+        return answers
 
     def known_treatment(self, known: str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs."""
@@ -274,6 +312,15 @@ class TrainedModel:
             return self.calibration
         return None
 
+    def queries(
+        self, side: Side, entity_ids: np.ndarray, relation_id: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Return the queries (n, Dq) of a relation for a side, of the entities given (n,)."""
+        ids, anchor_type = torch.from_numpy(entity_ids), self.tables.relations[relation_id].anchor_type(side)
+        relation_ids = torch.full_like(ids, relation_id)
+        relation = self.tables.gather(RELATION, relation_ids[:1]).to(dtype).expand(len(ids), -1)
+        return self.model.query(self.tables.gather(anchor_type, ids).to(dtype), relation, side, relation_ids)
+
     def names_of(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
         """Return the names of a triple; the relation's is its label."""
         relation, vocabulary = self.tables.relations[relation_id], self.tables.vocabulary
@@ -283,7 +330,7 @@ class TrainedModel:
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""
         names = self.tables.vocabulary(entity_type)
-        (answers,) = most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
+        (answers,) = search.most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
         return [(names[id_], cosine) for id_, cosine in answers]
 
     def type_of(self, entity: str, entity_type: str | None = None) -> str:

@@ -13,6 +13,8 @@ from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, Tab
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.typing import RELATION
 
+Rows = Mapping[str, torch.Tensor]
+
 
 class WholeTables(TablesByName):
     """Tables with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`; ids are the rows' numbers.
@@ -25,21 +27,16 @@ class WholeTables(TablesByName):
         By table.
     names : callable
         Reads the names of an entity type, at the first use.
-    dense : mapping of str to tensor, optional
+    dense : mapping of str to tensor
         Dense parameters of the score function's module.
     """
 
     def __init__(
-        self,
-        path: Path,
-        meta: CheckpointMeta,
-        rows: Mapping[str, torch.Tensor],
-        names: Callable[[str], Vocabulary],
-        dense: Mapping[str, torch.Tensor] | None = None,
+        self, path: Path, meta: CheckpointMeta, rows: Rows, names: Callable[[str], Vocabulary], dense: Rows
     ) -> None:
         self.path, self.meta, self.entity_types = path, meta, list(meta.entity_types)
         self.relations, self.vocabulary = RelationVocabulary(list(meta.relations)), functools.cache(names)
-        self._dense = dict(dense or {})
+        self._dense = dict(dense)
         self._tables = {}
         for table, whole in rows.items():
             shard = FileShard(torch.arange(len(whole)), whole)

@@ -16,15 +16,16 @@ import numpy as np
 import pandas as pd
 import torch
 
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference import questions
 from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import Query
 from dglkge.inference.links.approximate import SPARE, RowIndex
 from dglkge.inference.links.completion import find_links, plan_completion
+from dglkge.inference.questions import Asked
 from dglkge.inference.run import Run
 from dglkge.inference.search import most_similar
 from dglkge.inference.trained_model import UnknownEntityError
@@ -349,8 +350,8 @@ class Explorer:
 
         E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
         """
-        type_, answers = questions.ask(self.run, question, k, beam)
-        return {"type": type_, "answers": answers}
+        asked = Asked(self.run, question, beam, SPLITS, adapter=True)
+        return {"type": asked.answer_type, "answers": asked.answer(k)}
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
         """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""

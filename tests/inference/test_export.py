@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -67,7 +68,7 @@ def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
 
     export_tables(checkpoint, ["person"], "tsv", tmp_path / "out", overwrite=False)
     before = (tmp_path / "out/person.tsv").read_bytes()
-    written = export._write_tsv
+    written = partial(export._write_text, "\t")
 
     def full_at_the_film(table, file):
         if table.name == "film":

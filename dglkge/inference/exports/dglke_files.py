@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -166,7 +166,8 @@ def open_dglke(folder: Path) -> WholeTables:
         rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
         names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
     # No file states the model's shape: the widths are the only check that rows and model fit.
-    model = model_of_width(files.score_function, rows[ENTITY], rows[RELATION], False, folder)
+    model = build_model(files.score_function, rows[ENTITY].shape[1], reciprocal=False)
+    require_width(model, files.score_function, rows[RELATION], folder)
     meta = CheckpointMeta(
         config={},
         dataset_name=str(files.config.get("dataset") or folder.name),
@@ -180,7 +181,7 @@ def open_dglke(folder: Path) -> WholeTables:
         dim=model.dim,
         reciprocal=False,
     )
-    return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY))
+    return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY), {})
 
 
 def is_dglke(folder: Path) -> bool:
@@ -208,24 +209,14 @@ def load_npy(path: Path) -> np.ndarray:
     return matrix
 
 
-def model_of_width(
-    score_function: str,
-    entities: torch.Tensor,
-    relations: torch.Tensor,
-    reciprocal: bool,
-    folder: Path,
-    options: Mapping[str, Any] | None = None,
-) -> KgeModel:
-    """Return a score function's model for rows; refuse rows of relations of another width than its."""
-    dim, width = entities.shape[1], relations.shape[1]
-    model = build_model(score_function, dim, reciprocal, options=options)
-    if width != model.relation_width:
-        halves = ", two halves," if reciprocal else ""
+def require_width(model: KgeModel, score_function: str, relations: torch.Tensor, folder: Path) -> None:
+    """Refuse rows of relations of another width than the model's."""
+    if relations.shape[1] != model.relation_width:
+        halves = ", two halves," if model.reciprocal else ""
         raise InputError(
-            f"{folder}: the rows of relations have {width} numbers, {score_function} with entities of "
-            f"{dim}{halves} needs {model.relation_width}"
+            f"{folder}: the rows of relations have {relations.shape[1]} numbers, {score_function} with "
+            f"entities of {model.dim}{halves} needs {model.relation_width}"
         )
-    return model
 
 
 def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:

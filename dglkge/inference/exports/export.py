@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -44,14 +44,7 @@ FAISS_COUNT_OFFSET = 8
 
 
 def export_tables(
-    source: Tables,
-    tables: Sequence[str],
-    file_format: str,
-    folder: Path,
-    overwrite: bool,
-    max_rows: int | None = None,
-    metric: str | None = None,
-    metrics: Mapping[str, Any] | None = None,
+    source: Tables, tables: Sequence[str], file_format: str, folder: Path, overwrite: bool, **options: Any
 ) -> list[Path]:
     """Write tables to a folder, rows in the order of original ids.
 
@@ -100,20 +93,16 @@ def export_tables(
     require_known("format", file_format, FORMATS)
     if RELATION in tables and (times := len(source.meta.times)):
         raise InputError(f"{source.path} has relations at {times} times, of which no format has rows")
-    for option, value, *owners in (
-        ("max-rows", max_rows, "projector"),
-        ("metric", metric, "faiss", "qdrant"),
-    ):
-        if value is not None and file_format not in owners:
-            raise InputError(
-                f"--{option} goes with --format {' or '.join(owners)}, got --format {file_format}"
-            )
+    for option, *owners in (("max_rows", "projector"), ("metric", "faiss", "qdrant")):
+        if options.get(option) is not None and file_format not in owners:
+            name, formats = option.replace("_", "-"), " or ".join(owners)
+            raise InputError(f"--{name} goes with --format {formats}, got --format {file_format}")
     # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
     # written.
     opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
     plan, separators = FORMATS[file_format]
     files.check_names(opened, separators, file_format)
-    outputs = list(plan(Export(source, opened, max_rows, metric, metrics or {})))
+    outputs = list(plan(Export(source, opened, **options)))
     return files.write_outputs(outputs, folder, overwrite)
 
 
@@ -159,12 +148,7 @@ def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
 
 
 def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
-    files.write_safetensors(file, {SAFETENSORS_NAME: table})
-
-
-def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
-    for names, rows in table.blocks():
-        _write_lines(file, rows, names, "\t")
+    files.write_safetensors(file, {SAFETENSORS_NAME: table}, {})
 
 
 def _plan_word2vec(export: Export) -> Iterable[Output]:
@@ -179,19 +163,17 @@ def _plan_word2vec(export: Export) -> Iterable[Output]:
                     "the format word2vec, as another one does; parquet and lancedb hold any name"
                 )
             names.add(word2vec_name(name))
-    return each_table(".vec", _write_word2vec)(export)
+    return each_table(".vec", partial(_write_text, " "))(export)
 
 
-def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
-    file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
+def _write_text(separator: str, table: ExportedTable, file: BinaryIO) -> None:
+    """Write a name and its numbers on each line; by spaces as word2vec, with a line of both counts."""
+    is_word2vec = separator == " "
+    if is_word2vec:
+        file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
     for names, rows in table.blocks():
-        _write_lines(file, rows, [word2vec_name(name) for name in names], " ")
-
-
-def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
-    """Write a name and its numbers on each line."""
-    lines = zip(names, files.number_texts(rows, separator))
-    file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
+        lines = zip(map(word2vec_name, names) if is_word2vec else names, files.number_texts(rows, separator))
+        file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
 def _plan_faiss(export: Export) -> Iterable[Output]:
@@ -316,7 +298,7 @@ FORMATS: dict[str, tuple[Planner, str]] = {
     "projector": (_plan_projector, FIELD_ENDS),
     "qdrant": (_plan_qdrant, ""),
     "safetensors": (each_table(".safetensors", _write_safetensors, with_names=True), LINE_ENDS),
-    "tsv": (each_table(".tsv", _write_tsv), FIELD_ENDS),
+    "tsv": (each_table(".tsv", partial(_write_text, "\t")), FIELD_ENDS),
     "word2vec": (_plan_word2vec, ""),
 }
 """Format to the function that plans its files, and to the characters that no name may have: they separate the

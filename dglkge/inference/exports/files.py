@@ -9,7 +9,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -99,9 +99,9 @@ class Export:
 
     source: Tables
     tables: Sequence[ExportedTable]
-    max_rows: int | None
-    metric: str | None
-    metrics: Mapping[str, Any]
+    max_rows: int | None = None
+    metric: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Output(NamedTuple):
@@ -182,18 +182,16 @@ def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
 
 
 def write_safetensors(
-    file: BinaryIO,
-    tables: Mapping[str, ExportedTable],
-    metadata: Mapping[str, str] | None = None,
-    arrays: Mapping[str, np.ndarray] | None = None,
+    file: BinaryIO, tables: Mapping[str, ExportedTable], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Write tables, and arrays of any shape, as tensors of one safetensors file.
 
     By hand, because the package needs all tensors in memory. The format:
     https://huggingface.co/docs/safetensors.
     """
-    arrays, start = arrays or {}, 0
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
     tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
     for name, tensor in tensors.items():
         stop = start + 4 * math.prod(tensor.shape)

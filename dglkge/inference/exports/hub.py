@@ -137,8 +137,7 @@ def plan_huggingface(export: Export) -> list[Output]:
     }
     dense = {DENSE + name: values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
-    write = partial(files.write_safetensors, tables=tables, metadata={"format": "pt"}, arrays=dense)
+    write = partial(files.write_safetensors, tables=tables, arrays=dense)
     return [
         files.file_output(TENSORS, write),
         *map(files.names_output, tables.values()),

@@ -19,10 +19,11 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import open_vectors, word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, require_known
-from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, one_file
+from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, one_file, require_width
 from dglkge.inference.exports.export import SAFETENSORS_NAME
 from dglkge.inference.exports.files import names_file
 from dglkge.inference.exports.hub import map_tensors
+from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -76,8 +77,8 @@ def import_tables(
     # A score function has one dimension for entities of all types.
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
-    entities = parts[dataset.entity_types[0]].rows
-    model = model_of_width(score_function, entities, parts[RELATION].rows, reciprocal, folder, score_options)
+    model = build_model(score_function, min(widths.values()), reciprocal, score_options)
+    require_width(model, score_function, parts[RELATION].rows, folder)
     if model.score_function.has_module or model.score_function.operators:
         raise InputError(
             f"files of rows hold neither dense parameters nor operators of relations, which {score_function} "

@@ -176,14 +176,10 @@ class QuestionMaker:
     @torch.no_grad()
     def _scores(self, type_: str, links: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the scores of entities as answers to each link, (n, L)."""
-        tables, model, scores = self._run.tables, self._run.model, []
-        rows = tables.gather(type_, torch.from_numpy(ids)).float()
+        rows, scores = self._run.tables.gather(type_, torch.from_numpy(ids)).float(), []
         for entity, relation_id, place in links.tolist():
-            side, relation_ids = list(Side)[place], torch.tensor([relation_id])
-            anchor_type = tables.relations[relation_id].anchor_type(side)
-            anchor = tables.gather(anchor_type, torch.tensor([entity])).float()
-            query = model.query(anchor, tables.gather(RELATION, relation_ids).float(), side, relation_ids)
-            scores.append(model.compare(query, rows)[0].double().numpy())
+            query = self._run.queries(list(Side)[place], np.array([entity]), relation_id)
+            scores.append(self._run.model.compare(query, rows)[0].double().numpy())
         return np.stack(scores, axis=1)
 
 

@@ -30,7 +30,7 @@ from dglkge.inference.links.approximate import RECALL_AT, TailIndex, draw_querie
 from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite, has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.typing import RELATION, Relation, Side
+from dglkge.typing import Relation, Side
 
 QUERY_NUMBERS = 1 << 23
 """Most numbers of the queries that a thread searches at a time, in float64."""
@@ -160,14 +160,9 @@ class Completion:
     @torch.no_grad()
     def links(self, relation_id: int, head_ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the missing links of a relation and some heads (n,), in no order."""
-        tables, model = self.run.tables, self.run.model
         relation = self.relation(relation_id)
-        heads = torch.from_numpy(head_ids)
-        relation_ids = torch.full_like(heads, relation_id)
-        anchors = tables.gather(relation.lhs, heads).double()
-        rows = tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1)
-        query = model.query(anchors, rows, Side.TAIL, relation_ids)
-        known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
+        query = self.run.queries(Side.TAIL, head_ids, relation_id, torch.float64)
+        known = self.known.answers(Side.TAIL, head_ids, np.full(len(head_ids), relation_id))
         least = self.least_scores[self.relation_ids.index(relation_id)]
 
         def named(links: np.ndarray) -> np.ndarray:
@@ -184,7 +179,7 @@ class Completion:
             return
         places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
         norm = self.run.max_norm(relation.rhs)
-        search = LinkSearch(model, query, norm, places, least, self.k, self.is_narrow)
+        search = LinkSearch(self.run.model, query, norm, places, least, self.k, self.is_narrow)
         for ids, rows in self._panels(relation_id):
             search.add(ids, rows)
             if sum(map(len, search.links)) > RUN_ROWS:

@@ -206,7 +206,7 @@ class LikelyCandidates:
         shards, model = self._tables.shards(entity_type), self._model
         limits = torch.full((len(query),), low)
         for shard, narrow in zip(shards, self._narrow_rows(entity_type, shards)):
-            likely = None if narrow is None else self._screened(entity_type, query, low, narrow)
+            likely = None if narrow is None else _screened(query, low, self._max_norm(entity_type), narrow)
             if likely is not None:
                 row, column = likely
                 rows = shard.rows.numpy()
@@ -224,44 +224,38 @@ class LikelyCandidates:
     def _narrow_rows(self, entity_type: str, shards: Sequence[RowShard]) -> Sequence[Tensor | None]:
         """Return the rows of the shards in bfloat16; None where that would not pay."""
         num_rows, width = sum(len(shard.rows) for shard in shards), self._tables.meta.dim
-        if (
-            not self.is_narrow
-            or num_rows < LEAST_ROWS
-            or shards[0].rows.dtype != torch.float32
-            or 2 * num_rows * width > MOST_BYTES
-        ):
-            return [None] * len(shards)
-        if entity_type not in self._narrow:
+        is_float32 = all(shard.rows.dtype == torch.float32 for shard in shards)
+        pays = self.is_narrow and num_rows >= LEAST_ROWS and 2 * num_rows * width <= MOST_BYTES and is_float32
+        if pays and entity_type not in self._narrow:
             self._narrow[entity_type] = [shard.rows.bfloat16() for shard in shards]
-        return self._narrow[entity_type]
+        return self._narrow[entity_type] if pays else [None] * len(shards)
 
-    def _screened(
-        self, entity_type: str, query: Tensor, low: float, narrow: Tensor
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return row and column of what may reach the limit, by row; None if that is too much."""
-        slack = NARROW_SLACK * query.norm(dim=1) * self._max_norm(entity_type)
-        # The limit is rounded as well.
-        limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
-        queries = narrow.new_zeros(max(LEAST_QUERIES, num_queries), narrow.shape[1])
-        queries[:num_queries] = query[:, : narrow.shape[1]]
-        step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
-        scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
-        remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
-        # Positive numbers and their bits have one order, and integers are compared several times as fast.
-        kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
-        for start in range(0, len(narrow), step):
-            rows = narrow[start : start + step]
-            torch.mm(rows, queries.T, out=scores[: len(rows)])
-            query_scores = scores[: len(rows), :num_queries]
-            torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
-            places = _true_places(flags[: len(rows)])
-            remaining -= len(places)
-            if remaining < 0:
-                return None
-            passing.append(places + start * num_queries)
-        column, row = np.divmod(np.concatenate(passing), num_queries)
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order]
+
+def _screened(query: Tensor, low: float, norm: float, narrow: Tensor) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return row and column of what may reach the limit, by row; None if that is too much."""
+    slack = NARROW_SLACK * query.norm(dim=1) * norm
+    # The limit is rounded as well.
+    limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
+    queries = narrow.new_zeros(max(LEAST_QUERIES, num_queries), narrow.shape[1])
+    queries[:num_queries] = query[:, : narrow.shape[1]]
+    step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
+    scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
+    remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
+    # Positive numbers and their bits have one order, and integers are compared several times as fast.
+    kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
+    for start in range(0, len(narrow), step):
+        rows = narrow[start : start + step]
+        torch.mm(rows, queries.T, out=scores[: len(rows)])
+        query_scores = scores[: len(rows), :num_queries]
+        torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
+        places = _true_places(flags[: len(rows)])
+        remaining -= len(places)
+        if remaining < 0:
+            return None
+        passing.append(places + start * num_queries)
+    column, row = np.divmod(np.concatenate(passing), num_queries)
+    order = np.argsort(row, kind="stable")
+    return row[order], column[order]
 
 
 def _products(query: np.ndarray, rows: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
