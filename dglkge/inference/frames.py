@@ -279,8 +279,7 @@ class Questions(TrainedModel):
             frame[name] = np.nan
             frame.iloc[good, -1] = measure
         known_from = np.full(len(parts), None, dtype=object)
-        if len(good):
-            known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])
+        known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])
         # Of type object: pandas 3 would make texts of them, and NaN of None.
         frame["known_from"] = pd.Series(known_from, frame.index, dtype=object)
         frame["problem"] = pd.Series(map(problems.get, range(len(parts))), frame.index, dtype=object)
@@ -360,9 +359,7 @@ class Questions(TrainedModel):
             raise InputError(f"no relation joins the types of {head!r} and {tail!r}")
         return triples
 
-    def _relations_of_pairs(
-        self, pairs: Sequence[list[Triple]], k: int, known: str | None
-    ) -> list[list[Named]]:
+    def _relations_of_pairs(self, pairs: list[list[Triple]], k: int, known: str | None) -> list[list[Named]]:
         """Return the best of the fitting relations of each pair: label, score, known from."""
         check_k(k)
         treatment, by_split = self.known_treatment(known)

@@ -17,7 +17,6 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
-from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
@@ -251,9 +250,8 @@ class Asked:
         other = int(node.ids[best])
         before = self._path(node.anchor, other) if isinstance(node.anchor, Node) else []
         ends = (other, id_) if node.side is Side.TAIL else (id_, other)
-        names = dict(zip(ROLES, self._run.names_of(ends[0], node.relation_id, ends[1])))
-        measured = {"probability": float(probabilities[best]), "known": bool(known[best])}
-        return [*before, {**names, "not": False, **measured}]
+        link = {**self._run.named_triple(ends[0], node.relation_id, ends[1]), "not": False}
+        return [*before, {**link, "probability": float(probabilities[best]), "known": bool(known[best])}]
 
 
 def _best(values: np.ndarray, k: int) -> np.ndarray:

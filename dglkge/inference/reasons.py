@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.text_format import ROLES
 from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, best_rules, evenly
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
@@ -69,7 +68,7 @@ class Explainer:
         if calibration is not None:
             probability = float(calibration.triple_probabilities(scores, ids).mean())
         return {
-            **dict(zip(ROLES, self._run.names_of(*ids[0].tolist()))),
+            **self._run.named_triple(*ids[0].tolist()),
             "score": float(np.mean([scores[side] for side in Side])),
             "probability": probability,
             "triples": self.triples(link, k),
@@ -83,7 +82,7 @@ class Explainer:
         for side in Side:
             triples, influences = self.influences(link, side)
             influential += [
-                {**dict(zip(ROLES, self._run.names_of(*triple))), "of": side.value, "influence": influence}
+                {**self._run.named_triple(*triple), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
                 if influence > 0
             ]
@@ -139,7 +138,7 @@ class Explainer:
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
         fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
-        return {**fields, "path": [dict(zip(ROLES, self._run.names_of(*triple))) for triple in links]}
+        return {**fields, "path": [self._run.named_triple(*triple) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from dglkge.checkpoint.layout import RUN_RULES_FILE
@@ -55,6 +56,9 @@ DENSE_NUMBERS = 1 << 24
 
 TRIPLES_AT_A_TIME = 1024
 """Valid triples whose confidences are in memory while all weights are tried."""
+
+
+RULES = TypeAdapter(list[Rule])
 
 
 @dataclass(frozen=True)
@@ -109,30 +113,17 @@ class RuleScores:
         return _joined(parts)
 
     def to_dict(self, labels: Vocabulary) -> dict[str, Any]:
-        """Return chains and weights as JSON, by label of relation; a rule is steps, support and pairs."""
-        sides = [side.value for side in Side]
+        """Return chains, their steps by relation id, and weights of head and tail as JSON, by relation."""
         return {
-            labels[id_]: {
-                "weights": dict(zip(sides, self.weights[id_].tolist())),
-                "rules": [
-                    ([(labels[step], side.value) for step, side in rule.steps], rule.support, rule.pairs)
-                    for rule in rules
-                ],
-            }
-            for id_, rules in self.rules.items()
+            label: {"weights": weights.tolist(), "rules": RULES.dump_python(self.rules[id_], mode="json")}
+            for id_, (label, weights) in enumerate(zip(labels.names, self.weights))
         }
 
     def loaded(self, fields: Mapping[str, Any], labels: Vocabulary) -> RuleScores:
         """Return the same graph with chains and weights of :meth:`to_dict`."""
-        rules = {
-            labels.id(label): [
-                Rule(tuple((labels.id(step), Side(side)) for step, side in steps), *counts)
-                for steps, *counts in values["rules"]
-            ]
-            for label, values in fields.items()
-        }
-        weights = np.array([[fields[name]["weights"][side.value] for side in Side] for name in labels.names])
-        return replace(self, rules=rules, weights=weights)
+        values = [fields[label] for label in labels.names]
+        rules = {id_: RULES.validate_python(value["rules"]) for id_, value in enumerate(values)}
+        return replace(self, rules=rules, weights=np.array([value["weights"] for value in values]))
 
 
 def _joined(parts: Sequence[Confidences]) -> Confidences:

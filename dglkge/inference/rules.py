@@ -295,9 +295,7 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     return values[is_new]
 
 
-def _distinct_chains(
-    steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]
-) -> list[tuple[list[int], list[int]]]:
+def _distinct_chains(steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]) -> list[tuple[list[int], ...]]:
     """Return each chain of steps (n,) once, with the nodes between them of its first path."""
     order, length = np.lexsort(steps[::-1]), len(steps)
     table = np.stack([*steps, *nodes], 1)[order]

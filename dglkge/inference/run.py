@@ -88,9 +88,8 @@ def open_run(
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     path = local_path(hub.download(os.fspath(path)))
     folder = Path(path)
-    is_checkpoint = (
-        (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
-    )
+    is_version = (folder / VERSION_FILE).exists() or is_pointer(folder.name)
+    is_checkpoint = is_version or (folder / CHECKPOINT_FOLDER).is_dir()
     if not is_checkpoint and is_dglke(folder):
         return Run(open_dglke(folder), dataset)
     if not is_checkpoint and hub.is_hub_folder(folder):
@@ -167,7 +166,8 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        return self.rank(protocol, triples, known, progress, candidates, open_device(device, "device"))
+        place = open_device(device, "device")
+        return self.rank(protocol, triples, known, place, progress=progress, candidates=candidates)
 
     def evaluate_buckets(
         self,
@@ -773,13 +773,13 @@ def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
     """Describe one table of a checkpoint."""
     entries = checkpoint.manifest.table_files(table)
     num_rows, width = checkpoint[table].shape
-    state = {path for entry in entries for path in entry.shapes if path.startswith(OPTIMIZER_GROUP + "/")}
-    names = {path.split("/", 1)[1] for path in state} - {STATE_BLOB}
+    paths = [path.split("/", 1) for entry in entries for path in entry.shapes]
+    state = {name for group, *rest in paths for name in rest if group == OPTIMIZER_GROUP} - {STATE_BLOB}
     return {
         "name": table,
         "num_rows": num_rows,
         "width": width,
         "num_parts": len(entries),
-        "optimizer_state": sorted(names),
+        "optimizer_state": sorted(state),
         "size_bytes": sum(entry.size_bytes for entry in entries),
     }

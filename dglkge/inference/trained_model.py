@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError, require_known
 from dglkge.evaluation.calibration import Calibration
 from dglkge.evaluation.metrics import Protocol, RankingResult, load_results, relation_categories
@@ -104,7 +105,7 @@ class TrainedModel:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set that the model was trained on."""
-        tables, meta = self.tables, self.tables.meta
+        tables, meta, name = self.tables, self.tables.meta, self.tables.meta.dataset_name
         # Ids of other programs count rows in their own files, and no fingerprint shows which data set they
         # belong to.
         if not meta.dataset_fingerprint:
@@ -112,9 +113,7 @@ class TrainedModel:
             raise InputError(f"{tables.path} was written by {writer}, with ids of its own; {self._advice()}")
         folder = self._dataset_path or meta.dataset_path
         if not folder:
-            raise InputError(
-                f"{tables.path} does not say where its dataset {meta.dataset_name} is; say it with --dataset"
-            )
+            raise InputError(f"{tables.path} does not say where its dataset {name} is; say it with --dataset")
         if self._dataset_path is None and not Path(folder).is_dir():
             raise InputError(
                 f"the run's dataset {folder} is not there any more; say with --dataset where it is"
@@ -123,7 +122,7 @@ class TrainedModel:
         dataset = Dataset.open(folder)
         if dataset.fingerprint != meta.dataset_fingerprint:
             raise InputError(
-                f"{folder} is not the dataset of this run ({meta.dataset_name}): its fingerprint is "
+                f"{folder} is not the dataset of this run ({name}): its fingerprint is "
                 f"{dataset.fingerprint[:12]}, expected {meta.dataset_fingerprint[:12]}"
             )
         return dataset
@@ -184,17 +183,16 @@ class TrainedModel:
         protocol: Protocol,
         triples: np.ndarray,
         known: KnownTriples | None,
-        progress: Callable[[int], object] | None = None,
-        candidates: np.ndarray | None = None,
         device: ComputeDevice = HOST,
         bonus: Bonus | None = None,
+        **options: Any,
     ) -> RankingResult:
         """Rank triples, with the categories of relations; see :meth:`.RankingEvaluator.evaluate`."""
         tables = self.tables
         shards = {name: tables.shards(name) for name in tables.entity_types}
         scored = (self.model, tables.relations.relations, protocol)
         ranker = evaluator.RankingEvaluator(*scored, device=device, bonus=bonus or self.bonus)
-        result = ranker.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
+        result = ranker.evaluate(triples, known, tables, shards, **options)
         return replace(result, categories=self._categories)
 
     @cached_property
@@ -321,11 +319,11 @@ class TrainedModel:
         relation = self.tables.gather(RELATION, relation_ids[:1]).to(dtype).expand(len(ids), -1)
         return self.model.query(self.tables.gather(anchor_type, ids).to(dtype), relation, side, relation_ids)
 
-    def names_of(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
-        """Return the names of a triple; the relation's is its label."""
+    def named_triple(self, head: int, relation_id: int, tail: int) -> dict[str, str]:
+        """Return the names of a triple by role; the relation's is its label."""
         relation, vocabulary = self.tables.relations[relation_id], self.tables.vocabulary
         label = self.tables.relations.labels[relation_id]
-        return vocabulary(relation.lhs)[head], label, vocabulary(relation.rhs)[tail]
+        return dict(zip(ROLES, (vocabulary(relation.lhs)[head], label, vocabulary(relation.rhs)[tail])))
 
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,12 +56,8 @@ POINTS_A_DECADE = 10
 """Ranks of the precision-recall curve, evenly spaced by their logarithm."""
 
 
-class Task(NamedTuple):
-    """Queries (head, relation, ?): some heads of one relation, by their places among its heads."""
-
-    relation_id: int
-    start: int
-    stop: int
+Task = tuple[int, int, int]
+"""Queries (head, relation, ?): a relation, and the first place and the end of some of its heads."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Completion:
                     units.append([])
                     pairs = 0
                 stop = min(start + most, num_heads)
-                units[-1].append(Task(relation_id, start, stop))
+                units[-1].append((relation_id, start, stop))
                 pairs += (stop - start) * num_tails
         return units
 
@@ -344,7 +340,7 @@ def _search(completion: Completion, folder: Path, progress: Progress | None = No
 
 
 def _num_queries(tasks: Sequence[Task]) -> int:
-    return sum(task.stop - task.start for task in tasks)
+    return sum(stop - start for _, start, stop in tasks)
 
 
 def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], stop: threading.Event) -> None:
@@ -362,9 +358,8 @@ def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], st
                 _sorted(np.concatenate(pending)).tofile(file)
             pending.clear()
 
-    for task in tasks:
-        heads = completion.head_ids(task.relation_id)[task.start : task.stop]
-        for links in completion.links(task.relation_id, heads):
+    for relation_id, start, end in tasks:
+        for links in completion.links(relation_id, completion.head_ids(relation_id)[start:end]):
             if stop.is_set():
                 return
             pending.append(links)
