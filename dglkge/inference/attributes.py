@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from dglkge.errors import InputError, import_extra
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:
-    pd = deferred("pandas")
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))
 """Weights of the squared coefficients; the best by leave-one-out is taken. Rows are standardized."""

@@ -59,8 +59,7 @@ def evaluate_buckets(
                 bucket_triples = triples[buckets == bucket]
                 results.append(run.rank(set_protocol, bucket_triples, known, **options))
                 yield BucketResult(name, divmod(bucket, num_ranges), results[-1])
-            order = np.argsort(buckets, kind="stable")
-            results_of_sets.append(RankingResult.joined(results, order))
+            results_of_sets.append(RankingResult.joined(results, np.argsort(buckets, kind="stable")))
             yield BucketResult(name, None, results_of_sets[-1])
         together = RankingResult.joined(results_of_sets)
         yield BucketResult(None, None, replace(together, protocol=replace(protocol, split="+".join(sets))))

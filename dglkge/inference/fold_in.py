@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from dglkge.checkpoint.reader import Checkpoint
 from dglkge.config.schema import value_at
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
+from dglkge.data.named_triples import find_triples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import CandidateLoss, Term, better_rows, run_loss, run_regularizer
@@ -34,16 +36,7 @@ from dglkge.inference.rules import Entity, evenly
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from dglkge.data import named_triples
-else:
-    # Imported at first use: pandas takes half a second.
-    pd, named_triples = deferred("pandas"), deferred("dglkge.data.named_triples")
 
 NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
@@ -188,7 +181,7 @@ class FoldIn:
         names, dim = new_names(self._checkpoint, frame), self._checkpoint.meta.dim
         new = {table: (names[table], torch.zeros(len(names[table]), dim)) for table in names}
         named = self._checkpoint.with_new_rows(new)
-        triples, faults = named_triples.find_triples(frame, named.relations, named.vocabulary)
+        triples, faults = find_triples(frame, named.relations, named.vocabulary)
         for row in sorted(faults)[:1]:
             raise InputError(f"row {frame.index[row]}: {faults[row]}")
         for table, id_ in self._fill(triples, {table: rows for table, (_, rows) in new.items()}):

@@ -110,8 +110,7 @@ class Questions(TrainedModel):
         self, missing: str, k: int, known: str | None, candidates: str = ALL, **parts: str
     ) -> pd.DataFrame:
         """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
-        query = pd.DataFrame([parts], dtype=object)
-        frame = self.predict(query, k, known, strict=True, candidates=candidates)
+        frame = self.predict(pd.DataFrame([parts], dtype=object), k, known, True, candidates)
         columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
         return columns.rename(columns={HEAD: "entity", TAIL: "entity"}).astype({"rank": np.int64})
 
@@ -227,10 +226,9 @@ class Questions(TrainedModel):
         labels = self.tables.relations.labels
         ids = np.array([labels.id(answer[RELATION_COLUMN]) for answer in answers], np.int64)
         scores = np.array([answer["score"] for answer in answers], np.float64)
-        by_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
+        head, tail = (calibration.probabilities(scores, ids, side) for side in Side)
         # The score of a relation is the mean of both sides.
-        mean = (by_side[HEAD] + by_side[TAIL]) / 2
-        values = np.where(missing == HEAD, by_side[HEAD], np.where(missing == TAIL, by_side[TAIL], mean))
+        values = np.where(missing == HEAD, head, np.where(missing == TAIL, tail, (head + tail) / 2))
         for answer, value in zip(answers, values.tolist()):
             answer["probability"] = value
 
@@ -294,10 +292,9 @@ class Questions(TrainedModel):
             rank, entity, cosine; without the entity itself.
         """
         answers = self.nearest(entity, self.type_of(entity, entity_type), k)
-        frame = pd.DataFrame(answers, columns=["entity", "cosine"])
-        frame = frame.astype({"entity": object, "cosine": np.float64})
-        frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-        return frame
+        rows = [(rank, *answer) for rank, answer in enumerate(answers, start=1)]
+        frame = pd.DataFrame(rows, columns=["rank", "entity", "cosine"])
+        return frame.astype({"rank": np.int64, "entity": object, "cosine": np.float64})
 
     def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name.

@@ -213,7 +213,7 @@ class Asked:
             hop.values = values[hop.ids]
         else:
             hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
-        hop.query = self._run.queries(hop.side, hop.ids, hop.relation_id)
+        hop.query = self._run.queries(hop.side, hop.ids, hop.relation_id, torch.float32)
         hop.known = self._known.answers(hop.side, hop.ids, np.full(len(hop.ids), hop.relation_id))
         type_ = hop.relation.candidate_type(hop.side)
         best_values = np.zeros(len(tables.vocabulary(type_)))

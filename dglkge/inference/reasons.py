@@ -67,14 +67,13 @@ class Explainer:
         scores = self._run.scores(ids)
         if calibration is not None:
             probability = float(calibration.triple_probabilities(scores, ids).mean())
-        return {
-            **self._run.named_triple(*ids[0].tolist()),
-            "score": float(np.mean([scores[side] for side in Side])),
-            "probability": probability,
+        measures = {"score": float(np.mean([scores[side] for side in Side])), "probability": probability}
+        reasons = {
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),
         }
+        return {**self._run.named_triple(*ids[0].tolist()), **measures, **reasons}
 
     def triples(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the training triples of both ends without which the score would fall most."""
@@ -92,16 +91,14 @@ class Explainer:
     def rules(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
         paths = {path.steps: path for path in self._graph.paths(link.head, link.relation_id, link.tail)}
-        chains = list(paths)[:MAX_RULES]
-        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in chains])
+        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in list(paths)[:MAX_RULES]])
         return [self._rule(rule, link.relation_id, paths[rule.steps]) for rule in rules[:k]]
 
     def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return known links of the relation that share an end, the most similar other end first."""
         links = []
         for side in Side:
-            type_, end_id = link.end(side)
-            anchor = link.end(side.other)[1]
+            (type_, end_id), (_, anchor) = link.end(side), link.end(side.other)
             _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
             answers = evenly(answers[answers != end_id], NUM_CANDIDATES)
             rows = self._rows(type_, np.append(answers, end_id))

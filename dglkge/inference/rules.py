@@ -47,8 +47,7 @@ SAMPLES = 200
 PESSIMISM = 5
 """Examples without the conclusion that every rule is given, so that few examples do not make a sure rule."""
 
-MIN_SUPPORT = 3
-MIN_CONFIDENCE = 0.05
+MIN_SUPPORT, MIN_CONFIDENCE = 3, 0.05
 """Of rules with constants."""
 
 MAX_STARTS = 1 << 14

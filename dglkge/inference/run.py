@@ -775,11 +775,6 @@ def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
     num_rows, width = checkpoint[table].shape
     paths = [path.split("/", 1) for entry in entries for path in entry.shapes]
     state = {name for group, *rest in paths for name in rest if group == OPTIMIZER_GROUP} - {STATE_BLOB}
-    return {
-        "name": table,
-        "num_rows": num_rows,
-        "width": width,
-        "num_parts": len(entries),
-        "optimizer_state": sorted(state),
-        "size_bytes": sum(entry.size_bytes for entry in entries),
-    }
+    counts = {"num_rows": num_rows, "width": width, "num_parts": len(entries)}
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    return {"name": table, **counts, "optimizer_state": sorted(state), "size_bytes": size_bytes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -85,9 +85,7 @@ def seen_candidates(known: Mapping[str, KnownTriples], side: Side, relation_ids:
     return seen_by_relation
 
 
-def change_scores(
-    scores: torch.Tensor, shard: RowShard, first: int, added: Iterable[Added], seen: Iterable[Seen]
-) -> None:
+def adjust(scores: torch.Tensor, shard: RowShard, first: int, added: list[Added], seen: list[Seen]) -> None:
     """Add to the scores (Q, n) of a block of a shard, in place, and exclude what was not seen."""
     for index, ids, values in added:
         # Candidates of other shards and blocks have places outside of the block.

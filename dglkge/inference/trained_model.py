@@ -199,14 +199,12 @@ class TrainedModel:
     def _categories(self) -> Any:
         return relation_categories(self.dataset.split(TRAIN), self.dataset.num_relations)
 
-    def max_norm(self, entity_type: str) -> float:
+    def max_norm(self, table: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
-        if entity_type not in self._max_norms:
-            shards = [
-                evaluator.RankedShard(part) for part in self.tables.shards(entity_type) if len(part.rows)
-            ]
-            self._max_norms[entity_type] = max((shard.max_norm for shard in shards), default=0.0)
-        return self._max_norms[entity_type]
+        if table not in self._max_norms:
+            shards = [evaluator.RankedShard(part) for part in self.tables.shards(table) if len(part.rows)]
+            self._max_norms[table] = max((shard.max_norm for shard in shards), default=0.0)
+        return self._max_norms[table]
 
     @cached_property
     def likely_candidates(self) -> missing_links.LikelyCandidates:
@@ -268,7 +266,7 @@ class TrainedModel:
                 for shard in self.tables.shards(candidate_type):
                     for first, stop in search.candidate_blocks(len(batch), shard):
                         scores = self.model.compare(query_rows, shard.rows[first:stop])
-                        search.change_scores(scores, shard, first, added, seen)
+                        search.adjust(scores, shard, first, added, seen)
                         best.add(scores, shard.original_ids[first:stop])
                 for row, (place, scored) in enumerate(zip(batch, best.result())):
                     answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in scored]
@@ -310,14 +308,15 @@ class TrainedModel:
             return self.calibration
         return None
 
-    def queries(
-        self, side: Side, entity_ids: np.ndarray, relation_id: int, dtype: torch.dtype = torch.float32
-    ) -> torch.Tensor:
+    def queries(self, side: Side, ids: np.ndarray, relation_id: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the queries (n, Dq) of a relation for a side, of the entities given (n,)."""
-        ids, anchor_type = torch.from_numpy(entity_ids), self.tables.relations[relation_id].anchor_type(side)
-        relation_ids = torch.full_like(ids, relation_id)
-        relation = self.tables.gather(RELATION, relation_ids[:1]).to(dtype).expand(len(ids), -1)
-        return self.model.query(self.tables.gather(anchor_type, ids).to(dtype), relation, side, relation_ids)
+        anchor_type = self.tables.relations[relation_id].anchor_type(side)
+        anchors, relation_ids = (
+            self.tables.gather(anchor_type, torch.from_numpy(ids)),
+            torch.tensor([relation_id]),
+        )
+        relation = self.tables.gather(RELATION, relation_ids).to(dtype).expand(len(ids), -1)
+        return self.model.query(anchors.to(dtype), relation, side, relation_ids.expand(len(ids)))
 
     def named_triple(self, head: int, relation_id: int, tail: int) -> dict[str, str]:
         """Return the names of a triple by role; the relation's is its label."""

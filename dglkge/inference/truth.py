@@ -15,15 +15,12 @@ from dglkge.evaluation.calibration import METHODS, Calibration, Platt, balanced_
 from dglkge.evaluation.classification import ClassificationResult, draw_corruptions
 from dglkge.inference.links.adapter import fit_adapter
 from dglkge.inference.run import Run
+from dglkge.inference.trained_model import Arrays
 from dglkge.typing import Side
 
 
 def classify(
-    run: Run,
-    triples: np.ndarray,
-    known: KnownTriples,
-    seed: int = 0,
-    false_triples: tuple[np.ndarray, np.ndarray] | None = None,
+    run: Run, triples: np.ndarray, known: KnownTriples, seed: int = 0, false_triples: Arrays | None = None
 ) -> ClassificationResult:
     """Classify true and false triples, with thresholds fitted on the valid split (Socher et al. 2013).
 
@@ -56,14 +53,9 @@ def classify(
         scored[name] = both[:, 1], (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2, labels
     thresholds = classification.fit_thresholds(*scored["valid"])
     relation_ids, scores, labels = scored["tested"]
-    return ClassificationResult(
-        thresholds=thresholds,
-        relation_labels=run.tables.relations.labels.names,
-        relation_ids=relation_ids,
-        margins=thresholds.margins(relation_ids, scores),
-        labels=labels,
-        negatives="given" if false_triples else f"drawn, seed {seed}",
-    )
+    negatives = "given" if false_triples else f"drawn, seed {seed}"
+    margins, names = thresholds.margins(relation_ids, scores), run.tables.relations.labels.names
+    return ClassificationResult(thresholds, names, relation_ids, margins, labels, negatives)
 
 
 def calibrate(
@@ -157,14 +149,14 @@ def labelled_scores(
     queries : (m, 3) int64 array
         Entity given, relation and side (its place in ``Side``) of each query.
     """
-    scores, labels, queries = [], [], []
+    parts = []
     for place, side in enumerate(Side):
         false = draw_corruptions(triples, side, num_each, run.dataset, known, stream)
         both, are_true = _together(triples, false)
-        scores.append(run.scores(both)[side])
-        labels.append(are_true)
-        queries.append(np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)]))
-    return np.concatenate(scores), np.concatenate(labels), np.concatenate(queries)
+        queries = np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)])
+        parts.append((run.scores(both)[side], are_true, queries))
+    scores, labels, queries = map(np.concatenate, zip(*parts))
+    return scores, labels, queries
 
 
 def _together(true: np.ndarray, false: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

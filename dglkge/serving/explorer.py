@@ -48,10 +48,12 @@ class Neighbours(RowIndex):
         Share of the exact 10 nearest that a search found, over a sample of entities.
     """
 
+    is_normalized = True
+
     def __init__(
         self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False
     ) -> None:
-        super().__init__("--faiss", tables, entity_type, threads, show_progress, is_normalized=True)
+        super().__init__(tables, entity_type, threads, show_progress)
         num_rows = len(tables[entity_type])
         sample = np.random.default_rng(1).choice(num_rows, min(num_rows, SAMPLE), replace=False)
         exact = most_similar(tables, entity_type, torch.from_numpy(sample), RECALL_AT)

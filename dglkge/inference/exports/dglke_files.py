@@ -18,6 +18,7 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
+from dglkge.data.text_format import numbered_lines
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.formats.operators import DGLKE_MATRICES, DGLKE_MODELS
@@ -28,8 +29,7 @@ from dglkge.typing import RELATION, Relation
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.json"
-ENTITY = "entity"
+CONFIG, ENTITY = "config.json", "entity"
 OTHER_MODELS = ("ConvE", "AttH")
 """DGL-KE's models that dglkge does not implement."""
 
@@ -226,11 +226,7 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     that holds every id once is taken as that of the ids. A first line with the number of lines, as in
     Freebase's files, is skipped.
     """
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    pairs = [line.strip("\r").split(delimiter) for line in lines if line.strip()]
+    pairs = [line.split(delimiter) for _, line in numbered_lines(path) if line.strip()]
     # Freebase's files begin with their number of lines.
     if pairs and len(pairs[0]) == 1 and pairs[0][0].strip().isdigit():
         del pairs[0]
@@ -248,28 +244,19 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge."""
-    names = DGLKE_MODELS
-    if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
+    if meta.score_function not in DGLKE_MODELS or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(
-            f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
+            f"DGL-KE has {', '.join(DGLKE_MODELS)} of one entity type, no reciprocal relations; "
             f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
             + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
         )
-    loss = meta.config.get("loss", {})
     doubled = SCORE_FUNCTIONS.get(meta.score_function).relation_init == PHASE
     maps = {MAP_KEYS[table]: MAP_NAMES[table][0] for table in (ENTITY, RELATION)}
-    return {
-        "model_name": names[meta.score_function][0],
-        "dataset": meta.dataset_name,
-        "hidden_dim": meta.dim // 2 if doubled else meta.dim,
-        # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
-        "gamma": float(loss.get("margin", DEFAULT_GAMMA)),
-        "double_ent": doubled,
-        "double_rel": False,
-        "delimiter": "\t",
-        "data_path": ".",
-        **maps,
-    }
+    # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
+    gamma = float(meta.config.get("loss", {}).get("margin", DEFAULT_GAMMA))
+    model = {"model_name": DGLKE_MODELS[meta.score_function][0], "dataset": meta.dataset_name, "gamma": gamma}
+    shape = {"hidden_dim": meta.dim // 2 if doubled else meta.dim, "double_ent": doubled, "double_rel": False}
+    return {**model, **shape, "delimiter": "\t", "data_path": ".", **maps}
 
 
 def write_id_map(names: Sequence[str], file: BinaryIO) -> None:

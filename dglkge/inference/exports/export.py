@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
@@ -106,6 +107,28 @@ def export_tables(
     return files.write_outputs(outputs, folder, overwrite)
 
 
+def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
+    """Return the numbers of each row as text."""
+    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
+    pattern = separator.join(["%.9g"] * rows.shape[1])
+    return (pattern % tuple(row) for row in rows.tolist())
+
+
+def table_schema(table: ExportedTable, column: str) -> pa.Schema:
+    """Return the columns of :func:`record_batches`; readers see lists of fixed length as a matrix."""
+    texts = [("name", pa.string()), ("type", pa.string())]
+    return pa.schema([*texts, (column, pa.list_(pa.float32(), table.shape[1]))])
+
+
+def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
+    for names, rows in table.blocks():
+        flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1]).cast(schema.types[2])
+        types = pa.array([table.name] * len(names), pa.string())
+        yield pa.record_batch([pa.array(names, pa.string()), types, lists], schema=schema)
+
+
 def _plan_dglke(export: Export) -> Iterator[Output]:
     """Plan DGL-KE's files."""
     meta = export.source.meta
@@ -139,16 +162,16 @@ def _write_npy(table: ExportedTable, file: BinaryIO, columns: slice | None = Non
 
 def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
     """Write a row group for each block: readers and this writer hold one group at a time."""
-    schema = files.table_schema(table, "embedding")
+    schema = table_schema(table, "embedding")
     # Dictionaries and statistics of the numbers would cost time and space, and no reader uses them.
     options = {"use_dictionary": ["type"], "write_statistics": ["name", "type"]}
     with pq.ParquetWriter(file, schema, **options) as writer:
-        for batch in files.record_batches(table, schema):
+        for batch in record_batches(table, schema):
             writer.write_batch(batch)
 
 
 def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
-    files.write_safetensors(file, {SAFETENSORS_NAME: table}, {})
+    files.write_safetensors(file, {SAFETENSORS_NAME: table})
 
 
 def _plan_word2vec(export: Export) -> Iterable[Output]:
@@ -172,7 +195,7 @@ def _write_text(separator: str, table: ExportedTable, file: BinaryIO) -> None:
     if is_word2vec:
         file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
     for names, rows in table.blocks():
-        lines = zip(map(word2vec_name, names) if is_word2vec else names, files.number_texts(rows, separator))
+        lines = zip(map(word2vec_name, names) if is_word2vec else names, number_texts(rows, separator))
         file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
@@ -222,8 +245,8 @@ def _plan_lancedb(export: Export) -> list[Output]:
 
 
 def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
-    schema = files.table_schema(table, "vector")  # the column that LanceDB searches if no other is named
-    data = files.record_batches(table, schema)
+    schema = table_schema(table, "vector")  # the column that LanceDB searches if no other is named
+    data = record_batches(table, schema)
     # LanceDB writes tables under their own names only, so into a database of its own at first.
     with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
         try:
@@ -278,7 +301,7 @@ def _plan_projector(export: Export) -> list[Output]:
 
 def _write_tensors(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:
     for _, rows in table.blocks(ids=ids):
-        file.writelines(f"{text}\n".encode() for text in files.number_texts(rows, "\t"))
+        file.writelines(f"{text}\n".encode() for text in number_texts(rows, "\t"))
 
 
 def _write_metadata(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:

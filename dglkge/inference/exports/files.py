@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -20,22 +20,15 @@ from tqdm import tqdm
 
 from dglkge.errors import InputError, write_error
 from dglkge.inference.whole_tables import Tables
-from dglkge.registry import deferred
 from dglkge.typing import RELATION
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = deferred("pyarrow")  # of few formats, and a folder of the hub is read by this module too
 
 ROWS_AT_A_TIME = 8192
 """Rows read and written at a time: the memory of an export does not grow with the table."""
 
 PROGRESS_FROM_ROWS = 200_000
 
-TEMPORARY_SUFFIX = ".tmp"
-REPLACED_SUFFIX = ".old"
-"""Of a folder while another one of its name takes its place."""
+TEMPORARY_SUFFIX, REPLACED_SUFFIX = ".tmp", ".old"
+"""Of what is written, and of a folder while another one of its name takes its place."""
 
 Ids = range | np.ndarray
 Block = tuple[Sequence[str], np.ndarray]
@@ -63,7 +56,7 @@ class ExportedTable:
         return cls(source, name, names.names, shape)
 
     def blocks(
-        self, columns: slice = slice(None), scale: float = 1.0, ids: Ids | None = None
+        self, columns: slice = slice(None), scale: float = 1, ids: Ids | None = None
     ) -> Iterator[Block]:
         """Yield (names, rows) of ascending ids, by default all, with a progress bar for large tables.
 
@@ -153,37 +146,13 @@ def each_table(suffix: str, write: TableWriter, with_names: bool = False) -> Pla
     return plan
 
 
-def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
-    """Return the numbers of each row as text."""
-    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
-    pattern = separator.join(["%.9g"] * rows.shape[1])
-    return (pattern % tuple(row) for row in rows.tolist())
-
-
-def table_schema(table: ExportedTable, column: str) -> pa.Schema:
-    """Return the columns of :func:`record_batches`; readers see lists of fixed length as a matrix."""
-    texts = [("name", pa.string()), ("type", pa.string())]
-    return pa.schema([*texts, (column, pa.list_(pa.float32(), table.shape[1]))])
-
-
-def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
-    for names, rows in table.blocks():
-        flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
-        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1]).cast(schema.types[2])
-        types = pa.array([table.name] * len(names), pa.string())
-        yield pa.record_batch([pa.array(names, pa.string()), types, lists], schema=schema)
-
-
 def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
     """Write rows as little-endian float32, one after the other."""
     for _, rows in blocks:
         file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
 
 
-def write_safetensors(
-    file: BinaryIO, tables: Mapping[str, ExportedTable], arrays: Mapping[str, np.ndarray]
-) -> None:
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, ExportedTable | np.ndarray]) -> None:
     """Write tables, and arrays of any shape, as tensors of one safetensors file.
 
     By hand, because the package needs all tensors in memory. The format:
@@ -192,7 +161,6 @@ def write_safetensors(
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
-    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
     for name, tensor in tensors.items():
         stop = start + 4 * math.prod(tensor.shape)
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
@@ -200,10 +168,8 @@ def write_safetensors(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     file.write(struct.pack("<Q", len(text)) + text)
-    for table in tables.values():
-        write_rows(file, table.blocks())
-    for values in arrays.values():
-        file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
+    for tensor in tensors.values():
+        write_rows(file, tensor.blocks() if isinstance(tensor, ExportedTable) else [((), tensor)])
 
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
@@ -226,9 +192,9 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         if Path(name).name != name:
             raise InputError(f"the export would write {name!r}, which is no file name in {folder}")
     paths = [folder / name for name, _ in outputs]
-    existing = [path for path in paths if path.exists()]
-    if existing and not overwrite:
-        raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or take another folder")
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} exists; give --overwrite to replace it, or take another folder")
     temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,10 +29,8 @@ from dglkge.inference.exports.files import Export, ExportedTable, Output, names_
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.typing import RELATION, Relation
 
-LIBRARY = "dglkge"
-LIBRARY_FIELD = "library_name"
-CONFIG = "config.json"
-CARD = "README.md"
+LIBRARY, LIBRARY_FIELD = "dglkge", "library_name"
+CONFIG, CARD = "config.json", "README.md"
 TENSORS = "model.safetensors"
 """The name that the hub expects of a model's tensors."""
 
@@ -49,9 +47,8 @@ DENSE = "dense/"
 
 def is_hub_folder(folder: Path) -> bool:
     """Return whether a folder holds a model that ``dglkge checkpoint export --format huggingface`` wrote."""
-    if not (folder / TENSORS).is_file() or not (folder / CONFIG).is_file():
-        return False
-    return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
+    has_files = (folder / TENSORS).is_file() and (folder / CONFIG).is_file()
+    return has_files and load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
 
 
 def map_tensors(path: Path, needed: Collection[str]) -> dict[str, np.ndarray]:
@@ -137,7 +134,7 @@ def plan_huggingface(export: Export) -> list[Output]:
     }
     dense = {DENSE + name: values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    write = partial(files.write_safetensors, tables=tables, arrays=dense)
+    write = partial(files.write_safetensors, tensors={**tables, **dense})
     return [
         files.file_output(TENSORS, write),
         *map(files.names_output, tables.values()),

@@ -151,13 +151,9 @@ def _read_safetensors(folder: Path, table: str) -> Named:
 
 
 DGLKE = "dglke"
-READERS: dict[str, Reader] = {
-    "npy": _read_npy,
-    "parquet": partial(_read_vectors, ".parquet"),
-    "safetensors": _read_safetensors,
-    "tsv": partial(_read_vectors, ".tsv"),
-    "word2vec": partial(_read_vectors, ".vec"),
-}
+SUFFIXES = {"parquet": ".parquet", "tsv": ".tsv", "word2vec": ".vec"}
+READERS: dict[str, Reader] = {"npy": _read_npy, "safetensors": _read_safetensors}
+READERS |= {name: partial(_read_vectors, suffix) for name, suffix in SUFFIXES.items()}
 """Format to the function that reads one table of it."""
 FORMATS = (DGLKE, *READERS)
 """All formats that can be read. DGL-KE's has no reader of its own here: its folder is read as a whole."""

@@ -150,9 +150,8 @@ class QuestionMaker:
         order = num_answers + np.argsort(-values[num_answers:], kind="stable")
         likeliest, rest = order[:LIKELIEST], self._draws.permutation(order[LIKELIEST:])
         kept = np.concatenate([np.arange(num_answers), likeliest, rest[:OTHERS]])
-        share = (num_entities - len(answers)) / len(negatives)
         weights = np.ones(len(kept))
-        weights[num_answers:] = share
+        weights[num_answers:] = (num_entities - len(answers)) / len(negatives)
         weights[num_answers + len(likeliest) :] *= max(1.0, len(rest) / OTHERS)
         groups = np.where(known[kept], -1, links[:, 1] * len(Side) + links[:, 2])
         padding = ((0, 0), (0, MOST_LINKS - len(links)))
@@ -178,7 +177,7 @@ class QuestionMaker:
         """Return the scores of entities as answers to each link, (n, L)."""
         rows, scores = self._run.tables.gather(type_, torch.from_numpy(ids)).float(), []
         for entity, relation_id, place in links.tolist():
-            query = self._run.queries(list(Side)[place], np.array([entity]), relation_id)
+            query = self._run.queries(list(Side)[place], np.array([entity]), relation_id, torch.float32)
             scores.append(self._run.model.compare(query, rows)[0].double().numpy())
         return np.stack(scores, axis=1)
 

@@ -38,28 +38,19 @@ class RowIndex:
     threads : int
         Of a search.
 
-    Parameters
-    ----------
     option : str
         What needs faiss, for the error without it.
     is_normalized : bool
         Divide each row by its norm: inner products of such rows are cosines.
     """
 
-    def __init__(
-        self,
-        option: str,
-        tables: Tables,
-        entity_type: str,
-        threads: int = 1,
-        show_progress: bool = False,
-        is_normalized: bool = False,
-    ) -> None:
-        self._faiss = faiss = import_extra(option, "faiss", "faiss", "faiss-cpu")
-        self._tables, self._type, self.threads = tables, entity_type, threads
-        self._is_normalized = is_normalized
+    option, is_normalized = "--faiss", False
+
+    def __init__(self, tables: Tables, table: str, threads: int = 1, show_progress: bool = False) -> None:
+        self._faiss = faiss = import_extra(self.option, "faiss", "faiss", "faiss-cpu")
+        self._tables, self._type, self.threads = tables, table, threads
         faiss.omp_set_num_threads(threads)
-        num_rows, width = tables[entity_type].shape
+        num_rows, width = tables[table].shape
         self.num_lists = max(1, min(num_rows // ROWS_PER_LIST, 2 * math.isqrt(num_rows)))
         self.num_searched = 1
         # Owned by Python: the index only points to it.
@@ -72,7 +63,7 @@ class RowIndex:
         training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
         self._index.train(self.rows(np.sort(training)))
         with tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True) as bar:
-            for shard in tables.shards(entity_type):
+            for shard in tables.shards(table):
                 for start, stop in candidate_blocks(1, shard):
                     rows = self._prepared(shard.rows[start:stop])
                     self._index.add_with_ids(rows, shard.original_ids[start:stop].numpy())
@@ -88,7 +79,7 @@ class RowIndex:
         return self._prepared(self._tables.gather(self._type, torch.from_numpy(ids)))
 
     def _prepared(self, rows: Tensor) -> np.ndarray:
-        return (normalize(rows) if self._is_normalized else rows).float().numpy()
+        return (normalize(rows) if self.is_normalized else rows).float().numpy()
 
     def nearest(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Return the ids (n, k) of candidates of queries (n, D), -1 where the lists have no more."""
@@ -131,8 +122,10 @@ class TailIndex(RowIndex):
     Scores of links are exact; what is approximate is which links are found.
     """
 
+    option = "--candidates faiss"
+
     def __init__(self, model: KgeModel, tables: Tables, entity_type: str) -> None:
-        super().__init__("--candidates faiss", tables, entity_type, torch.get_num_threads())
+        super().__init__(tables, entity_type, torch.get_num_threads())
         self._model, self.threads = model, 1
 
     def search(self, query: Tensor, known: Sequence[np.ndarray], least: float, k: int | None) -> np.ndarray:

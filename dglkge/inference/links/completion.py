@@ -468,14 +468,10 @@ def write_completion(
     except OSError as error:
         raise write_error(f"cannot write {path}", error) from None
     shutil.rmtree(folder)
-    ids = completion.relation_ids
-    summary = {
-        "path": str(path),
-        "triples": num_links,
-        "queries": completion.num_queries,
-        "pairs": sum(len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in ids),
-        "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
-    }
+    pairs = sum(len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids)
+    least = min(filter(np.isfinite, completion.least_scores), default=None)
+    summary: dict[str, Any] = {"path": str(path), "triples": num_links, "queries": completion.num_queries}
+    summary |= {"pairs": pairs, "least_score": least}
     if completion.candidates == FAISS:
         summary["recall"] = completion.recall
     if completion.held_out is not None:

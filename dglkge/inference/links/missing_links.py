@@ -208,8 +208,7 @@ class LikelyCandidates:
         for shard, narrow in zip(shards, self._narrow_rows(entity_type, shards)):
             likely = None if narrow is None else _screened(query, low, self._max_norm(entity_type), narrow)
             if likely is not None:
-                row, column = likely
-                rows = shard.rows.numpy()
+                (row, column), rows = likely, shard.rows.numpy()
                 # Rows may be narrower than queries: they have zeros at their end.
                 scores = _products(query[:, : rows.shape[1]].contiguous().numpy(), rows, row, column)
                 kept = scores >= low
