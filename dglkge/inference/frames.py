@@ -31,7 +31,7 @@ HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
 
 Triple = tuple[int, int, int]
-Named = tuple[str, float, str | None]
+Ranked = tuple[str, float, str | None]
 """Name, score and split of an answer."""
 
 
@@ -197,7 +197,7 @@ class Questions(TrainedModel):
                     resolved[place] = self.link_query(side, head or tail or "", relation)
             except InputError as error:
                 groups[place]["problem"] = str(error)
-        named: dict[int, list[Named]] = {}
+        named: dict[int, list[Ranked]] = {}
         answers_of_queries = self.answer(list(resolved.values()), k, known, candidates) if resolved else []
         for (place, (side, _, relation_id)), answers in zip(resolved.items(), answers_of_queries):
             type_ = self.tables.relations[relation_id].candidate_type(side)
@@ -356,7 +356,7 @@ class Questions(TrainedModel):
             raise InputError(f"no relation joins the types of {head!r} and {tail!r}")
         return triples
 
-    def _relations_of_pairs(self, pairs: list[list[Triple]], k: int, known: str | None) -> list[list[Named]]:
+    def _relations_of_pairs(self, pairs: list[list[Triple]], k: int, known: str | None) -> list[list[Ranked]]:
         """Return the best of the fitting relations of each pair: label, score, known from."""
         check_k(k)
         treatment, by_split = self.known_treatment(known)
