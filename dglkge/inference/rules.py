@@ -158,7 +158,7 @@ class RuleGraph:
             i, j = i[at], j[at]
             parts.append(np.stack([first[i], step[j], last[k], near[i], beyond[j]]))
         columns = np.concatenate(parts, axis=1)
-        chains += _distinct_chains(columns[:3], columns[3:])
+        chains += _distinct_chains(list(columns[:3]), list(columns[3:]))
         return [
             Path(tuple(map(self._steps.__getitem__, steps)), (head, *map(self._entity, between), tail))
             for steps, between in chains

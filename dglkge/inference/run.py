@@ -208,7 +208,7 @@ class Run(Questions):
             Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
             or the protocol has given candidates.
         """
-        options = {"progress": progress, "device": open_device(device, "device")}
+        options: dict[str, Any] = {"progress": progress, "device": open_device(device, "device")}
         asked = (edge_sets, protocol or Protocol(), num_ranges, also_known)
         return bucket_evaluation.evaluate_buckets(self, *asked, **options)
 

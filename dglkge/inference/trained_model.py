@@ -201,8 +201,10 @@ class TrainedModel:
 
     def max_norm(self, table: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
+        from dglkge.evaluation.ranking import RankedShard  # here: its loops import numba
+
         if table not in self._max_norms:
-            shards = [evaluator.RankedShard(part) for part in self.tables.shards(table) if len(part.rows)]
+            shards = [RankedShard(part) for part in self.tables.shards(table) if len(part.rows)]
             self._max_norms[table] = max((shard.max_norm for shard in shards), default=0.0)
         return self._max_norms[table]
 

@@ -54,7 +54,8 @@ def import_tables(
         Whether a relation's row has a half for each side.
     """
     require_known("format", file_format, FORMATS)
-    if file_format == DGLKE:
+    read = READERS.get(file_format)
+    if read is None:  # DGL-KE's folder is read as a whole
         if reciprocal:
             raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
         if len(dataset.entity_types) != 1:
@@ -62,8 +63,6 @@ def import_tables(
             raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
         files = DglkeFolder.open(folder, score_function)
         score_function, read = files.score_function, partial(_read_dglke, files)
-    else:
-        read = READERS[file_format]
     if score_function is None:
         raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
@@ -150,10 +149,9 @@ def _read_safetensors(folder: Path, table: str) -> Named:
     return _names(folder, table), tensors[SAFETENSORS_NAME]
 
 
-DGLKE = "dglke"
 SUFFIXES = {"parquet": ".parquet", "tsv": ".tsv", "word2vec": ".vec"}
 READERS: dict[str, Reader] = {"npy": _read_npy, "safetensors": _read_safetensors}
 READERS |= {name: partial(_read_vectors, suffix) for name, suffix in SUFFIXES.items()}
 """Format to the function that reads one table of it."""
-FORMATS = (DGLKE, *READERS)
+FORMATS = ("dglke", *READERS)
 """All formats that can be read. DGL-KE's has no reader of its own here: its folder is read as a whole."""
