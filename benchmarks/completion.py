@@ -69,7 +69,7 @@ def complete(path: str, threads: int, **limits: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         start, begin = time.perf_counter(), time.process_time()
         question = completion.plan_completion(run, **limits, held_out="test")
-        summary = completion.write_completion(question, Path(folder) / "missing.parquet", threads)
+        summary = completion.write_completion(question, Path(folder) / "missing.parquet")
     return {
         **limits,
         "seconds": time.perf_counter() - start,

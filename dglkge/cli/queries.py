@@ -153,10 +153,10 @@ def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespac
 
     # One query is the user's command, and a mistake in it is the command's.
     asked = [Query.of(*parts) for parts in queries.values()]
-    groups = dict(
-        zip(queries, run.answer_queries(asked, args.k, args.known, not args.triples, args.candidates))
-    )
+    groups = dict(zip(queries, run.answer_queries(asked, args.k, args.known, args.candidates)))
     problems = {row: group["problem"] for row, group in groups.items() if group["problem"] is not None}
+    if problems and not args.triples:
+        raise InputError(problems[0])
     places = _places(problems, args) if args.triples else {}
     reports = {}
     for row, group in groups.items():

@@ -72,7 +72,7 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     completion = plan_completion(run, *names, *limits)
     path = Path(args.output)
     with common.progress_bar(args, completion.num_queries, desc="complete", unit="query") as bar:
-        summary = write_completion(completion, path, args.threads, args.overwrite, bar.update)
+        summary = write_completion(completion, path, args.overwrite, bar.update)
     if args.held_out is not None:
         target = run.checkpoint.run_folder / completion_file(args.held_out)
         identity = completion.identity()
@@ -127,10 +127,9 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 
     question = logic.parse(args.question)  # before the run is read
     splits = () if args.no_known else args.known_split or SPLITS
-    options = (args.k, args.beam, splits, not args.no_adapter)
-    type_, answers = questions.ask(common.open_model(args), question, *options)
-    ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
-    return {"question": args.question, "type": type_, "answers": ranked}
+    run = common.open_model(args)
+    asked = questions.Asked(run, question, args.beam, splits, not args.no_adapter)
+    return {"question": args.question, "type": asked.answer_type, "answers": asked.answer(args.k)}
 
 
 @ask.shows

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from dglkge.errors import InputError, import_extra
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import pandas as pd
-else:
-    pd = deferred("pandas")
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))
 """Weights of the squared coefficients; the best by leave-one-out is taken. Rows are standardized."""
@@ -34,26 +29,22 @@ def predict_numbers(run: TrainedModel, values: Mapping[str, float], entity_type:
         name = list(values)[int(np.argmin(np.isfinite(numbers)))]
         raise InputError(f"the value of {name!r} is {values[name]}; expected a finite number")
     import_extra("the prediction of numbers", "sklearn", "report", "scikit-learn")
-    from sklearn.linear_model import RidgeCV
-    from sklearn.metrics import mean_absolute_error, r2_score
-    from sklearn.model_selection import KFold, cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn import linear_model, metrics, model_selection, pipeline, preprocessing
 
-    model = make_pipeline(StandardScaler(), RidgeCV(PENALTIES))
+    model = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.RidgeCV(PENALTIES))
     rows = run.tables.gather(type_, torch.from_numpy(ids)).double().numpy()
-    held_out = cross_val_predict(model, rows, numbers, cv=KFold(FOLDS, shuffle=True, random_state=0))
+    folds = model_selection.KFold(FOLDS, shuffle=True, random_state=0)
+    held_out = model_selection.cross_val_predict(model, rows, numbers, cv=folds)
     model.fit(rows, numbers)
     frame = pd.DataFrame({"entity": list(names.names), "predicted": np.nan, "known": np.nan})
     for shard in run.tables.shards(type_):
-        for start in range(0, len(shard.rows), 1 << 14):  # the table may not fit in memory
-            part = slice(start, start + (1 << 14))
-            predicted = model.predict(shard.rows[part].double().numpy())
-            frame.loc[shard.original_ids[part].numpy(), "predicted"] = predicted
+        for part, ids_of_part in zip(shard.rows.split(1 << 14), shard.original_ids.split(1 << 14)):
+            # A part at a time: the table may not fit in memory.
+            frame.loc[ids_of_part.numpy(), "predicted"] = model.predict(part.double().numpy())
     frame.loc[ids, "known"] = numbers
     frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
-    frame.attrs["r2"] = float(r2_score(numbers, held_out))
-    frame.attrs["mean_error"] = float(mean_absolute_error(numbers, held_out))
+    frame.attrs["r2"] = float(metrics.r2_score(numbers, held_out))
+    frame.attrs["mean_error"] = float(metrics.mean_absolute_error(numbers, held_out))
     return frame
 
 

@@ -6,21 +6,20 @@ and at the end all edge sets together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import Protocol, RankingResult
-from dglkge.inference.trained_model import TrainedModel
+from dglkge.inference.trained_model import Arrays, TrainedModel
 from dglkge.inference.whole_tables import Tables
-from dglkge.model.device import open_device
-from dglkge.typing import AUTO_DEVICE, Side
+from dglkge.typing import Side
 
 EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
 
@@ -34,38 +33,33 @@ class BucketResult(NamedTuple):
 
 
 def evaluate_buckets(
-    run: TrainedModel,
-    edge_sets: EdgeSets,
-    protocol: Protocol | None = None,
-    num_ranges: int = 1,
-    progress: Callable[[int], object] | None = None,
-    also_known: Sequence[np.ndarray] = (),
-    device: str = AUTO_DEVICE,
+    run: TrainedModel, edge_sets: EdgeSets, protocol: Protocol, num_ranges: int, added: Arrays, **options: Any
 ) -> Iterator[BucketResult]:
     """Rank edge sets bucket by bucket; see :meth:`dglkge.inference.run.Run.evaluate_buckets`.
 
+    Options are those of :meth:`dglkge.inference.trained_model.TrainedModel.rank`, added triples known ones.
+
     Mistakes are errors before anything is ranked: a generator would raise at its first value only.
     """
-    if protocol is not None and protocol.given:
+    if protocol.given:
         raise InputError("given candidates are ranked in the order of a split, not bucket by bucket")
     if num_ranges < 1:
         raise InputError(f"num_ranges must be at least 1, got {num_ranges}")
-    sets, place = _triples_of(run.dataset, edge_sets), open_device(device, "device")
-    protocol = protocol or Protocol()
+    sets = _triples_of(run.dataset, edge_sets)
     # Triples of the caller are true as well: none of them is a wrong answer to another's query.
-    known = run.known_triples([*sets.values(), *also_known]) if protocol.filtered else None
+    known = run.known_triples([*sets.values(), *added]) if protocol.filtered else None
 
     def results() -> Iterator[BucketResult]:
         results_of_sets = []
         for name, triples in sets.items():
             set_protocol = replace(protocol, split=name)
             buckets = _buckets(run.tables, triples, num_ranges)
-            results, places = [], []
+            results = []
             for bucket in np.unique(buckets).tolist():
-                places.append(np.flatnonzero(buckets == bucket))
-                results.append(run.rank(set_protocol, triples[places[-1]], known, progress, device=place))
+                bucket_triples = triples[buckets == bucket]
+                results.append(run.rank(set_protocol, bucket_triples, known, **options))
                 yield BucketResult(name, divmod(bucket, num_ranges), results[-1])
-            results_of_sets.append(RankingResult.joined(results, np.concatenate(places)))
+            results_of_sets.append(RankingResult.joined(results, np.argsort(buckets, kind="stable")))
             yield BucketResult(name, None, results_of_sets[-1])
         together = RankingResult.joined(results_of_sets)
         yield BucketResult(None, None, replace(together, protocol=replace(protocol, split="+".join(sets))))
@@ -78,7 +72,7 @@ def _triples_of(dataset: Dataset, edge_sets: EdgeSets) -> dict[str, np.ndarray]:
     if isinstance(edge_sets, Mapping):
         by_name = {str(name): np.ascontiguousarray(triples, np.int64) for name, triples in edge_sets.items()}
     else:
-        names = [edge_sets] if isinstance(edge_sets, str) else list(edge_sets)
+        names = [edge_sets] if isinstance(edge_sets, str) else edge_sets
         by_name = {name: _named(dataset, name) for name in names}
     if not by_name:
         raise InputError("there is no edge set to rank; expected at least one")
@@ -90,25 +84,22 @@ def _triples_of(dataset: Dataset, edge_sets: EdgeSets) -> dict[str, np.ndarray]:
 
 def _named(dataset: Dataset, name: str) -> np.ndarray:
     """Return the triples of a split, or of an edge set of the training triples."""
-    sets = dataset.edge_set_names
-    numbers = dataset.edge_set_of_triples()
+    sets, numbers = dataset.edge_set_names, dataset.edge_set_of_triples()
     # With several sets "train" is the first of them, as in training.edge_sets.
     if numbers is not None and name in sets:
         return dataset.split(TRAIN)[np.flatnonzero(numbers == sets.index(name))]
-    if name not in SPLITS:
-        raise unknown_name("edge set", name, dict.fromkeys([*SPLITS, *sets]))
+    require_known("edge set", name, {*SPLITS, *sets})
     return dataset.split(name)
 
 
 def _buckets(tables: Tables, triples: np.ndarray, num_ranges: int) -> np.ndarray:
     """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
     buckets = np.zeros(len(triples), np.int64)
-    for column, weight, side in ((0, num_ranges, Side.HEAD), (2, 1, Side.TAIL)):
-        types = np.array([relation.candidate_type(side) for relation in tables.relations.relations])[
-            triples[:, 1]
-        ]
-        for entity_type in np.unique(types).tolist():
-            here = types == entity_type
-            bounds = range_bounds(np.array([0, tables.meta.entity_types[entity_type]]), num_ranges)
-            buckets[here] += weight * ranges_of(triples[here, column], bounds, num_ranges)
+    for side in Side:
+        types = np.array([relation.candidate_type(side) for relation in tables.relations.relations])
+        buckets *= num_ranges
+        for entity_type, count in tables.meta.entity_types.items():
+            here = (types == entity_type)[triples[:, 1]]
+            bounds = range_bounds(np.array([0, count]), num_ranges)
+            buckets[here] += ranges_of(triples[here, side.column], bounds, num_ranges)
     return buckets

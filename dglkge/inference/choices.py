@@ -17,17 +17,14 @@ SEARCHES = (*CANDIDATES, FAISS)
 BEAM = 16
 """Entities of each variable of a question that go on, by default."""
 
-EXPORT_FORMATS = (
-    *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "qdrant"),
-    *("safetensors", "tsv", "word2vec"),
-)
-"""Formats that :mod:`dglkge.inference.exports.export` writes, sorted."""
-
 IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "tsv", "word2vec")
 """Formats that :mod:`dglkge.inference.exports.import_tables` reads, sorted."""
 
+EXPORT_FORMATS = tuple(sorted((*IMPORT_FORMATS, "faiss", "huggingface", "lancedb", "projector", "qdrant")))
+"""Formats that :mod:`dglkge.inference.exports.export` writes, sorted."""
 
-class Known(enum.Enum):
+
+class Known(str, enum.Enum):
     """Treatment of answers that the data set already contains."""
 
     MARK = "mark"

@@ -13,10 +13,12 @@ entities, and the training more triples, than are taken, fixed samples stand for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -25,32 +27,16 @@ from dglkge.checkpoint.reader import Checkpoint
 from dglkge.config.schema import value_at
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
+from dglkge.data.named_triples import find_triples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.fold_in_loss import (
-    CandidateLoss,
-    Term,
-    better_rows,
-    run_loss,
-    run_regularizer,
-)
+from dglkge.inference.fold_in_loss import CandidateLoss, Term, better_rows, run_loss, run_regularizer
 from dglkge.inference.frames import triple_parts
+from dglkge.inference.rules import Entity, evenly
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from dglkge.data import named_triples
-else:
-    # Imported at first use: pandas takes half a second.
-    pd, named_triples = deferred("pandas"), deferred("dglkge.data.named_triples")
-
-Entity = tuple[str, int]
-"""Type and id."""
 
 NUM_CANDIDATES = 1 << 10
 """Entities of a type that are candidates, where it has more."""
@@ -81,18 +67,15 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
         except InputError as error:
             raise InputError(f"row {row}: {error}") from None
         new = {name for name in (head, tail) if not any(name in names for names in vocabularies.values())}
-        fitting = [
-            candidate
-            for candidate in relations
-            if all(
-                end in new or end in vocabularies[of]
-                for end, of in ((head, candidate.lhs), (tail, candidate.rhs))
-            )
+        pairs = [
+            types
+            for types in ((candidate.lhs, candidate.rhs) for candidate in relations)
+            if all(end in new or end in vocabularies[type_] for end, type_ in zip((head, tail), types))
         ]
-        for name, side in ((head, Side.HEAD), (tail, Side.TAIL)):
+        for place, name in enumerate((head, tail)):
             if name in new:
-                types = {candidate.candidate_type(side) for candidate in fitting}
-                possible[name] = possible.get(name, types) & types
+                types_of_end = {types[place] for types in pairs}
+                possible[name] = possible.get(name, types_of_end) & types_of_end
     names_by_type: dict[str, list[str]] = {}
     for name, types in possible.items():
         if len(types) != 1:
@@ -124,9 +107,8 @@ class _EntityTriples:
     """Triples (n, 3) of a new entity, at most so many of them; of more, some that are evenly spaced."""
 
     def __init__(self, id_: int, triples: np.ndarray, most: int) -> None:
-        count = min(len(triples), most)
-        self.id, self.share = id_, len(triples) / count
-        self.triples = triples[np.linspace(0, len(triples) - 1, count).astype(np.int64)]
+        self.id, self.triples = id_, evenly(triples, most)
+        self.share = len(triples) / len(self.triples)
 
 
 class _Part(NamedTuple):
@@ -150,23 +132,24 @@ def _joined(parts: Sequence[_Part]) -> list[Tensor]:
     return [torch.cat(columns) for columns in zip(*((part.owners, part.ids, part.weights) for part in parts))]
 
 
+def _pieces(parts: Sequence[_Part], *rows: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield each part, and its piece of each tensor."""
+    sizes = [len(part.owners) for part in parts]
+    return zip(parts, *(tensor.split(sizes) for tensor in rows))
+
+
 class FoldIn:
     """Finds the rows of new entities of a run."""
 
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         if checkpoint.meta.dims:
-            raise InputError(
-                f"{checkpoint.path} has entity types with rows of several widths; new entities get rows "
-                "where all have one width"
-            )
+            raise InputError(f"{checkpoint.path}: new entities get rows where all have one width")
         self._checkpoint, self._model = checkpoint, model
         self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.relations.relations
         self._loss, self._regularizer = run_loss(checkpoint), run_regularizer(checkpoint, model)
         # The penalty of a query is then the sum of those of its rows: that of a new row is computed once.
-        self._penalizes_rows = (
-            self._regularizer is not None
-            and type(self._regularizer).query_penalties is Regularizer.query_penalties
-        )
+        rule = getattr(type(self._regularizer), "query_penalties", None)
+        self._penalizes_rows = rule is Regularizer.query_penalties
         weights = self._loss.settings.relation_weights
         relation_weights = [weights.get(relation.name, 1.0) for relation in self._relations]
         self._weights = torch.tensor(relation_weights, dtype=torch.float64)
@@ -174,14 +157,14 @@ class FoldIn:
         fields = {side: ("negatives", f"num_for_{side.value}s") for side in Side}
         self._sides = [side for side, field in fields.items() if value_at(checkpoint.config, field, -1)]
         types = list(self._counts)
+        # Number of the type of the head and of the tail of each relation.
         self._types = {
             side: np.array([types.index(relation.candidate_type(side)) for relation in self._relations])
             for side in Side
         }
-        """Number of the type of the head and of the tail of each relation."""
         self._new: Mapping[str, Tensor] = {}
-        self._losses: dict[str, CandidateLoss] = {}
-        self._training: dict[str, Term] = {}
+        self._candidates = functools.cache(self._candidate_loss)
+        self._training_term = functools.cache(self._term_of_training)
         train = dataset.split(TRAIN)
         sample = self._sample(len(train), NUM_TRIPLES).numpy()
         self._train, self._share = np.asarray(train[sample]), len(train) / max(1, len(sample))
@@ -195,20 +178,16 @@ class FoldIn:
         for row in [row for row, part in zip(frame.index, parts) if None in part][:1]:
             raise InputError(f"row {row}: head, relation, tail or time is missing")
         frame = pd.DataFrame(parts, frame.index, list(ROLES), dtype="category")
-        names = new_names(self._checkpoint, frame)
-        rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
-
-        def extended() -> Checkpoint:
-            return self._checkpoint.with_new_rows({table: (names[table], rows[table]) for table in names})
-
-        named = extended()
-        triples, faults = named_triples.find_triples(frame, named.relations, named.vocabulary)
+        names, dim = new_names(self._checkpoint, frame), self._checkpoint.meta.dim
+        new = {table: (names[table], torch.zeros(len(names[table]), dim)) for table in names}
+        named = self._checkpoint.with_new_rows(new)
+        triples, faults = find_triples(frame, named.relations, named.vocabulary)
         for row in sorted(faults)[:1]:
             raise InputError(f"row {frame.index[row]}: {faults[row]}")
-        for table, id_ in self._fill(triples, rows):
+        for table, id_ in self._fill(triples, {table: rows for table, (_, rows) in new.items()}):
             name = names[table][id_ - self._counts[table]]
             raise InputError(f"no triple joins the new entity {name!r} to one that has a row")
-        return extended(), triples
+        return self._checkpoint.with_new_rows(new), triples
 
     def _fill(self, triples: np.ndarray, new: Mapping[str, Tensor]) -> list[Entity]:
         """Fill the rows of new entities; return those that no chain of triples joins to known ones.
@@ -216,50 +195,35 @@ class FoldIn:
         First come those with triples of known ones, then what these are joined to, and so on. Then the rows
         of all that are joined to new ones are found once more.
         """
-        self._new = new
-        ends = [self._ends(triple) for triple in triples]
-        triples_of: dict[Entity, list[int]] = {}
+        self._new, triples_of = new, dict[Entity, list[int]]()
+        types = [(relation.lhs, relation.rhs) for relation in self._relations]
+        ends = [list(zip(types[relation], (head, tail))) for head, relation, tail in triples.tolist()]
         for place, pair in enumerate(ends):
-            for entity in dict.fromkeys(pair):
-                if self._is_new(entity):
-                    triples_of.setdefault(entity, []).append(place)
-        missing = set(triples_of)
+            for type_, id_ in dict.fromkeys(pair):
+                if id_ >= self._counts[type_]:
+                    triples_of.setdefault((type_, id_), []).append(place)
+        missing = triples_of
         while missing:
-            usable = {
-                entity: [place for place in triples_of[entity] if not missing & ({*ends[place]} - {entity})]
-                for entity in triples_of
-                if entity in missing
-            }
-            # A triple that joins an entity to itself gives it no place among the others.
-            usable = {
-                entity: places
-                for entity, places in usable.items()
-                if any(len({*ends[place]}) > 1 for place in places)
-            }
+            usable = {}
+            for entity, places in missing.items():
+                places = [place for place in places if not missing.keys() & ({*ends[place]} - {entity})]
+                # A triple that joins an entity to itself gives it no place among the others.
+                if any(len({*ends[place]}) > 1 for place in places):
+                    usable[entity] = places
             if not usable:
-                return [entity for entity in triples_of if entity in missing]
+                return list(missing)
             self._find(usable, triples)
-            missing -= usable.keys()
-        joined = {
-            entity for pair in ends if pair[0] != pair[1] and all(map(self._is_new, pair)) for entity in pair
-        }
+            missing = {entity: places for entity, places in missing.items() if entity not in usable}
+        between_new = [pair for pair in ends if pair[0] != pair[1] and triples_of.keys() >= {*pair}]
+        joined = {entity for pair in between_new for entity in pair}
         self._find({entity: places for entity, places in triples_of.items() if entity in joined}, triples)
         return []
-
-    def _ends(self, triple: np.ndarray) -> tuple[Entity, Entity]:
-        relation = self._relations[triple[1]]
-        return (relation.lhs, int(triple[0])), (relation.rhs, int(triple[2]))
-
-    def _is_new(self, entity: Entity) -> bool:
-        return entity[1] >= self._counts[entity[0]]
 
     def _find(self, places_of: Mapping[Entity, Sequence[int]], triples: np.ndarray) -> None:
         """Write the best rows of entities for some of the triples, in blocks of one type."""
         for table, rows in self._new.items():
             num_candidates, block, total = len(self._candidates(table).ids), list[_EntityTriples](), 0
-            for (entity_type, id_), places in places_of.items():
-                if entity_type != table:
-                    continue
+            for id_, places in [(id_, places) for (kind, id_), places in places_of.items() if kind == table]:
                 entity = _EntityTriples(id_, triples[list(places)], max(1, MAX_SCORES // num_candidates))
                 cost = 2 * (len(entity.triples) * num_candidates + len(self._train))
                 if block and total + cost > MAX_SCORES:
@@ -288,9 +252,8 @@ class FoldIn:
     def _own_terms(self, table: str, block: Sequence[_EntityTriples]) -> tuple[list[Term], Tensor]:
         """Return terms of the triples of E entities, and for each the candidate (E, D) that answers best."""
         triples = np.concatenate([entity.triples for entity in block])
-        owners = torch.arange(len(block)).repeat_interleave(
-            torch.tensor([len(entity.triples) for entity in block])
-        )
+        sizes = torch.tensor([len(entity.triples) for entity in block])
+        owners = torch.arange(len(block)).repeat_interleave(sizes)
         ids = torch.tensor([entity.id for entity in block])[owners]
         shares = torch.tensor([entity.share for entity in block], dtype=torch.float64)
         weights = shares[owners] * self._weights[triples[:, 1]]
@@ -301,12 +264,11 @@ class FoldIn:
         }
         anchored, answered = dict[str, list[_Part]](), list[_Part]()
         for side in self._sides:
-            is_anchor = is_end[side.other]
-            other_types = np.where(
-                is_anchor, *(self._types[end][triples[:, 1]] for end in (side, side.other))
-            )
-            for kind in np.unique(2 * other_types + is_anchor).tolist():
-                at, other = np.flatnonzero(2 * other_types + is_anchor == kind), types[kind // 2]
+            is_anchor, ends = is_end[side.other], (side, side.other)
+            other_types = np.where(is_anchor, *(self._types[end][triples[:, 1]] for end in ends))
+            kinds = 2 * other_types + is_anchor
+            for kind in np.unique(kinds).tolist():
+                at, other = np.flatnonzero(kinds == kind), types[kind // 2]
                 relations = self._relation_rows(triples[at])
                 part = _Part(side, other, triples[at], owners[at], ids[at], weights[at], *relations)
                 (anchored.setdefault(other, []) if kind % 2 else answered).append(part)
@@ -331,7 +293,6 @@ class FoldIn:
         answer_ids = torch.cat([torch.from_numpy(part.triples[:, part.side.column]) for part in parts])
         answers = self._gather(other, answer_ids)
         is_loop = ((answer_ids == ids) & (other == table)).unsqueeze(1)
-        has_loops = bool(is_loop.any())
         ignored = answer_ids.unsqueeze(1) == loss.ids
         # Triples of one entity and relation have the same query.
         numbers = [torch.from_numpy(2 * part.triples[:, 1] + part.side.column // 2) for part in parts]
@@ -341,7 +302,7 @@ class FoldIn:
         def term(rows: Tensor) -> Tensor:
             anchors = rows[owners]
             query = self._queries(parts, anchors)
-            true_answers = torch.where(is_loop, anchors, answers) if has_loops else answers
+            true_answers = torch.where(is_loop, anchors, answers)
             negative = model.compare(query[first].float(), loss.rows)[inverse]
             losses = loss(model.compare_pairs(query, true_answers).float(), negative, ignored)
             losses = losses + self._penalties(parts, anchors, true_answers, query)
@@ -352,12 +313,8 @@ class FoldIn:
     def _answer_term(self, parts: Sequence[_Part], table: str, count: int) -> tuple[Term, Tensor]:
         """Return the term of queries that E entities answer, and weighted scores (E, M) of candidates."""
         model, loss, (owners, ids, weights) = self._model, self._candidates(table), _joined(parts)
-        anchors = torch.cat(
-            [
-                self._gather(part.other, torch.from_numpy(part.triples[:, part.side.anchor_column]))
-                for part in parts
-            ]
-        )
+        rows_of_parts = [self._gather(part.other, part.triples[:, part.side.anchor_column]) for part in parts]
+        anchors = torch.cat(rows_of_parts)
         query = self._queries(parts, anchors)
         scores = model.compare(query.float(), loss.rows)
         against = loss.against(scores, ids.unsqueeze(1) == loss.ids)
@@ -377,75 +334,62 @@ class FoldIn:
         return self._checkpoint.gather(RELATION, ids).double(), places
 
     def _queries(self, parts: Sequence[_Part], anchors: Tensor) -> Tensor:
-        pieces = zip(parts, anchors.split([len(part.owners) for part in parts]))
-        return torch.cat(
-            [self._model.query(rows, part.relations, part.side, places=part.places) for part, rows in pieces]
-        )
+        query, pairs = self._model.query, _pieces(parts, anchors)
+        return torch.cat([query(rows, part.relations, part.side, places=part.places) for part, rows in pairs])
 
-    def _penalties(
-        self, parts: Sequence[_Part], anchors: Tensor, answers: Tensor, query: Tensor
-    ) -> Tensor | float:
-        """Return the penalty of each query with its answer, where it is not the sum of those of rows."""
+    def _penalties(self, parts: Sequence[_Part], *rows: Tensor) -> Tensor | float:
+        """Return the penalty of each query with its answer, where it is not the sum of those of rows.
+
+        The rows are those of the anchors, the answers and the queries.
+        """
         if self._regularizer is None or self._penalizes_rows:
             return 0.0
-        sizes = [len(part.owners) for part in parts]
-        pieces = zip(parts, *(rows.split(sizes) for rows in (anchors, answers, query)))
-        return torch.cat(
-            [
-                self._regularizer.penalties(
-                    self._model, anchor, part.relations, answer, part.side, rows, part.places
-                )
-                for part, anchor, answer, rows in pieces
-            ]
-        )
+        penalties = self._regularizer.penalties
+        blocks = [
+            penalties(self._model, anchor, part.relations, answer, part.side, query, part.places)
+            for part, anchor, answer, query in _pieces(parts, *rows)
+        ]
+        return torch.cat(blocks)
 
-    def _training_term(self, table: str) -> Term:
+    def _term_of_training(self, table: str) -> Term:
         """Return the term of training queries whose answers are of a type."""
-        if table not in self._training:
-            loss, model = self._candidates(table), self._model
-            parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
-            for side in self._sides:
-                types = [
-                    (relation.candidate_type(side), relation.anchor_type(side))
-                    for relation in self._relations
-                ]
-                for anchor_type in self._counts:
-                    fits = np.array([pair == (table, anchor_type) for pair in types])[self._train[:, 1]]
-                    if not fits.any():
-                        continue
-                    triples = self._train[fits]
-                    anchors = self._gather(anchor_type, torch.from_numpy(triples[:, side.anchor_column]))
-                    relations, places = self._relation_rows(triples)
-                    query = model.query(anchors, relations, side, places=places)
-                    answer_ids = torch.from_numpy(triples[:, side.column])
-                    positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
-                    negative = model.compare(query.float(), loss.rows)
-                    references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
-                    weights = self._share * self._weights[triples[:, 1]]
-                    parts.append((query.float(), references, weights.float()))
-            query, references, weights = map(torch.cat, zip(*parts))
+        loss, model = self._candidates(table), self._model
+        parts = [(torch.empty(0, model.query_dim), torch.empty(0), torch.empty(0))]
+        number = list(self._counts).index(table)
+        for side in self._sides:
+            ends = (side, side.other)
+            answer_types, anchor_types = (self._types[end][self._train[:, 1]] for end in ends)
+            for anchor_number in np.unique(anchor_types[answer_types == number]).tolist():
+                triples = self._train[(answer_types == number) & (anchor_types == anchor_number)]
+                anchors = self._gather(list(self._counts)[anchor_number], triples[:, side.anchor_column])
+                relations, places = self._relation_rows(triples)
+                query = model.query(anchors, relations, side, places=places)
+                answer_ids = torch.from_numpy(triples[:, side.column])
+                positive = model.compare_pairs(query, self._gather(table, answer_ids)).float()
+                negative = model.compare(query.float(), loss.rows)
+                references = loss.references(positive, negative, answer_ids.unsqueeze(1) == loss.ids)
+                weights = self._share * self._weights[triples[:, 1]]
+                parts.append((query.float(), references, weights.float()))
+        query, references, weights = map(torch.cat, zip(*parts))
 
-            def term(rows: Tensor) -> Tensor:
-                return weights @ loss.negative_change(references, model.compare(query, rows.float()))
+        def term(rows: Tensor) -> Tensor:
+            return weights @ loss.negative_change(references, model.compare(query, rows.float()))
 
-            self._training[table] = term
-        return self._training[table]
+        return term
 
-    def _gather(self, table: str, ids: Tensor) -> Tensor:
+    def _gather(self, table: str, ids: Tensor | np.ndarray) -> Tensor:
         """Return rows (n, D) of known and of new entities in float64."""
+        ids = torch.as_tensor(ids)
         is_new = ids >= self._counts[table]
         rows = self._checkpoint.gather(table, ids.where(~is_new, 0)).double()
         if is_new.any():
             rows[is_new] = self._new[table][ids[is_new] - self._counts[table]].double()
         return rows
 
-    def _candidates(self, table: str) -> CandidateLoss:
+    def _candidate_loss(self, table: str) -> CandidateLoss:
         """Return the loss over a type's entities, or over a sample of them."""
-        if table not in self._losses:
-            ids = self._sample(self._counts[table], NUM_CANDIDATES)
-            rows = self._checkpoint.gather(table, ids)
-            self._losses[table] = CandidateLoss(self._loss, self._counts[table], ids, rows)
-        return self._losses[table]
+        ids = self._sample(self._counts[table], NUM_CANDIDATES)
+        return CandidateLoss(self._loss, self._counts[table], ids, self._checkpoint.gather(table, ids))
 
     def _sample(self, count: int, most: int) -> Tensor:
         """Return all numbers below a count, or some that depend on the run's seed alone."""

@@ -103,8 +103,7 @@ class CandidateLoss:
 
 MAX_STEPS = 25
 """Of L-BFGS; a dozen are usual."""
-MEMORY = 10
-MAX_HALVINGS = 12
+MEMORY, MAX_HALVINGS = 10, 12
 TOLERANCE = 2e-5
 """Decrease that a step must promise, as a share of the loss."""
 ROUNDING = 1e-6

@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
@@ -30,8 +29,10 @@ else:
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
-ANSWER_FIELDS = ("rank", *ROLES, "score", "probability", "known_from")
-"""What is said of an answer."""
+
+Triple = tuple[int, int, int]
+Ranked = tuple[str, float, str | None]
+"""Name, score and split of an answer."""
 
 
 class Query(NamedTuple):
@@ -60,7 +61,7 @@ class Questions(TrainedModel):
     """A trained model that answers questions by name with data frames."""
 
     def predict_tails(
-        self, head: str, relation: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
+        self, head: str, relation: str, k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> pd.DataFrame:
         """Return the best tails of (head, relation, ?).
 
@@ -80,14 +81,12 @@ class Questions(TrainedModel):
         return self._predict_one(TAIL, k, known, candidates, head=head, relation=relation)
 
     def predict_heads(
-        self, relation: str, tail: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
+        self, relation: str, tail: str, k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> pd.DataFrame:
         """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
         return self._predict_one(HEAD, k, known, candidates, relation=relation, tail=tail)
 
-    def predict_relations(
-        self, head: str, tail: str, k: int = 10, known: Known | str | None = None
-    ) -> pd.DataFrame:
+    def predict_relations(self, head: str, tail: str, k: int = 10, known: str | None = None) -> pd.DataFrame:
         """Return the best relations of (head, ?, tail), by the mean of the scores of both sides.
 
         As :meth:`predict_tails`, with a column relation instead of entity.
@@ -95,7 +94,7 @@ class Questions(TrainedModel):
         return self._predict_one(RELATION_COLUMN, k, known, head=head, tail=tail)
 
     def predict_times(
-        self, head: str, relation: str, tail: str, k: int = 10, known: Known | str | None = None
+        self, head: str, relation: str, tail: str, k: int = 10, known: str | None = None
     ) -> pd.DataFrame:
         """Return the times at which a triple is most plausible, by the mean of the scores of both sides.
 
@@ -108,11 +107,10 @@ class Questions(TrainedModel):
         return frame.assign(**{RELATION_COLUMN: times}).rename(columns={RELATION_COLUMN: TIME})
 
     def _predict_one(
-        self, missing: str, k: int, known: Known | str | None, candidates: str = ALL, **parts: str
+        self, missing: str, k: int, known: str | None, candidates: str = ALL, **parts: str
     ) -> pd.DataFrame:
         """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
-        query = pd.DataFrame([parts], dtype=object)
-        frame = self.predict(query, k, known, strict=True, candidates=candidates)
+        frame = self.predict(pd.DataFrame([parts], dtype=object), k, known, True, candidates)
         columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
         return columns.rename(columns={HEAD: "entity", TAIL: "entity"}).astype({"rank": np.int64})
 
@@ -120,7 +118,7 @@ class Questions(TrainedModel):
         self,
         queries: pd.DataFrame,
         k: int = 10,
-        known: Known | str | None = None,
+        known: str | None = None,
         strict: bool = False,
         candidates: str = ALL,
     ) -> pd.DataFrame:
@@ -157,79 +155,66 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        asked = _queries(queries)
-        groups = self.answer_queries(asked, k, known, strict, candidates, queries.index)
-        no_answer = dict.fromkeys(ANSWER_FIELDS)
-        rows: list[tuple[Any, ...]] = []
-        for place, (query, group) in enumerate(zip(asked, groups)):
-            shared = (place, group["missing"], group["type"], group["problem"])
-            problem = [{**no_answer, **dict(zip(ROLES, query))}] if group["problem"] else []
-            rows += [(*shared, *answer.values()) for answer in group["answers"] or problem]
-        frame = pd.DataFrame(rows, columns=["query", "missing", "type", "problem", *ANSWER_FIELDS])
+        asked, rows = _queries(queries), list[dict[str, Any]]()
+        for place, (query, group) in enumerate(zip(asked, self.answer_queries(asked, k, known, candidates))):
+            if strict and group["problem"]:
+                where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
+                raise InputError(f"{where}{group['problem']}")
+            problem = [dict(zip(ROLES, query))] if group["problem"] else []
+            rows += [{"query": place, **group, **answer} for answer in group["answers"] or problem]
+        frame = pd.DataFrame(rows, columns=list(ANSWER_COLUMNS))
         frame = frame.astype({"score": np.float64, "probability": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if self.calibration_if_any is None:
             del frame["probability"]
         for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-        return frame.filter(list(ANSWER_COLUMNS))
+        return frame
 
     def answer_queries(
-        self,
-        queries: Sequence[Query],
-        k: int = 10,
-        known: Known | str | None = None,
-        strict: bool = False,
-        candidates: str = ALL,
-        labels: Sequence[Any] = (),
+        self, queries: Sequence[Query], k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> list[dict[str, Any]]:
         """Return the answers to each query, ready for JSON, as :meth:`predict` and without pandas.
 
-        Of each the missing part, the type of the answers, these (:data:`ANSWER_FIELDS`), and the problem that
-        prevented them or None. An error says the label of the query, if there are several.
+        Of each the missing part, the type of the answers, these (rank, head, relation, tail, score,
+        probability and known_from), and the problem that prevented them or None.
         """
-        groups: list[dict[str, Any]] = [
-            {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
-            | {"answers": [], "problem": None}
-            for parts in (query[:3] for query in queries)
-        ]
+        groups: list[dict[str, Any]] = []
         resolved: dict[int, LinkQuery] = {}
-        pairs: dict[int, list[tuple[int, int, int]]] = {}
+        pairs: dict[int, list[Triple]] = {}
         for place, (head, relation, tail, *within) in enumerate(queries):
             parts = (head, relation, tail)
+            missing = ROLES[parts.index(None)] if None in parts else None
+            groups.append({"missing": missing, "type": None, "answers": [], "problem": None})
             try:
                 if parts.count(None) != 1:
-                    raise InputError(
-                        f"a query has two of head, relation and tail; {_shown(parts)} has "
-                        f"{3 - parts.count(None)}"
-                    )
+                    given = f"{_shown(parts)} has {3 - parts.count(None)}"
+                    raise InputError(f"a query has two of head, relation and tail; {given}")
                 if relation is None:
                     pairs[place] = self._fitting_relations(str(head), str(tail), *within)
                 else:
                     side = Side.TAIL if tail is None else Side.HEAD
                     resolved[place] = self.link_query(side, head or tail or "", relation)
             except InputError as error:
-                if strict:
-                    where = f"row {labels[place]}: " if len(labels) > 1 else ""
-                    raise InputError(f"{where}{error}") from None
                 groups[place]["problem"] = str(error)
-        answers_of_queries = self.answer(list(resolved.values()), k, known, candidates)
+        named: dict[int, list[Ranked]] = {}
+        answers_of_queries = self.answer(list(resolved.values()), k, known, candidates) if resolved else []
         for (place, (side, _, relation_id)), answers in zip(resolved.items(), answers_of_queries):
             type_ = self.tables.relations[relation_id].candidate_type(side)
-            names, triple = self.tables.vocabulary(type_), dict(zip(ROLES, queries[place]))
-            triple[RELATION_COLUMN] = self.tables.relations.labels[relation_id]
+            names = self.tables.vocabulary(type_)
             groups[place]["type"] = type_ if answers else None
-            groups[place]["answers"] = [
-                _answer(rank, {**triple, side.value: names[answer.entity_id]}, answer.score, answer.known)
-                for rank, answer in enumerate(answers, start=1)
-            ]
+            named[place] = [(names[answer.entity_id], answer.score, answer.known) for answer in answers]
         if pairs:
-            for place, relations in zip(pairs, self._relations_of_pairs(list(pairs.values()), k, known)):
-                triple = dict(zip(ROLES, queries[place]))
-                groups[place]["answers"] = [
-                    _answer(rank, {**triple, RELATION_COLUMN: label}, score, split)
-                    for rank, (label, score, split) in enumerate(relations, start=1)
-                ]
+            named |= zip(pairs, self._relations_of_pairs(list(pairs.values()), k, known))
+        for place, answers_by_name in named.items():
+            triple: dict[str, str | None] = dict(zip(ROLES, queries[place]))
+            if place in resolved:
+                triple[RELATION_COLUMN] = self.tables.relations.labels[resolved[place].relation_id]
+            groups[place]["answers"] = [
+                {"rank": rank, **triple, groups[place]["missing"]: name}
+                | {"score": score, "probability": None, "known_from": split}
+                for rank, (name, score, split) in enumerate(answers_by_name, start=1)
+            ]
         if (calibration := self.calibration_if_any) is not None:
             self._add_probabilities(groups, calibration)
         return groups
@@ -241,10 +226,9 @@ class Questions(TrainedModel):
         labels = self.tables.relations.labels
         ids = np.array([labels.id(answer[RELATION_COLUMN]) for answer in answers], np.int64)
         scores = np.array([answer["score"] for answer in answers], np.float64)
-        by_side = {side.value: calibration.probabilities(scores, ids, side) for side in Side}
+        head, tail = (calibration.probabilities(scores, ids, side) for side in Side)
         # The score of a relation is the mean of both sides.
-        mean = (by_side[HEAD] + by_side[TAIL]) / 2
-        values = np.where(missing == HEAD, by_side[HEAD], np.where(missing == TAIL, by_side[TAIL], mean))
+        values = np.where(missing == HEAD, head, np.where(missing == TAIL, tail, (head + tail) / 2))
         for answer, value in zip(answers, values.tolist()):
             answer["probability"] = value
 
@@ -271,20 +255,20 @@ class Questions(TrainedModel):
             If a column is missing, or ``strict`` and a triple has a problem.
         """
         parts, frame = triple_parts(triples), triples[list(ROLES)].copy()
-        ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
-        complete = [place for place, part in enumerate(parts) if None not in part]
-        if complete:
-            named = pd.DataFrame([parts[place] for place in complete], columns=list(ROLES), dtype="category")
-            ids[complete], faults = named_triples.find_triples(
-                named, self.tables.relations, self.tables.vocabulary
-            )
-            problems = {complete[row]: fault for row, fault in faults.items()}
-        for place in sorted(set(range(len(parts))) - set(complete)):
-            problems[place] = f"a triple has head, relation and tail; got {_shown(parts[place])}"
+        ids, complete = np.full((len(parts), 3), -1, np.int64), [None not in part for part in parts]
+        problems = {
+            place: f"a triple has head, relation and tail; got {_shown(parts[place])}"
+            for place in np.flatnonzero(np.logical_not(complete)).tolist()
+        }
+        if any(complete):
+            named = pd.DataFrame(parts, columns=list(ROLES), dtype="category")[complete]
+            names = (self.tables.relations, self.tables.vocabulary)
+            ids[complete], faults = named_triples.find_triples(named, *names)
+            problems |= {int(named.index[row]): fault for row, fault in faults.items()}
         if strict and problems:
             first = min(problems)
             raise InputError(f"row {triples.index[first]}: {problems[first]}")
-        good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
+        good = np.flatnonzero(ids[:, 0] >= 0)
         by_side = self.scores(ids[good])
         measures = {"score": (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2}
         if (calibration := self.calibration_if_any) is not None:
@@ -293,8 +277,7 @@ class Questions(TrainedModel):
             frame[name] = np.nan
             frame.iloc[good, -1] = measure
         known_from = np.full(len(parts), None, dtype=object)
-        if len(good):
-            known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])
+        known_from[good] = splits_of(self.known_treatment(None)[1], ids[good])
         # Of type object: pandas 3 would make texts of them, and NaN of None.
         frame["known_from"] = pd.Series(known_from, frame.index, dtype=object)
         frame["problem"] = pd.Series(map(problems.get, range(len(parts))), frame.index, dtype=object)
@@ -309,11 +292,9 @@ class Questions(TrainedModel):
             rank, entity, cosine; without the entity itself.
         """
         answers = self.nearest(entity, self.type_of(entity, entity_type), k)
-        frame = pd.DataFrame(answers, columns=["entity", "cosine"]).astype(
-            {"entity": object, "cosine": np.float64}
-        )
-        frame.insert(0, "rank", np.arange(1, len(frame) + 1))
-        return frame
+        rows = [(rank, *answer) for rank, answer in enumerate(answers, start=1)]
+        frame = pd.DataFrame(rows, columns=["rank", "entity", "cosine"])
+        return frame.astype({"rank": np.int64, "entity": object, "cosine": np.float64})
 
     def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name.
@@ -339,30 +320,24 @@ class Questions(TrainedModel):
         if names is None:
             if entity_type is None and len(types) > 1:
                 raise InputError(f"there are several entity types: say which of {', '.join(types)}")
-            table = self.type_of("", entity_type or list(types)[0])
-            names = list(self.tables.vocabulary(table).names)
-            whole = self.tables.gather(table, torch.arange(len(names)))
-            return pd.DataFrame(whole.numpy(), index=pd.Index(names, name="entity"))
+            table = self.type_of("", entity_type or types[0])
+            whole, index = self.tables[table][:].numpy(), list(self.tables.vocabulary(table).names)
+            return pd.DataFrame(whole, index=pd.Index(index, name="entity"))
         if isinstance(names, str):
             raise InputError(f"names are a list of texts; got the text {names!r}")
         places: dict[str, list[int]] = {}
         for place, name in enumerate(names):
             places.setdefault(self.type_of(name, entity_type), []).append(place)
-        widths = {table: int(self.tables[table].shape[1]) for table in places}
+        widths = {table: self.tables[table].shape[1] for table in places}
         if len(set(widths.values())) > 1:
             described = ", ".join(f"{table} {width}" for table, width in widths.items())
-            raise InputError(
-                f"names are of types with rows of several widths: {described}; allowed: one width"
-            )
+            raise InputError(f"names have rows of several widths: {described}; allowed: one width")
         rows = np.empty((len(names), *set(widths.values())), np.float32)
         for table, rows_of_table in places.items():
-            ids = self.tables.vocabulary(table).ids(names[place] for place in rows_of_table)
-            rows[rows_of_table] = self.tables.gather(table, torch.from_numpy(ids)).numpy()
+            rows[rows_of_table] = self.tables[table][[names[place] for place in rows_of_table]].numpy()
         return pd.DataFrame(rows, index=pd.Index(list(names), name="entity"))
 
-    def _fitting_relations(
-        self, head: str, tail: str, name: str | None, time: str | None
-    ) -> list[tuple[int, int, int]]:
+    def _fitting_relations(self, head: str, tail: str, name: str | None, time: str | None) -> list[Triple]:
         """Return (head id, relation id, tail id) of every relation whose entity types have both names.
 
         Of those of a name or a time, where these are given.
@@ -381,9 +356,7 @@ class Questions(TrainedModel):
             raise InputError(f"no relation joins the types of {head!r} and {tail!r}")
         return triples
 
-    def _relations_of_pairs(
-        self, pairs: Sequence[Sequence[tuple[int, int, int]]], k: int, known: Known | str | None
-    ) -> list[list[tuple[str, float, str | None]]]:
+    def _relations_of_pairs(self, pairs: list[list[Triple]], k: int, known: str | None) -> list[list[Ranked]]:
         """Return the best of the fitting relations of each pair: label, score, known from."""
         check_k(k)
         treatment, by_split = self.known_treatment(known)
@@ -400,11 +373,6 @@ class Questions(TrainedModel):
             names = [labels[id_] for id_ in triples[best, 1].tolist()]
             answers.append(list(zip(names, scores[best].tolist(), splits[best])))
         return answers
-
-
-def _answer(rank: int, triple: Mapping[str, str | None], score: float, known: str | None) -> dict[str, Any]:
-    """Return the :data:`ANSWER_FIELDS` of an answer; its probability is added where there are some."""
-    return {"rank": rank, **triple, "score": score, "probability": None, "known_from": known}
 
 
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
@@ -430,15 +398,9 @@ def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
 
 def _queries(frame: pd.DataFrame) -> list[Query]:
     """Return the query of each row; all of an absent column is missing."""
-    roles = [*ROLES, *([TIME] if TIME in frame.columns else [])]
-    return [Query.of(*parts) for parts in zip(*(_column(frame, role) for role in roles))]
-
-
-def _column(frame: pd.DataFrame, role: str) -> list[str | None]:
-    """Return a part of each row, None for a missing one."""
-    if role not in frame.columns:
-        return [None] * len(frame)
-    return [None if pd.isna(value) else str(value) for value in frame[role].tolist()]
+    columns = frame.reindex(columns=[*ROLES, *([TIME] if TIME in frame.columns else [])])
+    rows = columns.itertuples(index=False, name=None)
+    return [Query.of(*(None if pd.isna(value) else str(value) for value in row)) for row in rows]
 
 
 def _shown(parts: Sequence[str | None]) -> str:

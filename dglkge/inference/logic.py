@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -118,9 +119,7 @@ def _is_group(term: str) -> bool:
 
 
 def _unquoted(term: str) -> str:
-    term = term.strip()
-    is_quoted = len(term) > 1 and term.startswith('"') and term.endswith('"')
-    name = term[1:-1] if is_quoted else term
+    name = re.sub('^"(.*)"$', r"\1", term.strip(), flags=re.DOTALL)
     if not name:
         raise InputError("a triple has an empty name")
     return name
@@ -128,21 +127,17 @@ def _unquoted(term: str) -> str:
 
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
     """Divide a text where a separator stands outside of parentheses and quotes."""
-    parts, depth, start, place, is_quoted = [], 0, 0, 0, False
-    while place < len(text):
-        sign = text[place]
-        if sign == '"':
+    parts, depth, start, is_quoted = [], 0, 0, False
+    for match in re.finditer("|".join(['["()]', *separators]), text):
+        if match[0] == '"':
             is_quoted = not is_quoted
         elif not is_quoted:
-            depth += (sign == "(") - (sign == ")")
+            depth += (match[0] == "(") - (match[0] == ")")
             if depth < 0:
-                raise InputError(f"a parenthesis closes that was not opened: {text[: place + 1]!r}")
-            matches = [word for word in separators if depth == 0 and text.startswith(word, place)]
-            if matches:
-                parts.append(text[start:place])
-                place = start = place + len(matches[0])
-                continue
-        place += 1
+                raise InputError(f"a parenthesis closes that was not opened: {text[: match.end()]!r}")
+            if depth == 0 and match[0] in separators:
+                parts.append(text[start : match.start()])
+                start = match.end()
     if depth or is_quoted:
         raise InputError(f"a {'quote' if is_quoted else 'parenthesis'} is not closed: {text!r}")
     return [*parts, text[start:]]

@@ -18,15 +18,18 @@ import torch
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, require_known
+from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
-from dglkge.inference.choices import BEAM
 from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.typing import RELATION, Side
+from dglkge.typing import Relation, Side
 
 LEAST_PROBABILITY = 1e-6
 """Smaller ones count as 0."""
+
+Assignment = tuple[dict[Fact, int], dict[str, str]]
+"""Relation of each link, and type of each variable."""
 
 
 @dataclass
@@ -51,9 +54,10 @@ class Hop:
         Place in the beam, and entity, of every known link.
     """
 
-    fact: Fact
     relation_id: int
+    relation: Relation
     side: Side
+    curve: Curve
     anchor: int | Node
     ids: np.ndarray = field(init=False)
     values: np.ndarray = field(init=False)
@@ -63,10 +67,14 @@ class Hop:
 
 @dataclass
 class Node:
-    """Operation on the values of a variable's entities: ``and``, ``or`` or ``not`` of its children."""
+    """Operation on the values of a variable's entities: ``and``, ``or`` or ``not`` of its children.
+
+    ``best`` (N,) is, of ``or``, the child with the greatest value of each entity, once they were valued.
+    """
 
     operation: str
     children: list[Hop | Node]
+    best: np.ndarray = field(init=False)
 
 
 class Asked:
@@ -74,74 +82,62 @@ class Asked:
 
     Parameters
     ----------
-    known_splits : sequence of str
+    splits : sequence of str
         Splits whose triples have probability 1.
     adapter : bool
         Whether to use the curves that were fitted for questions, if there are some.
     """
 
     def __init__(
-        self,
-        run: TrainedModel,
-        question: Question,
-        beam: int,
-        known_splits: Sequence[str],
-        adapter: bool = True,
+        self, run: TrainedModel, question: str | Question, beam: int, splits: Sequence[str], adapter: bool
     ) -> None:
+        question = parse(question) if isinstance(question, str) else question
         if beam < 1:
             raise InputError(f"the beam must be at least 1, got {beam}")
         self._run, self._beam = run, beam
         self._calibration = run.calibration.adapted() if adapter else run.calibration
-        for split in known_splits:
+        for split in splits:
             require_known("split", split, SPLITS)
         none = KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
-        self._known = run.known_triples(splits=tuple(known_splits)) if known_splits else none
-        self._relations: dict[Fact, int] = {}
-        self._types: dict[str, str] = {}
-        self._assign(list(dict.fromkeys(facts(question.formula))))
-        self.answer_type = self._types[question.answer]
+        self._known = run.known_triples(splits=tuple(splits)) if splits else none
+        self._relations, types = self._assignment(list(dict.fromkeys(facts(question.formula))))
+        self.answer_type = types[question.answer]
         self._root = self._plan(question.formula, question.answer, set())
 
-    def _assign(self, links: list[Fact]) -> None:
+    def _assignment(self, links: list[Fact]) -> Assignment:
         """Choose the relation of each link, so that each variable has one type."""
-        tables = self._run.tables
+        relations, vocabulary = self._run.tables.relations, self._run.tables.vocabulary
         choices = {}
         for fact in links:
-            ids = tables.relations.ids_of(fact.relation)
-            ends = [(tables.relations[id_].lhs, tables.relations[id_].rhs) for id_ in ids]
-            for term, place in ((fact.head, 0), (fact.tail, 1)):
-                types = sorted({end[place] for end in ends})
-                if not is_variable(term) and not any(term in tables.vocabulary(type_) for type_ in types):
-                    tables.vocabulary(types[0]).id(term)  # raises, with the nearest names
+            ends = (fact.head, fact.tail)
+            pairs = {id_: (relations[id_].lhs, relations[id_].rhs) for id_ in relations.ids_of(fact.relation)}
+            for term, types in zip(ends, zip(*pairs.values())):
+                if not is_variable(term) and not any(term in vocabulary(type_) for type_ in types):
+                    vocabulary(min(types)).id(term)  # raises, with the nearest names
             choices[fact] = [
-                (id_, end)
-                for id_, end in zip(ids, ends)
-                if all(
-                    is_variable(term) or term in tables.vocabulary(type_)
-                    for term, type_ in zip((fact.head, fact.tail), end)
-                )
+                (id_, types)
+                for id_, types in pairs.items()
+                if all(is_variable(term) or term in vocabulary(type_) for term, type_ in zip(ends, types))
             ]
 
-        def extended(
-            unassigned: list[Fact], assigned: dict[Fact, int], kinds: dict[str, str]
-        ) -> Iterator[tuple[dict[Fact, int], dict[str, str]]]:
+        def extended(unassigned: list[Fact], assigned: Assignment) -> Iterator[Assignment]:
             if not unassigned:
-                yield assigned, kinds
+                yield assigned
                 return
-            fact, *rest = unassigned
+            (ids, types), (fact, *rest) = assigned, unassigned
             for id_, pair in choices[fact]:
-                new = {term: kind for term, kind in zip((fact.head, fact.tail), pair) if is_variable(term)}
-                if all(kinds.get(term, kind) == kind for term, kind in new.items()):
-                    yield from extended(rest, {**assigned, fact: id_}, {**kinds, **new})
+                new = {term: type_ for term, type_ in zip((fact.head, fact.tail), pair) if is_variable(term)}
+                if all(types.get(term, type_) == type_ for term, type_ in new.items()):
+                    yield from extended(rest, ({**ids, fact: id_}, {**types, **new}))
 
         # The links with fewest choices first; two ways are too many, and there may be millions.
         order = sorted(links, key=lambda fact: len(choices[fact]))
-        solutions = list(islice(extended(order, {}, {}), 2))
+        solutions = list(islice(extended(order, ({}, {})), 2))
         if len(solutions) != 1:
             problem = "several ways; give a relation's label, which names them" if solutions else "no way"
             shown = ", ".join(map(str, links))
             raise InputError(f"the entity types of {shown} fit together in {problem}")
-        self._relations, self._types = solutions[0]
+        return solutions[0]
 
     def _plan(self, formula: Formula, variable: str, visited: set[str]) -> Node:
         """Return what the entities of a variable fulfil."""
@@ -171,66 +167,62 @@ class Asked:
                 continue
             side = Side.TAIL if part.tail == variable else Side.HEAD
             other = part.head if side is Side.TAIL else part.tail
-            if is_variable(other) and other in visited:
+            if other in visited:
                 raise InputError(f"{part} closes a circle; the links of a question form a tree")
-            relation = self._run.tables.relations[self._relations[part]]
+            id_ = self._relations[part]
+            relation, curve = self._run.tables.relations[id_], self._calibration.curve_of(id_, side)
             anchor: int | Node
             if is_variable(other):
                 visited.add(other)
                 anchor = self._grow(parts, other, visited)
             else:
                 anchor = self._run.tables.vocabulary(relation.anchor_type(side)).id(other)
-            children.append(Hop(part, self._relations[part], side, anchor))
+            children.append(Hop(id_, relation, side, curve, anchor))
         return Node("and", children)
 
     @torch.no_grad()
     def answer(self, k: int) -> list[dict[str, Any]]:
-        """Return the best answers: entity, probability and path."""
+        """Return the best answers: rank, entity, probability and path."""
         with full_float32_matmuls():
             values = self._values(self._root, self.answer_type)
-        best = _best(values, k)
-        names = self._run.tables.vocabulary(self.answer_type)
-        return [
-            {"entity": names[id_], "probability": float(values[id_]), "path": self._path(self._root, id_)}
-            for id_ in best.tolist()
-            if values[id_] > 0
-        ]
+        names, answers = self._run.tables.vocabulary(self.answer_type), []
+        for rank, id_ in enumerate(_best(values, k)[: np.count_nonzero(values > 0)].tolist(), start=1):
+            answer = {"rank": rank, "entity": names[id_], "probability": float(values[id_])}
+            answers.append({**answer, "path": self._path(self._root, id_)})
+        return answers
 
     def _values(self, node: Hop | Node, type_: str) -> np.ndarray:
         """Return the value of every entity of a type, (N,) float64."""
         if isinstance(node, Hop):
             return self._hop(node)
         values = [self._values(child, type_) for child in node.children]
-        if not values:  # a variable that is only linked onwards
-            return np.ones(len(self._run.tables.vocabulary(type_)))
-        return _combine(node.operation, values)
+        if node.operation == "not":
+            return 1 - values[0]
+        if node.operation == "or":
+            node.best = np.argmax(values, axis=0)
+            return 1 - np.prod(1 - np.array(values), axis=0)
+        # No child: a variable that is only linked onwards.
+        return np.prod([np.ones(len(self._run.tables.vocabulary(type_))), *values], axis=0)
 
     def _hop(self, hop: Hop) -> np.ndarray:
         """Return the greatest value over the beam of each entity at the other side, (N,)."""
-        relation = self._run.tables.relations[hop.relation_id]
-        anchor_type = relation.anchor_type(hop.side)
+        tables, anchor_type = self._run.tables, hop.relation.anchor_type(hop.side)
         if isinstance(hop.anchor, Node):
             values = self._values(hop.anchor, anchor_type)
             hop.ids = _best(values, self._beam)
             hop.values = values[hop.ids]
         else:
             hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
-        relation_ids = torch.full((len(hop.ids),), hop.relation_id)
-        tables = self._run.tables
-        rows = tables.gather(anchor_type, torch.from_numpy(hop.ids)).float()
-        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(rows), -1)
-        hop.query = self._run.model.query(rows, relations, hop.side, relation_ids)
-        hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
-        type_ = relation.candidate_type(hop.side)
-        best_values = np.zeros(len(self._run.tables.vocabulary(type_)))
-        curve = self._calibration.curve_of(hop.relation_id, hop.side)
-        low = least_score(curve, LEAST_PROBABILITY)
+        hop.query = self._run.queries(hop.side, hop.ids, hop.relation_id, torch.float32)
+        hop.known = self._known.answers(hop.side, hop.ids, np.full(len(hop.ids), hop.relation_id))
+        type_ = hop.relation.candidate_type(hop.side)
+        best_values = np.zeros(len(tables.vocabulary(type_)))
+        low = least_score(hop.curve, LEAST_PROBABILITY)
         for row, ids, scores in self._run.likely_candidates.search(type_, hop.query, low):
-            probability = curve(scores) * hop.values[row]
-            counts = np.bincount(row, minlength=len(hop.ids))
-            for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
+            probability = hop.curve(scores) * hop.values[row]
+            ends = np.searchsorted(row, np.arange(len(hop.ids) + 1)).tolist()
+            for pairs in map(slice, ends, ends[1:]):
                 # The pairs of a query are a slice, and each of its candidates is there once.
-                pairs = slice(end - count, end)
                 places = ids[pairs]
                 best_values[places] = np.maximum(best_values[places], probability[pairs])
         index, answers = hop.known
@@ -239,84 +231,35 @@ class Asked:
 
     def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""
-        type_ = self._run.tables.relations[hop.relation_id].candidate_type(hop.side)
-        row = self._run.tables.gather(type_, torch.tensor([id_])).float()
+        row = self._run.tables.gather(hop.relation.candidate_type(hop.side), torch.tensor([id_])).float()
         scores = self._run.model.compare(hop.query, row)[:, 0].numpy()
         index, answers = hop.known
         known = np.zeros(len(hop.ids), bool)
         known[index[answers == id_]] = True
-        curve = self._calibration.curve_of(hop.relation_id, hop.side)
-        return np.where(known, 1.0, curve(scores)), known
+        return np.where(known, 1.0, hop.curve(scores)), known
 
     def _path(self, node: Hop | Node, id_: int) -> list[dict[str, Any]]:
         """Return the links that gave an entity its value, those nearest to given entities first."""
         if isinstance(node, Node):
             if node.operation == "or":
-                values = [self._value_at(child, id_) for child in node.children]
-                return self._path(node.children[int(np.argmax(values))], id_)
+                return self._path(node.children[node.best[id_]], id_)
             links = [link for child in node.children for link in self._path(child, id_)]
-            if node.operation == "not":
-                return [{**link, "not": not link["not"]} for link in links]
-            return links
+            return [{**link, "not": link["not"] ^ (node.operation == "not")} for link in links]
         probabilities, known = self._links(node, id_)
         best = int(np.argmax(probabilities * node.values))
         other = int(node.ids[best])
         before = self._path(node.anchor, other) if isinstance(node.anchor, Node) else []
-        relation = self._run.tables.relations[node.relation_id]
         ends = (other, id_) if node.side is Side.TAIL else (id_, other)
-        link = {
-            "head": self._run.tables.vocabulary(relation.lhs)[ends[0]],
-            "relation": self._run.tables.relations.labels[node.relation_id],
-            "tail": self._run.tables.vocabulary(relation.rhs)[ends[1]],
-            "not": False,
-            "probability": float(probabilities[best]),
-            "known": bool(known[best]),
-        }
-        return [*before, link]
-
-    def _value_at(self, node: Hop | Node, id_: int) -> float:
-        """Return the value of one entity; its hops have been searched."""
-        if isinstance(node, Hop):
-            return float((self._links(node, id_)[0] * node.values).max())
-        values = [np.array(self._value_at(child, id_)) for child in node.children]
-        return float(_combine(node.operation, values)) if values else 1.0
-
-
-def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the product, the probabilistic sum, or the contrary of the only one."""
-    if operation == "not":
-        return 1 - values[0]
-    if operation == "or":
-        return 1 - _combine("and", [1 - value for value in values])
-    combined = values[0]
-    for factor in values[1:]:
-        combined = combined * factor
-    return combined
+        link = {**self._run.named_triple(ends[0], node.relation_id, ends[1]), "not": False}
+        return [*before, {**link, "probability": float(probabilities[best]), "known": bool(known[best])}]
 
 
 def _best(values: np.ndarray, k: int) -> np.ndarray:
     """Return the places of the k greatest values, in descending order, equal ones by place."""
-    above = np.flatnonzero(values > 0)
-    if k <= len(above) < len(values):  # most are 0 in a large graph
-        return above[_best(values[above], k)]
-    if k < len(values):
-        least = np.partition(values, -k)[-k]
-        above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
-        places = np.sort(np.concatenate([above, equal[: k - len(above)]]))
-    else:
+    places = np.flatnonzero(values > 0)  # most are 0 in a large graph
+    if k > len(places):
         places = np.arange(len(values))
-    return places[np.argsort(-values[places], kind="stable")]
-
-
-def ask(
-    run: TrainedModel,
-    question: str | Question,
-    k: int = 10,
-    beam: int = BEAM,
-    known_splits: Sequence[str] = SPLITS,
-    adapter: bool = True,
-) -> tuple[str, list[dict[str, Any]]]:
-    """Return the type of the answers, and the best answers; see :meth:`dglkge.inference.run.Run.ask`."""
-    tree = parse(question) if isinstance(question, str) else question
-    planned = Asked(run, tree, beam, known_splits, adapter)
-    return planned.answer_type, planned.answer(k)
+    elif k < len(places):
+        above = values[places]
+        places = places[above >= np.partition(above, -k)[-k]]
+    return places[np.argsort(-values[places], kind="stable")][:k]

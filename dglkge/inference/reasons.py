@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.text_format import ROLES
-from dglkge.data.vocabulary import Vocabulary
-from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
+from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, best_rules, evenly
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
@@ -64,20 +62,18 @@ class Explainer:
         """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
         link = self._link(head, relation, tail)
-        calibration = self._run.calibration_if_any
+        calibration, probability = self._run.calibration_if_any, None
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
         scores = self._run.scores(ids)
-        both = np.concatenate([scores[side] for side in Side])
-        return {
-            **dict(zip(ROLES, self._named(*ids[0].tolist()))),
-            "score": float(both.mean()),
-            "probability": None
-            if calibration is None
-            else float(calibration.triple_probabilities(scores, ids).mean()),
+        if calibration is not None:
+            probability = float(calibration.triple_probabilities(scores, ids).mean())
+        measures = {"score": float(np.mean([scores[side] for side in Side])), "probability": probability}
+        reasons = {
             "triples": self.triples(link, k),
             "rules": self.rules(link, k),
             "similar": self.similar(link, k),
         }
+        return {**self._run.named_triple(*ids[0].tolist()), **measures, **reasons}
 
     def triples(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the training triples of both ends without which the score would fall most."""
@@ -85,7 +81,7 @@ class Explainer:
         for side in Side:
             triples, influences = self.influences(link, side)
             influential += [
-                {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
+                {**self._run.named_triple(*triple), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
                 if influence > 0
             ]
@@ -95,16 +91,14 @@ class Explainer:
     def rules(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
         paths = {path.steps: path for path in self._graph.paths(link.head, link.relation_id, link.tail)}
-        chains = list(paths)[:MAX_RULES]
-        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in chains])
+        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in list(paths)[:MAX_RULES]])
         return [self._rule(rule, link.relation_id, paths[rule.steps]) for rule in rules[:k]]
 
     def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
         """Return known links of the relation that share an end, the most similar other end first."""
         links = []
         for side in Side:
-            type_, end_id = link.end(side)
-            anchor = link.end(side.other)[1]
+            (type_, end_id), (_, anchor) = link.end(side), link.end(side.other)
             _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
             answers = evenly(answers[answers != end_id], NUM_CANDIDATES)
             rows = self._rows(type_, np.append(answers, end_id))
@@ -131,45 +125,37 @@ class Explainer:
         tail_id = tables.vocabulary(types.rhs).id(tail)
         return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))
 
-    def _named(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
-        tables, relation = self._run.tables, self._run.tables.relations[relation_id]
-        head_name, tail_name = tables.vocabulary(relation.lhs)[head], tables.vocabulary(relation.rhs)[tail]
-        return head_name, tables.relations.labels[relation_id], tail_name
-
     def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
         """Return a rule as a text and its numbers, with its path by name where there is one."""
         labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
-        body = [_atom(labels, step, *ends) for step, ends in zip(rule.steps, zip(variables, variables[1:]))]
+        body = []
+        for (id_, side), *ends in zip(rule.steps, variables, variables[1:]):
+            head, tail = ends if side is Side.TAIL else reversed(ends)
+            body.append(f"({head}, {labels[id_]}, {tail})")
         text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
         fields = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
         links = () if path is None else path.links()
-        return {**fields, "path": [dict(zip(ROLES, self._named(*triple))) for triple in links]}
+        return {**fields, "path": [self._run.named_triple(*triple) for triple in links]}
 
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
 
     def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
-        type_, end_id = link.end(side)
-        anchor_type, anchor = link.end(side.other)
-        relation = np.array([link.relation_id])
+        (type_, end_id), (anchor_type, anchor) = link.end(side), link.end(side.other)
         row = self._rows(type_, np.array([end_id]))
-        (direction,) = self._slopes(side, (anchor_type, np.array([anchor])), relation, row)[1].double()
+        asked = (anchor_type, np.array([anchor])), np.array([link.relation_id])
+        (direction,) = self._slopes(side, *asked, row)[1].double()
         triples, slopes, weights = [np.empty((0, 3), np.int64)], [], []
         own_triples = list(self._graph.neighbours(type_, np.array([end_id])))
         places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
-        groups: dict[tuple[Side, str], list[tuple[Step, int]]] = {}
-        for _, step, other_type, other in (own_triples[place] for place in places):
-            groups.setdefault((step[1].other, other_type), []).append((step, other))
+        groups: dict[tuple[Side, str], list[tuple[int, int]]] = {}
+        for _, (relation_id, end_side), other_type, other in (own_triples[place] for place in places):
+            groups.setdefault((end_side.other, other_type), []).append((relation_id, other))
         for (own_side, other_type), parts in groups.items():
-            relations = np.array([step[0] for step, _ in parts])
-            other_ids = np.array([other for _, other in parts])
-            table = np.empty((len(parts), 3), np.int64)
-            table[:, 1], table[:, own_side.column], table[:, own_side.anchor_column] = (
-                relations,
-                end_id,
-                other_ids,
-            )
+            relations, other_ids = map(np.array, zip(*parts))
+            table = np.full((len(parts), 3), end_id)
+            table[:, 1], table[:, own_side.anchor_column] = relations, other_ids
             is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)
             query, slope, scores = self._slopes(own_side, (other_type, other_ids), relations, row)
             triples.append(table[~is_asked])
@@ -203,9 +189,3 @@ class Explainer:
         with torch.no_grad():
             log_sums = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
         return torch.sigmoid(scores - log_sums - math.log(count / len(ids)))
-
-
-def _atom(labels: Vocabulary, step: Step, before: str, after: str) -> str:
-    """Return a link of a rule as a text."""
-    ends = (before, after) if step[1] is Side.TAIL else (after, before)
-    return f"({ends[0]}, {labels[step[0]]}, {ends[1]})"

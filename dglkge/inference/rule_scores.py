@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from dglkge.checkpoint.layout import RUN_RULES_FILE
-from dglkge.data.dataset_files import TRAIN, VALID, load_json, partial_path
-from dglkge.data.vocabulary import RelationVocabulary
+from dglkge.data.dataset_files import TRAIN, VALID, load_json, replacing
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.evaluation.queries import Bonus
-from dglkge.inference.rules import Rule, RuleGraph, mirrored
+from dglkge.inference.rules import Confidences, Rule, RuleGraph, mirrored
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Side
 
@@ -56,8 +57,8 @@ DENSE_NUMBERS = 1 << 24
 TRIPLES_AT_A_TIME = 1024
 """Valid triples whose confidences are in memory while all weights are tried."""
 
-Confidences = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Query (M,), candidate (M,) and confidence (M,), each pair once."""
+
+RULES = TypeAdapter(list[Rule])
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ class RuleScores:
 
     def __call__(self, side: Side, anchor_ids: np.ndarray, relation_ids: np.ndarray) -> Confidences:
         """Return the pairs that rules lead to, and what is added to their scores."""
-        weights = self.weights[:, list(Side).index(side)]
-        parts = []
+        weights, parts = self.weights[:, list(Side).index(side)], []
         for relation_id in np.unique(relation_ids).tolist():
             if weights[relation_id]:
                 places = np.flatnonzero(relation_ids == relation_id)
@@ -95,13 +95,16 @@ class RuleScores:
     def confidences(self, side: Side, relation_id: int, anchors: np.ndarray) -> Confidences:
         """Return the greatest confidence of a rule that leads from anchors (Q,) to each candidate."""
         count = self.counts[self.graph.relations[relation_id].candidate_type(side)]
-        step = max(1, DENSE_NUMBERS // max(count, 1))
-        parts = []
+        step, parts = max(1, DENSE_NUMBERS // max(count, 1)), []
         for start in range(0, len(anchors), step):
             part = anchors[start : start + step]
             dense = np.zeros((len(part), count), np.float32)
-            for query, candidate, confidence in self._applied(side, relation_id, part):
-                np.maximum.at(dense, (query, candidate), confidence)
+            for rule in self.rules[relation_id]:
+                steps = rule.steps if side is Side.TAIL else mirrored(rule.steps)
+                pairs = self.graph.follow(part, steps, MOST_PAIRS)
+                np.maximum.at(dense, pairs, np.float32(rule.confidence))
+            for query, candidate, confidence in self.graph.constants(side, relation_id, part):
+                np.maximum.at(dense, (query, candidate), confidence.astype(np.float32))
             if count > MOST_CANDIDATES:
                 least = np.partition(dense, -MOST_CANDIDATES, axis=1)[:, -MOST_CANDIDATES, None]
                 dense[dense < least] = 0
@@ -109,50 +112,18 @@ class RuleScores:
             parts.append((query + start, candidate, dense[query, candidate].astype(np.float64)))
         return _joined(parts)
 
-    def _applied(
-        self, side: Side, relation_id: int, anchors: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
-        """Yield the pairs of one rule after another, and its confidence."""
-        for rule in self.rules[relation_id]:
-            steps = rule.steps if side is Side.TAIL else mirrored(rule.steps)
-            yield *self.graph.follow(anchors, steps, MOST_PAIRS), np.float32(rule.confidence)
-        for query, candidate, confidence in self.graph.constants(side, relation_id, anchors):
-            yield query, candidate, confidence.astype(np.float32)
-
-    def to_dict(self, relations: RelationVocabulary) -> dict[str, Any]:
-        """Return chains and weights as JSON, by the labels of relations."""
-        labels, sides = relations.labels, [side.value for side in Side]
+    def to_dict(self, labels: Vocabulary) -> dict[str, Any]:
+        """Return chains, their steps by relation id, and weights of head and tail as JSON, by relation."""
         return {
-            labels[id_]: {
-                "weights": dict(zip(sides, self.weights[id_].tolist())),
-                "rules": [
-                    {
-                        "steps": [[labels[step], side.value] for step, side in rule.steps],
-                        "support": rule.support,
-                        "pairs": rule.pairs,
-                    }
-                    for rule in rules
-                ],
-            }
-            for id_, rules in self.rules.items()
+            label: {"weights": weights.tolist(), "rules": RULES.dump_python(self.rules[id_], mode="json")}
+            for id_, (label, weights) in enumerate(zip(labels.names, self.weights))
         }
 
-    def loaded(self, fields: Mapping[str, Any], relations: RelationVocabulary) -> RuleScores:
+    def loaded(self, fields: Mapping[str, Any], labels: Vocabulary) -> RuleScores:
         """Return the same graph with chains and weights of :meth:`to_dict`."""
-        rules: dict[int, list[Rule]] = {id_: [] for id_ in range(len(relations))}
-        weights = np.zeros_like(self.weights)
-        for label, values in fields.items():
-            id_ = relations.id(label)
-            weights[id_] = [values["weights"][side.value] for side in Side]
-            rules[id_] = [
-                Rule(
-                    tuple((relations.id(step), Side(side)) for step, side in rule["steps"]),
-                    rule["support"],
-                    rule["pairs"],
-                )
-                for rule in values["rules"]
-            ]
-        return replace(self, rules=rules, weights=weights)
+        values = [fields[label] for label in labels.names]
+        rules = {id_: RULES.validate_python(value["rules"]) for id_, value in enumerate(values)}
+        return replace(self, rules=rules, weights=np.array([value["weights"] for value in values]))
 
 
 def _joined(parts: Sequence[Confidences]) -> Confidences:
@@ -163,19 +134,19 @@ def _joined(parts: Sequence[Confidences]) -> Confidences:
 
 def open_rules(run: TrainedModel) -> RuleScores:
     """Return the rules of a run's version and their weights, from its folder; else mine and write them."""
-    checkpoint, relations = run.checkpoint, run.tables.relations
+    checkpoint, labels = run.checkpoint, run.tables.relations.labels
     path = checkpoint.run_folder / RUN_RULES_FILE
     identity = {"run_id": checkpoint.manifest.run_id, "version": checkpoint.version}
     scores = plain_rules(run)
     if path.is_file():
         fields = load_json(path)
         if {name: fields.get(name) for name in identity} == identity:
-            return scores.loaded(fields["relations"], relations)
+            return scores.loaded(fields["relations"], labels)
     scores = weighted(run, mined(run, scores))
     try:
-        text = json.dumps({**identity, "relations": scores.to_dict(relations)}, ensure_ascii=False)
-        partial_path(path).write_text(text + "\n", encoding="utf-8")
-        os.replace(partial_path(path), path)
+        with replacing(path) as file:
+            fields = {**identity, "relations": scores.to_dict(labels)}
+            file.write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
     except OSError as error:  # e.g. a run of another user
         logger.warning("rules are not kept: cannot write %s: %s", path, error.strerror or error)
     return scores
@@ -184,12 +155,9 @@ def open_rules(run: TrainedModel) -> RuleScores:
 def plain_rules(run: TrainedModel) -> RuleScores:
     """Return rules with constants only, with weight 0."""
     relations = run.tables.relations.relations
-    return RuleScores(
-        RuleGraph(run.known_triples(splits=(TRAIN,)), relations),
-        {id_: [] for id_ in range(len(relations))},
-        np.zeros((len(relations), len(Side))),
-        run.tables.meta.entity_types,
-    )
+    graph, ids = RuleGraph(run.known_triples(splits=(TRAIN,)), relations), range(len(relations))
+    weights = np.zeros((len(relations), len(Side)))
+    return RuleScores(graph, {id_: [] for id_ in ids}, weights, run.tables.meta.entity_types)
 
 
 def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
@@ -213,10 +181,11 @@ def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
     known = run.known_triples()
     ranks = np.empty((len(WEIGHTS), len(Side), len(triples)))
     starts = range(0, len(triples), TRIPLES_AT_A_TIME)
+    unweighted = replace(scores, weights=np.ones_like(scores.weights))
     for start in tqdm(starts, desc="weights", unit="block", disable=None):
-        part = slice(start, start + TRIPLES_AT_A_TIME)
-        bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
-        for place, bonus.weight in enumerate(WEIGHTS):
+        part, kept = slice(start, start + TRIPLES_AT_A_TIME), dict[Any, Confidences]()
+        for place, weight in enumerate(WEIGHTS):
+            bonus = partial(_tried, unweighted, weight, kept)
             result = run.rank(Protocol(VALID), triples[part], known, bonus=bonus)
             ranks[place, :, part] = [1 / result.ranks[side] for side in Side]
     # Few triples of a relation say little, so the mean of all counts, too.
@@ -228,17 +197,11 @@ def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
     return replace(scores, weights=weights)
 
 
-class _Tried:
-    """Confidences, which are kept in memory, times a weight that changes."""
-
-    def __init__(self, confidences: Bonus) -> None:
-        self.weight = 0.0
-        self._confidences = confidences
-        self._kept: dict[tuple[Side, bytes, bytes], Confidences] = {}
-
-    def __call__(self, side: Side, anchor_ids: np.ndarray, relation_ids: np.ndarray) -> Confidences:
-        key = side, anchor_ids.tobytes(), relation_ids.tobytes()
-        if key not in self._kept:
-            self._kept[key] = self._confidences(side, anchor_ids, relation_ids)
-        query, candidate, confidence = self._kept[key]
-        return query, candidate, self.weight * confidence
+def _tried(scores: Bonus, weight: float, kept: dict[Any, Confidences], *asked: Any) -> Confidences:
+    """Return confidences, which are computed once for all weights, times a weight."""
+    side, anchor_ids, relation_ids = asked
+    key = side, anchor_ids.tobytes(), relation_ids.tobytes()
+    if key not in kept:
+        kept[key] = scores(*asked)
+    query, candidate, confidence = kept[key]
+    return query, candidate, weight * confidence

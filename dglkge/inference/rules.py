@@ -22,6 +22,10 @@ Step = tuple[int, Side]
 Entity = tuple[str, int]
 """Type and id."""
 
+Pairs = tuple[np.ndarray, np.ndarray]
+Confidences = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query (M,), candidate (M,) and confidence (M,)."""
+
 MAX_LINKS = 1 << 17
 """Links of some entities in one direction that are looked at; of more, evenly spaced ones."""
 
@@ -43,8 +47,7 @@ SAMPLES = 200
 PESSIMISM = 5
 """Examples without the conclusion that every rule is given, so that few examples do not make a sure rule."""
 
-MIN_SUPPORT = 3
-MIN_CONFIDENCE = 0.05
+MIN_SUPPORT, MIN_CONFIDENCE = 3, 0.05
 """Of rules with constants."""
 
 MAX_STARTS = 1 << 14
@@ -97,9 +100,8 @@ class RuleGraph:
         self._types = sorted({type_ for relation in relations for type_ in (relation.lhs, relation.rhs)})
         # The number of a step is twice its relation's, plus 1 if it is read from the tail.
         self._steps: list[Step] = [(id_, side) for id_ in range(len(relations)) for side in _READ]
-        self._reached = np.array(
-            [self._types.index(relations[id_].candidate_type(side)) for id_, side in self._steps], np.int64
-        )
+        reached = [relations[id_].candidate_type(side) for id_, side in self._steps]
+        self._reached = np.array(list(map(self._types.index, reached)), np.int64)
 
     def neighbours(self, type_: str, ids: np.ndarray) -> Iterator[tuple[int, Step, str, int]]:
         """Yield place of the entity, step, type and id of every neighbour of entities (n,)."""
@@ -122,10 +124,8 @@ class RuleGraph:
 
     def _anchored(self, type_: str, side: Side) -> np.ndarray:
         """Return the relations (n,) whose links lead from a type to their ends on a side."""
-        return np.array(
-            [id_ for id_, relation in enumerate(self.relations) if relation.anchor_type(side) == type_],
-            np.int64,
-        )
+        types = [relation.anchor_type(side) for relation in self.relations]
+        return np.flatnonzero([type_ == other for other in types])
 
     def _entity(self, node: int) -> Entity:
         return self._types[node >> _ID_BITS], node & (1 << _ID_BITS) - 1
@@ -136,18 +136,17 @@ class RuleGraph:
         One path for each chain of relations, shorter chains first. Paths of three links go through at most so
         many entities of a type next to the head.
         """
-        (_, first, near), (_, last, far) = (
-            self._links(type_, np.array([id_])) for type_, id_ in (head, tail)
-        )
+        links = [self._links(type_, np.array([id_])) for type_, id_ in (head, tail)]
+        (_, first, near), (_, last, far) = links
         last = last ^ 1  # read towards the tail
         ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (head, tail)]
         is_direct = (near == ends[1]) & (first != 2 * relation_id)
-        chains_with_nodes = _distinct_chains([first[is_direct]], [])
+        chains = _distinct_chains([first[is_direct]], [])
         is_between = ~np.isin(near, ends)
         first, near = first[is_between], near[is_between]
         i, j = joined(near, far)
-        chains_with_nodes += _distinct_chains([first[i], last[j]], [near[i]])
-        chains, nodes = [], []
+        chains += _distinct_chains([first[i], last[j]], [near[i]])
+        parts = [np.empty((5, 0), np.int64)]
         for type_ in np.unique(near >> _ID_BITS).tolist():
             middle = evenly(np.unique(near[near >> _ID_BITS == type_]), most)
             place, step, beyond = self._links(self._types[type_], middle & (1 << _ID_BITS) - 1)
@@ -157,23 +156,15 @@ class RuleGraph:
             i, j = evenly(np.stack(joined(near, before), 1), MAX_PATHS).T
             at, k = evenly(np.stack(joined(beyond[j], far), 1), MAX_PATHS).T
             i, j = i[at], j[at]
-            chains.append((first[i], step[j], last[k]))
-            nodes.append((near[i], beyond[j]))
-        if chains:
-            chains_with_nodes += _distinct_chains(
-                *([np.concatenate(columns) for columns in zip(*part)] for part in (chains, nodes))
-            )
+            parts.append(np.stack([first[i], step[j], last[k], near[i], beyond[j]]))
+        columns = np.concatenate(parts, axis=1)
+        chains += _distinct_chains(list(columns[:3]), list(columns[3:]))
         return [
-            Path(
-                tuple(self._steps[step] for step in steps),
-                (head, *(self._entity(node) for node in between), tail),
-            )
-            for steps, between in chains_with_nodes
+            Path(tuple(map(self._steps.__getitem__, steps)), (head, *map(self._entity, between), tail))
+            for steps, between in chains
         ]
 
-    def follow(
-        self, starts: np.ndarray, steps: tuple[Step, ...], most: int = MAX_REACHED
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def follow(self, starts: np.ndarray, steps: tuple[Step, ...], most: int = MAX_REACHED) -> Pairs:
         """Return the pairs that a chain joins: places of the starts (n,) and entities that they lead to (n,).
 
         Each pair is there once, and at most so many after each step. No walk comes back to its start.
@@ -197,9 +188,8 @@ class RuleGraph:
     def rule(self, steps: tuple[Step, ...], relation_id: int) -> Rule:
         """Measure a chain as a rule for a relation, from sampled entities at its start."""
         relation, side = steps[0]
-        starts = self._known.seen(side.other, relation)
         draw = np.random.default_rng((0, relation_id, relation))
-        starts = draw.permutation(starts)[:SAMPLES]
+        starts = draw.permutation(self._known.seen(side.other, relation))[:SAMPLES]
         origin, reached = self.follow(starts, steps)
         joins = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
         return Rule(steps, int(joins.sum()), len(origin))
@@ -212,15 +202,11 @@ class RuleGraph:
         relation, chain_counts = self.relations[relation_id], Counter[tuple[Step, ...]]()
         sample = np.random.default_rng((0, relation_id)).permutation(len(triples))[:samples]
         for head, _, tail in triples[np.sort(sample)].tolist():
-            ends = (relation.lhs, head), (relation.rhs, tail)
-            chain_counts.update(
-                path.steps for path in self.paths(ends[0], relation_id, ends[1], MINED_NEIGHBOURS)
-            )
+            ends = (relation.lhs, head), relation_id, (relation.rhs, tail)
+            chain_counts.update(path.steps for path in self.paths(*ends, MINED_NEIGHBOURS))
         return best_rules([self.rule(steps, relation_id) for steps, _ in chain_counts.most_common(most)])
 
-    def constants(
-        self, side: Side, relation_id: int, anchors: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def constants(self, side: Side, relation_id: int, anchors: np.ndarray) -> Iterator[Confidences]:
         """Yield what rules with constants say about queries of a relation, one relation of bodies at a time.
 
         A rule (x, s, d) => (x, r, c), or the same for the other sides, has support (its examples x) and
@@ -251,9 +237,8 @@ class RuleGraph:
                 place = np.searchsorted(features, d).clip(max=len(features) - 1)
                 x, place = x[features[place] == d], place[features[place] == d]
                 example, within = _spread(count[x])
-                codes = np.sort(
-                    place[example] * size + conclusions[ends[x[example]] - count[x[example]] + within]
-                )
+                start = x[example]
+                codes = np.sort(place[example] * size + conclusions[ends[start] - count[start] + within])
                 first = np.flatnonzero(np.diff(codes, prepend=-1))
                 support = np.diff(first, append=len(codes))
                 feature, answer = np.divmod(codes[first], size)
@@ -272,9 +257,8 @@ _READ = (Side.TAIL, Side.HEAD)
 
 def best_rules(rules: Sequence[Rule]) -> list[Rule]:
     """Return the rules with support, by descending confidence, shorter ones first."""
-    return sorted(
-        (rule for rule in rules if rule.support), key=lambda rule: (-rule.confidence, len(rule.steps))
-    )
+    supported = [rule for rule in rules if rule.support]
+    return sorted(supported, key=lambda rule: (-rule.confidence, len(rule.steps)))
 
 
 def mirrored(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -287,7 +271,7 @@ def evenly(rows: np.ndarray, most: int) -> np.ndarray:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
-def joined(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def joined(left: np.ndarray, right: np.ndarray) -> Pairs:
     """Return the places (n,) of all pairs of equal values of two arrays."""
     order = np.argsort(right, kind="stable")
     ranked = right[order]
@@ -296,7 +280,7 @@ def joined(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return place, order[low[place] + within]
 
 
-def _spread(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _spread(count: np.ndarray) -> Pairs:
     """Return for runs of some lengths (n,) the run of each member, and its place in the run."""
     runs = np.repeat(np.arange(len(count)), count)
     return runs, np.arange(len(runs)) - (np.cumsum(count) - count)[runs]
@@ -310,13 +294,10 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     return values[is_new]
 
 
-def _distinct_chains(
-    steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]
-) -> list[tuple[list[int], list[int]]]:
+def _distinct_chains(steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]) -> list[tuple[list[int], ...]]:
     """Return each chain of steps (n,) once, with the nodes between them of its first path."""
-    order = np.lexsort(steps[::-1])
-    table = np.stack(steps, 1)[order]
+    order, length = np.lexsort(steps[::-1]), len(steps)
+    table = np.stack([*steps, *nodes], 1)[order]
     is_new = np.ones(len(table), bool)
-    is_new[1:] = (table[1:] != table[:-1]).any(1)
-    between = np.stack(nodes, 1)[order] if nodes else np.empty((len(table), 0), np.int64)
-    return list(zip(table[is_new].tolist(), between[is_new].tolist()))
+    is_new[1:] = (table[1:, :length] != table[:-1, :length]).any(1)
+    return [(row[:length], row[length:]) for row in table[is_new].tolist()]

@@ -25,7 +25,7 @@ from dglkge.errors import InputError, require_known
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference.choices import ALL, BEAM, FAISS
 from dglkge.inference.exports import hub
-from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
+from dglkge.inference.exports.dglke_files import is_dglke, open_dglke
 from dglkge.inference.frames import Questions
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 else:
     # Imported at first use, with pyarrow and numba: a query needs none of them.
     pd, completion = deferred("pandas"), deferred("dglkge.inference.links.completion")
-    attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores, export, torch_models = (
+    attributes, bucket_evaluation, fold_in, questions, reasons, rule_scores = (
         deferred(f"dglkge.inference.{name}")
-        for name in (
-            *("attributes", "bucket_evaluation", "fold_in", "questions", "reasons", "rule_scores"),
-            *("exports.export", "exports.torch_models"),
-        )
+        for name in ("attributes", "bucket_evaluation", "fold_in", "questions", "reasons", "rule_scores")
     )
+    export = deferred("dglkge.inference.exports.export")
+    torch_models = deferred("dglkge.inference.exports.torch_models")
 
 
 def open_run(
@@ -89,13 +88,12 @@ def open_run(
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     path = local_path(hub.download(os.fspath(path)))
     folder = Path(path)
-    is_checkpoint = (
-        (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
-    )
+    is_version = (folder / VERSION_FILE).exists() or is_pointer(folder.name)
+    is_checkpoint = is_version or (folder / CHECKPOINT_FOLDER).is_dir()
     if not is_checkpoint and is_dglke(folder):
-        return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
+        return Run(open_dglke(folder), dataset)
     if not is_checkpoint and hub.is_hub_folder(folder):
-        return Run(hub.HubTables(folder), dataset)
+        return Run(hub.open_hub_folder(folder), dataset)
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
@@ -112,21 +110,17 @@ class Run(Questions):
 
     def _facts(self) -> list[str]:
         """Return the folder, and what one wants to know of a model first."""
-        meta = self.tables.meta
-        checkpoint = self.tables if isinstance(self.tables, Checkpoint) else None
-        facts = [str(self.tables.path if checkpoint is None else checkpoint.run_folder)]
-        facts += [f"{meta.score_function}, dimension {meta.dim}"]
-        counts = meta.entity_types
-        is_plain = len(counts) == 1
-        facts += [
-            f"{count:,} {'entities' if is_plain else f'of type {name}'}" for name, count in counts.items()
-        ]
-        facts.append(f"{len(self.tables.relations):,} relations")
-        if checkpoint is None:
-            return facts
-        if checkpoint.progress:
-            facts.append(f"{checkpoint.progress[Progress.FINISHED_EPOCHS]} epochs")
-        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
+        tables, meta, counts = self.tables, self.tables.meta, self.tables.meta.entity_types
+        is_checkpoint = isinstance(tables, Checkpoint)
+        facts = [str(tables.run_folder if isinstance(tables, Checkpoint) else tables.path)]
+        facts.append(f"{meta.score_function}, dimension {meta.dim}")
+        kinds = ["entities"] if len(counts) == 1 else [f"of type {name}" for name in counts]
+        facts += [f"{count:,} {kind}" for count, kind in zip(counts.values(), kinds)]
+        facts.append(f"{len(tables.relations):,} relations")
+        if is_checkpoint and meta.progress:
+            facts.append(f"{meta.progress[Progress.FINISHED_EPOCHS]} epochs")
+        metrics = self.metrics.items() if is_checkpoint else ()
+        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in metrics]
 
     def evaluate(
         self,
@@ -172,7 +166,8 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        return self.rank(protocol, triples, known, progress, candidates, open_device(device, "device"))
+        place = open_device(device, "device")
+        return self.rank(protocol, triples, known, place, progress=progress, candidates=candidates)
 
     def evaluate_buckets(
         self,
@@ -213,9 +208,9 @@ class Run(Questions):
             Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1,
             or the protocol has given candidates.
         """
-        return bucket_evaluation.evaluate_buckets(
-            self, edge_sets, protocol, num_ranges, progress, also_known, device
-        )
+        options: dict[str, Any] = {"progress": progress, "device": open_device(device, "device")}
+        asked = (edge_sets, protocol or Protocol(), num_ranges, also_known)
+        return bucket_evaluation.evaluate_buckets(self, *asked, **options)
 
     def complete(
         self,
@@ -273,12 +268,11 @@ class Run(Questions):
             run.complete(relations=["borders"], min_probability=0.9)
             run.complete(heads=["Alice"], k=3)
         """
-        plan = completion.plan_completion(
-            self, relations, heads, head_types, min_probability, k, candidates, held_out
-        )
+        question = (relations, heads, head_types, min_probability, k, candidates, held_out)
+        plan = completion.plan_completion(self, *question)
         if limit is not None:
             check_k(limit)
-        frame: pd.DataFrame = completion.find_links(plan, torch.get_num_threads(), limit).to_pandas()
+        frame: pd.DataFrame = completion.find_links(plan, limit).to_pandas()
         if candidates == FAISS:
             frame.attrs["recall"] = plan.recall
         return frame
@@ -319,7 +313,7 @@ class Run(Questions):
             As :meth:`complete`, or if the file or parts of another question exist.
         """
         plan = completion.plan_completion(self, **question)
-        return completion.write_completion(plan, Path(path), torch.get_num_threads(), overwrite, progress)
+        return completion.write_completion(plan, Path(path), overwrite, progress)
 
     def ask(
         self,
@@ -366,10 +360,8 @@ class Run(Questions):
             run.ask("?x : (Alice, knows, ?y), (?y, likes, ?x)")
         """
         check_k(k)
-        _, answers = questions.ask(self, question, k, beam, known_splits, adapter)
-        frame = pd.DataFrame(answers, columns=["entity", "probability", "path"])
-        frame.insert(0, "rank", range(1, len(frame) + 1))
-        return frame
+        answers = questions.Asked(self, question, beam, known_splits, adapter).answer(k)
+        return pd.DataFrame(answers, columns=["rank", "entity", "probability", "path"])
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
         """Return reasons for a link in the training triples.
@@ -426,9 +418,8 @@ class Run(Questions):
         InputError
             If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
         """
-        return pd.DataFrame(
-            self._explainer.rules_of(relation, k, samples), columns=list(reasons.RULE_COLUMNS)
-        )
+        rules = self._explainer.rules_of(relation, k, samples)
+        return pd.DataFrame(rules, columns=list(reasons.RULE_COLUMNS))
 
     def with_rules(self) -> Run:
         """Return this model with rules beside it, as one ranking.
@@ -519,8 +510,7 @@ class Run(Questions):
         """
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         type_ = self._type_with_features(entity_type)
-        checkpoint = self.checkpoint.with_new_entities({type_: (names, vectors)})
-        return self._extended(checkpoint)
+        return self._extended(self.checkpoint.with_new_entities({type_: (names, vectors)}))
 
     def _extended(self, checkpoint: Checkpoint, *added: np.ndarray) -> Run:
         """Return this model with further entities and known triples, and what these do not change."""
@@ -528,9 +518,8 @@ class Run(Questions):
         shared = ("dataset", "model", "degrees", "calibration", "_categories", "_encoders")
         vars(run).update({name: value for name, value in vars(self).items() if name in shared})
         if isinstance(self.bonus, rule_scores.RuleScores):
-            run.bonus = replace(
-                rule_scores.plain_rules(run), rules=self.bonus.rules, weights=self.bonus.weights
-            )
+            plain = rule_scores.plain_rules(run)
+            run.bonus = replace(self.bonus, graph=plain.graph, counts=plain.counts)
         return run
 
     def with_new_texts(self, texts: Mapping[str, str], entity_type: str | None = None) -> Run:
@@ -656,9 +645,7 @@ class Run(Questions):
             return entity_type
         features = self.checkpoint.features
         if features is None:
-            raise InputError(
-                f"{self.tables.path} was trained without features: it has no rows for new entities"
-            )
+            raise InputError(f"{self.tables.path} was trained without features: no new entity has a row")
         if len(features.entity_types) > 1:
             raise InputError(f"give the type of the new entities: {', '.join(features.entity_types)}")
         return features.entity_types[0]
@@ -673,15 +660,12 @@ class Run(Questions):
         metric: str | None = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
-        tables, results = tables or self.tables_in_order, {}
-        if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
-            here = self.tables.version
-            results = {
-                name: result for name, result in self.results.items() if result.get("version", here) == here
-            }
-        return export.export_tables(
-            self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
-        )
+        tables, results, source = tables or self.tables_in_order, {}, self.tables
+        if file_format == "huggingface" and isinstance(source, Checkpoint):
+            here = source.version
+            results = {name: kept for name, kept in self.results.items() if kept.get("version", here) == here}
+        options = {"max_rows": max_rows, "metric": metric, "metrics": results}
+        return export.export_tables(source, tables, file_format, Path(folder), overwrite, **options)
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.
@@ -747,15 +731,14 @@ class Run(Questions):
             for version in set(checkpoint.versions()) - {checkpoint.version}:
                 open_checkpoint(checkpoint.root, version).verify()
         meta = checkpoint.meta
-        files = checkpoint.manifest.binary_files
-        files += checkpoint.manifest.all_texts.values()
+        files = [*checkpoint.manifest.binary_files, *checkpoint.manifest.all_texts.values()]
         num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
-        with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
+        checksums = {entry.name: f"{entry.crc32:08x}" for entry in files if entry.crc32 != UNKNOWN_CRC32}
         return {
             "path": str(checkpoint.path),
             "version": checkpoint.version,
-            "verified": verify and len(with_checksum) == len(files),
+            "verified": verify and len(checksums) == len(files),
             "progress": dict(meta.progress),
             "model": {
                 "score_function": meta.score_function,
@@ -766,20 +749,12 @@ class Run(Questions):
                 **({"dense_parameters": num_dense} if num_dense else {}),
             },
             "optimizer": dict(meta.optimizer),
-            "dataset": {
-                "name": meta.dataset_name,
-                "path": meta.dataset_path,
-                "fingerprint": meta.dataset_fingerprint,
-            },
+            "dataset": {name: getattr(meta, f"dataset_{name}") for name in ("name", "path", "fingerprint")},
             "seed": meta.seed,
             "versions": dict(meta.versions),
             "tables": [_describe_table(checkpoint, table) for table in self.tables_in_order],
             "files": [
-                {
-                    "name": entry.name,
-                    "size_bytes": entry.size_bytes,
-                    "crc32": f"{entry.crc32:08x}" if entry in with_checksum else None,
-                }
+                {"name": entry.name, "size_bytes": entry.size_bytes, "crc32": checksums.get(entry.name)}
                 for entry in files
             ],
             "size_bytes": sum(entry.size_bytes for entry in checkpoint.manifest.files),
@@ -798,13 +773,8 @@ def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
     """Describe one table of a checkpoint."""
     entries = checkpoint.manifest.table_files(table)
     num_rows, width = checkpoint[table].shape
-    state = {path for entry in entries for path in entry.shapes if path.startswith(OPTIMIZER_GROUP + "/")}
-    names = {path.split("/", 1)[1] for path in state} - {STATE_BLOB}
-    return {
-        "name": table,
-        "num_rows": num_rows,
-        "width": width,
-        "num_parts": len(entries),
-        "optimizer_state": sorted(names),
-        "size_bytes": sum(entry.size_bytes for entry in entries),
-    }
+    paths = [path.split("/", 1) for entry in entries for path in entry.shapes]
+    state = {name for group, *rest in paths for name in rest if group == OPTIMIZER_GROUP} - {STATE_BLOB}
+    counts = {"num_rows": num_rows, "width": width, "num_parts": len(entries)}
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    return {"name": table, **counts, "optimizer_state": sorted(state), "size_bytes": size_bytes}

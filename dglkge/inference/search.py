@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +10,9 @@ import torch
 from torch.nn.functional import normalize
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, require_known
-from dglkge.evaluation.queries import Bonus
-from dglkge.inference.choices import CANDIDATES, SEEN, Known
+from dglkge.errors import InputError
 from dglkge.inference.whole_tables import Tables
-from dglkge.model.kge_model import KgeModel
-from dglkge.typing import RELATION, RowShard, Side
+from dglkge.typing import RowShard, Side
 
 BLOCK_BYTES = 64 << 20
 """Most bytes of candidate rows, and of their scores, at a time."""
@@ -72,93 +69,30 @@ class TopAnswers:
             yield [(id_, score) for id_, score in zip(ids, scores) if score != -torch.inf]
 
 
-@torch.no_grad()
-def best_answers(
-    model: KgeModel,
-    tables: Tables,
-    queries: Sequence[LinkQuery],
-    k: int,
-    known: Known,
-    candidates: str,
-    known_triples: Mapping[str, KnownTriples],
-    bonus: Bonus | None = None,
-) -> list[list[Answer]]:
-    """Return the best answers to each query, the best first, equal scores in the order of ids.
+Added = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query (M,), candidate (M,) and what is added to its score (M,)."""
 
-    ``known_triples``, by split, are those that mark or drop known answers, and that have ``"seen"``
-    candidates. A bonus is added to scores of the model.
-    """
-    check_k(k)
-    require_known("choice of candidates", candidates, CANDIDATES)
-    # One matmul needs queries of one side, against candidates of one type.
-    groups: dict[tuple[Side, str, str], list[int]] = {}
-    for place, query in enumerate(queries):
-        relation = tables.relations[query.relation_id]
-        key = (query.side, relation.anchor_type(query.side), relation.candidate_type(query.side))
-        groups.setdefault(key, []).append(place)
-    answers: list[list[Answer]] = [[] for _ in queries]
-    for (side, anchor_type, candidate_type), places in groups.items():
-        for start in range(0, len(places), QUERIES_AT_A_TIME):
-            batch = places[start : start + QUERIES_AT_A_TIME]
-            entity_ids = np.array([queries[place].entity_id for place in batch])
-            relation_ids = np.array([queries[place].relation_id for place in batch])
-            keys = torch.from_numpy(relation_ids)
-            query_rows = model.query(
-                tables.gather(anchor_type, torch.from_numpy(entity_ids)),
-                tables.gather(RELATION, keys),
-                side,
-                keys,
-            )
-            candidates_by_relation = _seen_candidates(known_triples, side, keys) if candidates == SEEN else []
-            split_of: dict[tuple[int, int], str] = {}
-            added = []
-            if known is not Known.KEEP:
-                for split, triples in known_triples.items():
-                    index, ids = triples.answers(side, entity_ids, relation_ids)
-                    if known is Known.DROP:
-                        added.append((index, ids, np.full(len(ids), -np.inf, np.float32)))
-                        continue
-                    for pair in zip(index.tolist(), ids.tolist()):
-                        split_of.setdefault(pair, split)  # the first of several splits
-            if bonus is not None:
-                index, ids, values = bonus(side, entity_ids, relation_ids)
-                added.append((index, ids, values.astype(np.float32)))
-            best = TopAnswers(len(batch), k)
-            for shard in tables.shards(candidate_type):
-                for first, stop in candidate_blocks(len(batch), shard):
-                    scores = model.compare(query_rows, shard.rows[first:stop])
-                    _change(scores, shard, first, added, candidates_by_relation)
-                    best.add(scores, shard.original_ids[first:stop])
-            for row, (place, best_scores) in enumerate(zip(batch, best.result())):
-                answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in best_scores]
-    return answers
+Seen = tuple[torch.Tensor, torch.Tensor]
+"""Queries, and the entities that are candidates of these alone."""
 
 
-def _seen_candidates(
-    known_triples: Mapping[str, KnownTriples], side: Side, relation_ids: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def seen_candidates(known: Mapping[str, KnownTriples], side: Side, relation_ids: torch.Tensor) -> list[Seen]:
     """Return the queries of each relation, and the entities that its known triples have on a side."""
     seen_by_relation = []
     for relation_id in relation_ids.unique().tolist():
-        ids = np.concatenate([triples.seen(side, relation_id) for triples in known_triples.values()])
+        ids = np.concatenate([triples.seen(side, relation_id) for triples in known.values()])
         seen_by_relation.append((torch.nonzero(relation_ids == relation_id)[:, 0], torch.from_numpy(ids)))
     return seen_by_relation
 
 
-def _change(
-    scores: torch.Tensor,
-    shard: RowShard,
-    first: int,
-    added: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    candidates_by_relation: Sequence[tuple[torch.Tensor, torch.Tensor]],
-) -> None:
+def adjust(scores: torch.Tensor, shard: RowShard, first: int, added: list[Added], seen: list[Seen]) -> None:
     """Add to the scores (Q, n) of a block of a shard, in place, and exclude what was not seen."""
     for index, ids, values in added:
         # Candidates of other shards and blocks have places outside of the block.
         places = shard.locate(torch.from_numpy(ids)) - first
         here = (places >= 0) & (places < scores.shape[1])
-        scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here]
-    for rows, seen_ids in candidates_by_relation:
+        scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here].to(scores)
+    for rows, seen_ids in seen:
         places = shard.locate(seen_ids) - first
         is_unseen = torch.ones(scores.shape[1], dtype=torch.bool)
         is_unseen[places[(places >= 0) & (places < scores.shape[1])]] = False

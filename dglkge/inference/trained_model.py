@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,27 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_METRICS_FILE
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, unknown_name
+from dglkge.data.text_format import ROLES
+from dglkge.errors import InputError, require_known
 from dglkge.evaluation.calibration import Calibration
-from dglkge.evaluation.metrics import (
-    Protocol,
-    RankingResult,
-    RelationCategories,
-    load_results,
-    relation_categories,
-)
+from dglkge.evaluation.metrics import Protocol, RankingResult, load_results, relation_categories
 from dglkge.evaluation.queries import Bonus, score_triples
 from dglkge.formats.relation_parameters import registered_score_function
-from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.exports.dglke_files import DglkeTables
-from dglkge.inference.exports.hub import HubTables
-from dglkge.inference.search import Answer, LinkQuery, best_answers, most_similar
+from dglkge.inference import search
+from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
+from dglkge.inference.search import Answer, LinkQuery
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
@@ -40,16 +34,16 @@ from dglkge.registry import deferred
 from dglkge.typing import RELATION, Side
 
 if TYPE_CHECKING:
-    from dglkge.evaluation import evaluator, ranking
+    from dglkge.evaluation import evaluator
     from dglkge.inference.links import missing_links
-    from dglkge.sampling import negatives
 else:
     # Imported at first use: their loops import numba, which one query does not need.
-    evaluator, ranking = deferred("dglkge.evaluation.evaluator"), deferred("dglkge.evaluation.ranking")
+    evaluator = deferred("dglkge.evaluation.evaluator")
     missing_links = deferred("dglkge.inference.links.missing_links")
-    negatives = deferred("dglkge.sampling.negatives")
 
 logger = logging.getLogger(__name__)
+
+Arrays = Sequence[np.ndarray]
 
 ADDED = "added"
 """``known_from`` of triples that :meth:`dglkge.inference.run.Run.add_entities` was given."""
@@ -77,16 +71,10 @@ class TrainedModel:
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        dataset: str | None = None,
-        added: Sequence[np.ndarray] = (),
-        bonus: Bonus | None = None,
+        self, tables: Tables, dataset: str | None = None, added: Arrays = (), bonus: Bonus | None = None
     ) -> None:
-        self.tables = tables
-        self.bonus = bonus
-        self._dataset_path = dataset
-        self._added = added
+        self.tables, self.bonus = tables, bonus
+        self._dataset_path, self._added = dataset, added
         self._max_norms: dict[str, float] = {}
         self._known_of_splits: dict[tuple[str, ...], KnownTriples] = {}
 
@@ -95,14 +83,10 @@ class TrainedModel:
         """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
-        if isinstance(self.tables, HubTables):
-            raise InputError(
-                f"{self.tables.path} was written by dglkge checkpoint export --format huggingface and is no "
-                "checkpoint: it can be queried and exported"
-            )
-        raise InputError(
-            f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
-        )
+        is_from_hub = bool(self.tables.meta.dataset_fingerprint)
+        writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
+        advice = "it can be queried and exported" if is_from_hub else self._advice()
+        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint; {advice}")
 
     @property
     def tables_in_order(self) -> list[str]:
@@ -112,8 +96,7 @@ class TrainedModel:
     @cached_property
     def model(self) -> KgeModel:
         """The score function at its dimension."""
-        meta = self.tables.meta
-        name = registered_score_function(meta)
+        meta, name = self.tables.meta, registered_score_function(self.tables.meta)
         model = build_model(name, meta.dim, meta.reciprocal, options=meta.score_options)
         if model.module is not None:
             model.load_module(self.tables.dense_parameters(), str(self.tables.path))
@@ -122,36 +105,29 @@ class TrainedModel:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set that the model was trained on."""
-        tables = self.tables
-        # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
+        tables, meta, name = self.tables, self.tables.meta, self.tables.meta.dataset_name
+        # Ids of other programs count rows in their own files, and no fingerprint shows which data set they
         # belong to.
-        if isinstance(tables, DglkeTables) or (
-            isinstance(tables, Checkpoint) and is_bigraph(tables.folder, tables.version)
-        ):
+        if not meta.dataset_fingerprint:
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
-            raise InputError(
-                f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
-            )
-        folder = Path(self._dataset_path or tables.meta.dataset_path)
-        if self._dataset_path is None and isinstance(tables, HubTables):
-            raise InputError(
-                f"{tables.path} does not say where its dataset {tables.meta.dataset_name} is; say it with "
-                "--dataset"
-            )
-        if self._dataset_path is None and not folder.is_dir():
+            raise InputError(f"{tables.path} was written by {writer}, with ids of its own; {self._advice()}")
+        folder = self._dataset_path or meta.dataset_path
+        if not folder:
+            raise InputError(f"{tables.path} does not say where its dataset {name} is; say it with --dataset")
+        if self._dataset_path is None and not Path(folder).is_dir():
             raise InputError(
                 f"the run's dataset {folder} is not there any more; say with --dataset where it is"
             )
         # Ids are positions in vocabularies: with another data set they would silently mean other entities.
         dataset = Dataset.open(folder)
-        if dataset.fingerprint != tables.meta.dataset_fingerprint:
+        if dataset.fingerprint != meta.dataset_fingerprint:
             raise InputError(
-                f"{folder} is not the dataset of this run ({tables.meta.dataset_name}): its fingerprint is "
-                f"{dataset.fingerprint[:12]}, expected {tables.meta.dataset_fingerprint[:12]}"
+                f"{folder} is not the dataset of this run ({name}): its fingerprint is "
+                f"{dataset.fingerprint[:12]}, expected {meta.dataset_fingerprint[:12]}"
             )
         return dataset
 
-    def _conversion(self) -> str:
+    def _advice(self) -> str:
         """Return the command that gives the rows the ids of a data set."""
         folder, source = self.tables.path, " --from dglke"
         if isinstance(self.tables, Checkpoint):
@@ -175,9 +151,7 @@ class TrainedModel:
         """
         return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
-    def known_triples(
-        self, also_known: Sequence[np.ndarray] = (), splits: tuple[str, ...] = SPLITS
-    ) -> KnownTriples:
+    def known_triples(self, also_known: Arrays = (), splits: tuple[str, ...] = SPLITS) -> KnownTriples:
         """Return an index of the triples of splits, added entities and others; built once without others."""
         if also_known:
             return self.dataset.known_triples(splits, [*self._added, *also_known])
@@ -194,48 +168,45 @@ class TrainedModel:
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:
         """Number of training triples of each entity, by type and original id."""
-        dataset = self.dataset
-        types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
-        num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
-        return negatives.count_degrees(dataset.split(TRAIN), types, num_entities)
+        from dglkge.sampling.negatives import count_degrees  # here: its loops import numba
+
+        types = [(relation.lhs, relation.rhs) for relation in self.dataset.relations.relations]
+        num_entities = {name: self.dataset.num_entities(name) for name in self.dataset.entity_types}
+        return count_degrees(self.dataset.split(TRAIN), types, num_entities)
 
     def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
         """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
-        return score_triples(
-            self.model, triples, self.tables.relations.relations, self.tables, bonus=self.bonus
-        )
+        return score_triples(self.model, triples, self.tables.relations.relations, self.tables, self.bonus)
 
     def rank(
         self,
         protocol: Protocol,
         triples: np.ndarray,
         known: KnownTriples | None,
-        progress: Callable[[int], object] | None = None,
-        candidates: np.ndarray | None = None,
         device: ComputeDevice = HOST,
         bonus: Bonus | None = None,
+        **options: Any,
     ) -> RankingResult:
         """Rank triples, with the categories of relations; see :meth:`.RankingEvaluator.evaluate`."""
         tables = self.tables
         shards = {name: tables.shards(name) for name in tables.entity_types}
-        ranker = evaluator.RankingEvaluator(
-            self.model, tables.relations.relations, protocol, device=device, bonus=bonus or self.bonus
-        )
-        result = ranker.evaluate(triples, known, tables, shards, progress=progress, candidates=candidates)
+        scored = (self.model, tables.relations.relations, protocol)
+        ranker = evaluator.RankingEvaluator(*scored, device=device, bonus=bonus or self.bonus)
+        result = ranker.evaluate(triples, known, tables, shards, **options)
         return replace(result, categories=self._categories)
 
     @cached_property
-    def _categories(self) -> RelationCategories:
+    def _categories(self) -> Any:
         return relation_categories(self.dataset.split(TRAIN), self.dataset.num_relations)
 
-    def max_norm(self, entity_type: str) -> float:
+    def max_norm(self, table: str) -> float:
         """Return the greatest Euclidean norm of a type's rows, which are read once."""
-        if entity_type not in self._max_norms:
-            shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
-            self._max_norms[entity_type] = max(
-                (ranking.RankedShard(shard).max_norm for shard in shards), default=0.0
-            )
-        return self._max_norms[entity_type]
+        from dglkge.evaluation.ranking import RankedShard  # here: its loops import numba
+
+        if table not in self._max_norms:
+            shards = [RankedShard(part) for part in self.tables.shards(table) if len(part.rows)]
+            self._max_norms[table] = max((shard.max_norm for shard in shards), default=0.0)
+        return self._max_norms[table]
 
     @cached_property
     def likely_candidates(self) -> missing_links.LikelyCandidates:
@@ -250,41 +221,67 @@ class TrainedModel:
         """
         relations, vocabulary = self.tables.relations, self.tables.vocabulary
         # Relations of one name are tried first by the given entity: users rarely give the types' names.
-        fitting = [
-            id_
-            for id_, candidate in enumerate(relations.relations)
-            if candidate.name == relation and entity in vocabulary(candidate.anchor_type(side))
-        ]
+        ids = relations.ids_of(relation)
+        fitting = [id_ for id_ in ids if entity in vocabulary(relations[id_].anchor_type(side))]
         # Otherwise the vocabulary decides; its error lists the labels, which name the types.
         relation_id = fitting[0] if len(fitting) == 1 else relations.id(relation)
         return LinkQuery(side, vocabulary(relations[relation_id].anchor_type(side)).id(entity), relation_id)
 
+    @torch.no_grad()
     def answer(
-        self,
-        queries: Sequence[LinkQuery],
-        k: int = 10,
-        known: Known | str | None = None,
-        candidates: str = ALL,
+        self, queries: Sequence[LinkQuery], k: int = 10, known: str | None = None, candidates: str = ALL
     ) -> list[list[Answer]]:
-        """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
-        treatment, known_triples = self.known_treatment(known)
-        if candidates == SEEN:
-            known_triples = self._known_by_split
-        return best_answers(
-            self.model, self.tables, queries, k, treatment, candidates, known_triples, self.bonus
-        )
+        """Return the best answers to each query, the best first, equal scores in the order of ids.
 
-    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
+        The arguments are those of :meth:`.Questions.predict`.
+        """
+        search.check_k(k)
+        require_known("choice of candidates", candidates, CANDIDATES)
+        treatment, known_triples = self.known_treatment(known)
+        answers: list[list[Answer]] = [[] for _ in queries]
+        # One matmul needs queries of one side, against candidates of one type.
+        groups: dict[tuple[Side, str, str], list[int]] = {}
+        for place, (side, _, relation_id) in enumerate(queries):
+            relation = self.tables.relations[relation_id]
+            key = (side, relation.anchor_type(side), relation.candidate_type(side))
+            groups.setdefault(key, []).append(place)
+        for (side, anchor_type, candidate_type), places in groups.items():
+            for start in range(0, len(places), search.QUERIES_AT_A_TIME):
+                batch = places[start : start + search.QUERIES_AT_A_TIME]
+                entity_ids = np.array([queries[place].entity_id for place in batch])
+                relation_ids = np.array([queries[place].relation_id for place in batch])
+                keys = torch.from_numpy(relation_ids)
+                anchors = self.tables.gather(anchor_type, torch.from_numpy(entity_ids))
+                query_rows = self.model.query(anchors, self.tables.gather(RELATION, keys), side, keys)
+                seen = search.seen_candidates(self._known_by_split, side, keys) if candidates == SEEN else []
+                split_of, added = dict[tuple[int, int], str](), []
+                for split, triples in known_triples.items():
+                    index, ids = triples.answers(side, entity_ids, relation_ids)
+                    if treatment is Known.DROP:
+                        added.append((index, ids, np.full(len(ids), -np.inf)))
+                    else:
+                        # The first of several splits.
+                        split_of = dict.fromkeys(zip(index.tolist(), ids.tolist()), split) | split_of
+                if self.bonus is not None:
+                    added.append(self.bonus(side, entity_ids, relation_ids))
+                best = search.TopAnswers(len(batch), k)
+                for shard in self.tables.shards(candidate_type):
+                    for first, stop in search.candidate_blocks(len(batch), shard):
+                        scores = self.model.compare(query_rows, shard.rows[first:stop])
+                        search.adjust(scores, shard, first, added, seen)
+                        best.add(scores, shard.original_ids[first:stop])
+                for row, (place, scored) in enumerate(zip(batch, best.result())):
+                    answers[place] = [Answer(id_, score, split_of.get((row, id_))) for id_, score in scored]
+        return answers
+
+    def known_treatment(self, known: str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs."""
         if known is not None:
-            treatments = [treatment.value for treatment in Known]
-            if not isinstance(known, Known) and known not in treatments:
-                raise unknown_name("treatment of known answers", known, treatments)
-            known = Known(known)
-        if known is Known.KEEP:
-            return known, {}
+            require_known("treatment of known answers", known, [treatment.value for treatment in Known])
+        if known == Known.KEEP:
+            return Known.KEEP, {}
         try:
-            return known or Known.MARK, self._known_by_split
+            return Known(known or Known.MARK), self._known_by_split
         except InputError as error:
             # The data set of a run may be on another machine; one that was named must be usable.
             if known is not None or self._dataset_path is not None:
@@ -297,42 +294,55 @@ class TrainedModel:
         """The probabilities that ``dglkge calibrate`` has written beside the checkpoint."""
         if self.bonus is not None:
             raise InputError("probabilities are fitted to scores of the model alone: ask without rules")
-        checkpoint = self.checkpoint
-        path = checkpoint.run_folder / RUN_CALIBRATION_FILE
+        path, version = self.checkpoint.run_folder / RUN_CALIBRATION_FILE, self.checkpoint.version
         calibration = Calibration.load(path)
-        if (calibration.run_id, calibration.version) != (checkpoint.manifest.run_id, checkpoint.version):
+        if (calibration.run_id, calibration.version) != (self.checkpoint.manifest.run_id, version):
             raise InputError(
                 f"{path} is of version {calibration.version} of its run, the checkpoint has version "
-                f"{checkpoint.version}: fit probabilities again, with dglkge calibrate"
+                f"{version}: fit probabilities again, with dglkge calibrate"
             )
         return calibration
 
     @property
     def calibration_if_any(self) -> Calibration | None:
         """The same; None if none was fitted for this version."""
-        try:
+        with contextlib.suppress(InputError):
             return self.calibration
-        except InputError:
-            return None
+        return None
+
+    def queries(self, side: Side, ids: np.ndarray, relation_id: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the queries (n, Dq) of a relation for a side, of the entities given (n,)."""
+        anchor_type = self.tables.relations[relation_id].anchor_type(side)
+        anchors, relation_ids = (
+            self.tables.gather(anchor_type, torch.from_numpy(ids)),
+            torch.tensor([relation_id]),
+        )
+        relation = self.tables.gather(RELATION, relation_ids).to(dtype).expand(len(ids), -1)
+        return self.model.query(anchors.to(dtype), relation, side, relation_ids.expand(len(ids)))
+
+    def named_triple(self, head: int, relation_id: int, tail: int) -> dict[str, str]:
+        """Return the names of a triple by role; the relation's is its label."""
+        relation, vocabulary = self.tables.relations[relation_id], self.tables.vocabulary
+        label = self.tables.relations.labels[relation_id]
+        return dict(zip(ROLES, (vocabulary(relation.lhs)[head], label, vocabulary(relation.rhs)[tail])))
 
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""
         names = self.tables.vocabulary(entity_type)
-        (answers,) = most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
+        (answers,) = search.most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
         return [(names[id_], cosine) for id_, cosine in answers]
 
     def type_of(self, entity: str, entity_type: str | None = None) -> str:
         """Return the type of an entity, or the one that the user gave, which is only checked."""
         types = self.tables.entity_types
         if entity_type is not None:
-            if entity_type not in types:
-                raise unknown_name("entity type", entity_type, types)
+            require_known("entity type", entity_type, types)
             return entity_type
         fitting = [name for name in types if entity in self.tables.vocabulary(name)]
         if len(fitting) > 1:
+            shown = ", ".join(fitting)
             raise InputError(
-                f"{entity!r} is the name of entities of several types: {', '.join(fitting)}; "
-                "say which by the type"
+                f"{entity!r} is the name of entities of several types: {shown}; say which by the type"
             )
         if not fitting and len(types) > 1:
             raise UnknownEntityError(

@@ -9,33 +9,18 @@ import numpy as np
 from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import (
-    CORRUPTIONS_EACH,
-    METHODS,
-    Calibration,
-    Platt,
-    balanced_weights,
-    calibration_metrics,
-    fit_by_relation,
-)
-from dglkge.evaluation.classification import (
-    ClassificationResult,
-    draw_corruptions,
-    draw_sides,
-    fit_thresholds,
-    seen_entities,
-)
+from dglkge.evaluation import calibration as curves
+from dglkge.evaluation import classification
+from dglkge.evaluation.calibration import METHODS, Calibration, Platt, balanced_weights
+from dglkge.evaluation.classification import ClassificationResult, draw_corruptions
 from dglkge.inference.links.adapter import fit_adapter
 from dglkge.inference.run import Run
+from dglkge.inference.trained_model import Arrays
 from dglkge.typing import Side
 
 
 def classify(
-    run: Run,
-    triples: np.ndarray,
-    known: KnownTriples,
-    seed: int = 0,
-    false_triples: tuple[np.ndarray, np.ndarray] | None = None,
+    run: Run, triples: np.ndarray, known: KnownTriples, seed: int = 0, false_triples: Arrays | None = None
 ) -> ClassificationResult:
     """Classify true and false triples, with thresholds fitted on the valid split (Socher et al. 2013).
 
@@ -55,31 +40,22 @@ def classify(
     """
     dataset = run.dataset
     true = {"valid": dataset.split(VALID), "tested": triples}
-    if false_triples is None:
-        pools = seen_entities(dataset.split(TRAIN))
-        false = {}
-        for name, these in true.items():
-            with_tail = draw_sides(len(these), (seed, name))
-            sides = ((Side.HEAD, these[~with_tail]), (Side.TAIL, these[with_tail]))
+    pools, scored = classification.seen_entities(dataset.split(TRAIN)), {}
+    false = dict(zip(true, false_triples or ()))
+    for name, true_triples in true.items():
+        if false_triples is None:
+            with_tail = classification.draw_sides(len(true_triples), (seed, name))
+            sides = ((Side.HEAD, true_triples[~with_tail]), (Side.TAIL, true_triples[with_tail]))
             drawn = [draw_corruptions(part, s, 1, dataset, known, (seed, name), pools) for s, part in sides]
             false[name] = np.concatenate(drawn)
-    else:
-        false = dict(zip(true, false_triples))
-    scored = {}
-    for name, true_triples in true.items():
         both, labels = _together(true_triples, false[name])
         by_side = run.scores(both)
         scored[name] = both[:, 1], (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2, labels
-    thresholds = fit_thresholds(*scored["valid"])
+    thresholds = classification.fit_thresholds(*scored["valid"])
     relation_ids, scores, labels = scored["tested"]
-    return ClassificationResult(
-        thresholds=thresholds,
-        relation_labels=run.tables.relations.labels.names,
-        relation_ids=relation_ids,
-        margins=thresholds.margins(relation_ids, scores),
-        labels=labels,
-        negatives="given" if false_triples else f"drawn, seed {seed}",
-    )
+    negatives = "given" if false_triples else f"drawn, seed {seed}"
+    margins, names = thresholds.margins(relation_ids, scores), run.tables.relations.labels.names
+    return ClassificationResult(thresholds, names, relation_ids, margins, labels, negatives)
 
 
 def calibrate(
@@ -87,7 +63,7 @@ def calibrate(
     known: KnownTriples,
     method: str = "isotonic",
     positive_rate: float = 0.5,
-    corruptions: int = CORRUPTIONS_EACH,
+    corruptions: int = curves.CORRUPTIONS_EACH,
     seed: int = 0,
     by_relation: bool = False,
     num_questions: int = 0,
@@ -117,17 +93,16 @@ def calibrate(
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
     if not 0 < positive_rate < 1:
         raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
-    checkpoint = run.checkpoint
     valid = run.dataset.split(VALID)
     scores, labels, queries = labelled_scores(run, valid, known, corruptions, (seed, "valid"))
-    prior_scores, curves = None, dict[tuple[int, Side], Platt]()
-    adapted = {}
+    even = balanced_weights(labels, 0.5)
+    prior_scores, by_id, adapted = None, dict[tuple[int, Side], Platt](), {}
     if num_questions:
-        sigmoid = Platt.fit(scores, labels, balanced_weights(labels, 0.5)).at_rate(positive_rate)
+        sigmoid = Platt.fit(scores, labels, even).at_rate(positive_rate)
         adapted = fit_adapter(run, sigmoid, num_questions, seed)
     if by_relation:
-        even = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.5))
-        prior_scores, curves = fit_by_relation(scores, labels, queries, even)
+        common = METHODS[method].fit(scores, labels, even)
+        prior_scores, by_id = curves.fit_by_relation(scores, labels, queries, common)
     return Calibration(
         method=method,
         curve=METHODS[method].fit(scores, labels, balanced_weights(labels, positive_rate)),
@@ -136,10 +111,10 @@ def calibrate(
         seed=seed,
         num_true=int(labels.sum()),
         num_false=int((~labels).sum()),
-        run_id=checkpoint.manifest.run_id,
-        version=checkpoint.version,
+        run_id=run.checkpoint.manifest.run_id,
+        version=run.checkpoint.version,
         prior_scores=prior_scores,
-        by_relation={key: curve.at_rate(positive_rate) for key, curve in curves.items()},
+        by_relation={key: curve.at_rate(positive_rate) for key, curve in by_id.items()},
         for_questions=adapted,
     )
 
@@ -157,7 +132,8 @@ def calibration_quality(
     for place, side in enumerate(Side):
         is_side = queries[:, 2] == place
         probabilities[is_side] = calibration.probabilities(scores[is_side], queries[is_side, 1], side)
-    return calibration_metrics(probabilities, labels, balanced_weights(labels, calibration.positive_rate))
+    weights = balanced_weights(labels, calibration.positive_rate)
+    return curves.calibration_metrics(probabilities, labels, weights)
 
 
 def labelled_scores(
@@ -173,14 +149,14 @@ def labelled_scores(
     queries : (m, 3) int64 array
         Entity given, relation and side (its place in ``Side``) of each query.
     """
-    scores, labels, queries = [], [], []
+    parts = []
     for place, side in enumerate(Side):
         false = draw_corruptions(triples, side, num_each, run.dataset, known, stream)
         both, are_true = _together(triples, false)
-        scores.append(run.scores(both)[side])
-        labels.append(are_true)
-        queries.append(np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)]))
-    return np.concatenate(scores), np.concatenate(labels), np.concatenate(queries)
+        queries = np.column_stack([both[:, [side.anchor_column, 1]], np.full(len(both), place)])
+        parts.append((run.scores(both)[side], are_true, queries))
+    scores, labels, queries = map(np.concatenate, zip(*parts))
+    return scores, labels, queries
 
 
 def _together(true: np.ndarray, false: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import functools
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +12,8 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, TablesByName
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.typing import RELATION
+
+Rows = Mapping[str, torch.Tensor]
 
 
 class WholeTables(TablesByName):
@@ -24,38 +25,28 @@ class WholeTables(TablesByName):
         Folder of the files.
     rows : mapping of str to (n, D) tensor
         By table.
+    names : callable
+        Reads the names of an entity type, at the first use.
+    dense : mapping of str to tensor
+        Dense parameters of the score function's module.
     """
 
-    def __init__(self, path: Path, meta: CheckpointMeta, rows: Mapping[str, torch.Tensor]) -> None:
-        self.path = path
-        self.meta = meta
-        self.relations = RelationVocabulary(list(meta.relations))
-        self._vocabularies: dict[str, Vocabulary] = {}
-        self._tables = {
-            table: CheckpointTable(
-                table, [FileShard(torch.arange(len(whole)), whole)], partial(self._id, table)
-            )
-            for table, whole in rows.items()
-        }
+    def __init__(
+        self, path: Path, meta: CheckpointMeta, rows: Rows, names: Callable[[str], Vocabulary], dense: Rows
+    ) -> None:
+        self.path, self.meta, self.entity_types = path, meta, list(meta.entity_types)
+        self.relations, self.vocabulary = RelationVocabulary(list(meta.relations)), functools.cache(names)
+        self._dense = dict(dense)
+        self._tables = {}
+        for table, whole in rows.items():
+            shard = FileShard(torch.arange(len(whole)), whole)
+            self._tables[table] = CheckpointTable(table, [shard], functools.partial(self._id, table))
 
-    @property
-    def entity_types(self) -> list[str]:
-        """The entity types, in their order."""
-        return list(self.meta.entity_types)
-
-    def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type, which are read at the first call."""
-        if entity_type not in self._vocabularies:
-            self._vocabularies[entity_type] = self._read_names(entity_type, len(self[entity_type]))
-        return self._vocabularies[entity_type]
-
-    @abstractmethod
-    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
-        """Read the names of the rows of an entity type."""
+    def dense_parameters(self) -> dict[str, torch.Tensor]:
+        return self._dense
 
     def _id(self, table: str, name: str) -> int:
-        lookup: Callable[[str], int] = self.relations.id if table == RELATION else self.vocabulary(table).id
-        return lookup(name)
+        return self.relations.id(name) if table == RELATION else self.vocabulary(table).id(name)
 
 
 Tables = Checkpoint | WholeTables

@@ -16,15 +16,16 @@ import numpy as np
 import pandas as pd
 import torch
 
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference import questions
 from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import Query
 from dglkge.inference.links.approximate import SPARE, RowIndex
 from dglkge.inference.links.completion import find_links, plan_completion
+from dglkge.inference.questions import Asked
 from dglkge.inference.run import Run
 from dglkge.inference.search import most_similar
 from dglkge.inference.trained_model import UnknownEntityError
@@ -47,26 +48,27 @@ class Neighbours(RowIndex):
         Share of the exact 10 nearest that a search found, over a sample of entities.
     """
 
+    is_normalized = True
+
     def __init__(
         self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False
     ) -> None:
-        super().__init__("--faiss", tables, entity_type, threads, show_progress, is_normalized=True)
+        super().__init__(tables, entity_type, threads, show_progress)
         num_rows = len(tables[entity_type])
         sample = np.random.default_rng(1).choice(num_rows, min(num_rows, SAMPLE), replace=False)
         exact = most_similar(tables, entity_type, torch.from_numpy(sample), RECALL_AT)
         nearest = [dict(answers).keys() for answers in exact]
 
-        def recall() -> float:
+        def recall() -> tuple[int, int]:
             neighbours = (dict(self.search(int(entity), RECALL_AT)) for entity in sample)
             hits = sum(len(right & approximate.keys()) for right, approximate in zip(nearest, neighbours))
-            return hits / max(1, sum(map(len, nearest)))
+            return hits, sum(map(len, nearest))
 
         self.recall = self.tune(recall)
 
     def describe(self) -> dict[str, Any]:
         """Return the recall, and how many lists there are and are searched."""
-        counts = {"lists": self.num_lists, "lists_searched": self.num_searched}
-        return {"method": "faiss", "recall_at_10": self.recall, **counts}
+        return {"method": "faiss", "recall_at_10": self.recall, **self.counts}
 
     def search(self, entity_id: int, k: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
@@ -324,7 +326,7 @@ class Explorer:
                 f"{completion.num_queries} pairs of head and relation are asked for; allowed: "
                 f"{MAX_COMPLETED}. Give heads and relations, or use dglkge complete"
             )
-        rows: list[dict[str, Any]] = find_links(completion, torch.get_num_threads(), limit).to_pylist()
+        rows: list[dict[str, Any]] = find_links(completion, limit).to_pylist()
         return [{**row, "probability": row.get("probability")} for row in rows]
 
     def ask(self, question: str, k: int = 10, beam: int = 16) -> dict[str, Any]:
@@ -332,9 +334,8 @@ class Explorer:
 
         E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
         """
-        type_, answers = questions.ask(self.run, question, k, beam)
-        ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
-        return {"type": type_, "answers": ranked}
+        asked = Asked(self.run, question, beam, SPLITS, adapter=True)
+        return {"type": asked.answer_type, "answers": asked.answer(k)}
 
     def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
         """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""

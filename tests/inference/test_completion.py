@@ -120,7 +120,7 @@ def test_an_index_finds_links_with_the_recall_that_is_measured(run, tmp_path, mo
 
 
 def test_an_index_is_built_once_nothing_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(approximate, "RowIndex", mock.Mock(side_effect=InputError("needs faiss-cpu")))
+    monkeypatch.setattr(approximate, "import_extra", mock.Mock(side_effect=InputError("needs faiss-cpu")))
     path = tmp_path / "best.parquet"
     with pytest.raises(InputError, match="needs faiss-cpu"):
         run.complete_to(path, candidates="faiss")

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -67,14 +68,14 @@ def test_a_failure_leaves_no_file(toy, tmp_path, monkeypatch):
 
     export_tables(checkpoint, ["person"], "tsv", tmp_path / "out", overwrite=False)
     before = (tmp_path / "out/person.tsv").read_bytes()
-    written = export._write_tsv
+    written = partial(export._write_text, "\t")
 
     def full_at_the_film(table, file):
         if table.name == "film":
             raise OSError(28, "No space left on device")
         written(table, file)
 
-    monkeypatch.setitem(export.FORMATS, "tsv", (export.each_table(".tsv", full_at_the_film), ""))
+    monkeypatch.setitem(export.FORMATS, "tsv", (export_files.each_table(".tsv", full_at_the_film), ""))
     with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
         export_tables(checkpoint, ["person", "film"], "tsv", tmp_path / "out", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["person.tsv"]

@@ -292,7 +292,7 @@ def test_rules_are_mined_once_for_a_version(run, folder, monkeypatch, caplog):
     renewed = dglkge.open_run(folder).with_rules().bonus
     assert renewed.rules == first.rules and json.loads(path.read_text()) == fields
     path.unlink()
-    monkeypatch.setattr(rule_scores.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
     assert dglkge.open_run(folder).with_rules().bonus.rules == first.rules
     assert "rules are not kept: cannot write" in caplog.text and not path.exists()
 

@@ -186,7 +186,7 @@ def test_what_reads_a_run_takes_narrow_rows(rescal: dglkge.Run) -> None:
     pairs = search.take()[["query", "candidate"]].tolist()
     assert len(pairs) > 9 and sorted(pairs) == list(map(tuple, (exact >= 0.01).nonzero().tolist()))
     pytest.importorskip("faiss", reason="faiss is not installed")
-    best = RowIndex("test", rescal.tables, "person").nearest(query.float().numpy(), 1)[:, 0]
+    best = RowIndex(rescal.tables, "person").nearest(query.float().numpy(), 1)[:, 0]
     nearly = exact.amax(1) - exact[torch.arange(len(exact)), torch.from_numpy(best)]
     assert float(nearly.max()) < 0.02 * float(exact.abs().max())  # rows of 8 bits
 

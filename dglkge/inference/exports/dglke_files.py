@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +18,7 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import load_json
+from dglkge.data.text_format import numbered_lines
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.formats.operators import DGLKE_MATRICES, DGLKE_MODELS
@@ -28,8 +29,7 @@ from dglkge.typing import RELATION, Relation
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.json"
-ENTITY = "entity"
+CONFIG, ENTITY = "config.json", "entity"
 OTHER_MODELS = ("ConvE", "AttH")
 """DGL-KE's models that dglkge does not implement."""
 
@@ -46,10 +46,9 @@ INIT_EPSILON = 2.0
 
 def models() -> dict[str, str]:
     """Return DGL-KE's names of the models that dglkge has, to its score functions; other spellings first."""
-    other_spellings = {
-        spelling: name for name, dglke_names in DGLKE_MODELS.items() for spelling in dglke_names[1:]
-    }
-    return {**other_spellings, **{dglke_names[0]: name for name, dglke_names in DGLKE_MODELS.items()}}
+    pairs = [(spelling, name) for name, spellings in DGLKE_MODELS.items() for spelling in spellings]
+    # A stable sort by whether a spelling is DGL-KE's first one.
+    return dict(sorted(pairs, key=lambda pair: pair[0] == DGLKE_MODELS[pair[1]][0]))
 
 
 @dataclass(frozen=True)
@@ -60,71 +59,67 @@ class DglkeFolder:
     ----------
     stem : str
         Common prefix of the names of the two files of rows.
-    model : str or None
-        DGL-KE's name of the model; None if neither the files' names nor ``config.json`` contain it.
-    config : dict or None
-        The content of ``config.json``; None without that file.
+    score_function : str
+        By the files' names or ``config.json``.
+    config : dict
+        The content of ``config.json``; empty without that file.
     """
 
     folder: Path
     stem: str
-    model: str | None
-    config: dict[str, Any] | None
+    score_function: str
+    config: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> DglkeFolder:
-        """Find the files of a folder."""
-        config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    def open(cls, folder: Path, score_function: str | None = None) -> DglkeFolder:
+        """Find the files of a folder, whose score function the user may have said."""
+        config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
         # is taken.
-        stem = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
+        stem = f"{config.get('dataset')}_{config.get('model_name')}_"
         if not (folder / f"{stem}{ENTITY}.npy").is_file():
-            paths = sorted(folder.glob(f"*_{ENTITY}.npy"))
-            if len(paths) != 1:
-                raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(paths)}")
-            stem = paths[0].name[: -len(f"{ENTITY}.npy")]
+            stem = one_file(folder, f"*_{ENTITY}.npy").name[: -len(f"{ENTITY}.npy")]
         # Known names only: a data set's own name may contain underscores, so the stem cannot be split.
         model = next((name for name in (*models(), *OTHER_MODELS) if stem.endswith(f"_{name}_")), None)
-        configured = config.get("model_name") if config else None
-        if model is not None and configured is not None and configured != model:
-            raise InputError(
-                f"{folder / CONFIG} says {configured}, the file {stem}{ENTITY}.npy says {model}: "
-                "they belong to two models"
-            )
+        configured = config.get("model_name")
+        if None not in (model, configured) and configured != model:
+            raise InputError(f"{folder / CONFIG} says {configured}, the file {stem}{ENTITY}.npy says {model}")
         model = model or configured
         if model is not None and model not in models():
             raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(models())}")
-        return cls(folder, stem, model, config)
+        known = models()[model] if model else score_function
+        if known is None:
+            raise InputError(
+                f"neither {CONFIG} nor the names of the files in {folder} say what model the rows belong to; "
+                "dglkge checkpoint convert --from dglke --score-function does"
+            )
+        if score_function not in (None, known):
+            raise InputError(f"the files are DGL-KE's {model}, --score-function says {score_function}")
+        return cls(folder, stem, known, config)
 
-    def rows(self, table: str, score_function: str) -> np.ndarray:
+    def rows(self, table: str) -> np.ndarray:
         """Map the rows (n, D) of ``entity`` or ``relation``: phases in radians, matrices beside the rows."""
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
-        function = SCORE_FUNCTIONS.get(score_function)
-        if table != RELATION or rows.ndim != 2:
+        if table != RELATION:
             return rows
-        if function.relation_init == PHASE:
+        if SCORE_FUNCTIONS.get(self.score_function).relation_init == PHASE:
             return self._phases(rows)
-        name = DGLKE_MATRICES.get(score_function)
-        if name is None:
+        if self.score_function not in DGLKE_MATRICES:
             return rows
-        path = self.folder / f"{self.stem}{name}.npy"
+        path = self.folder / f"{self.stem}{DGLKE_MATRICES[self.score_function]}.npy"
         matrices = load_npy(path)
-        if matrices.ndim != 2 or len(matrices) != len(rows):
-            raise InputError(
-                f"{path} has an array of shape {matrices.shape}, expected one row for each of the "
-                f"{len(rows)} relations"
-            )
+        if len(matrices) != len(rows):
+            raise InputError(f"{path} has {len(matrices)} rows, expected {len(rows)}: one for each relation")
         return np.concatenate([rows, matrices], axis=1)
 
     def names(self, table: str, num_rows: int) -> list[str]:
         """Return the names of a table's rows by its id map, which ``config.json`` may name; [] without."""
-        config = self.config or {}
-        named = config.get(MAP_KEYS[table])
+        config, named = self.config, self.config.get(MAP_KEYS[table])
         data = Path(str(config.get("data_path") or "."))
         # A map under a default name in another folder may be that of another model.
         places = [self.folder, data, data / str(config.get("dataset") or ".")] if named else [self.folder]
         files = [str(named)] if named else MAP_NAMES[table]
-        for path in [place / file for file in files for place in places]:
+        for path in (place / file for file in files for place in places):
             if path.is_file():
                 # The map has the delimiter of the triples.
                 return read_id_map(path, str(config.get("delimiter") or "\t"), num_rows)
@@ -137,21 +132,16 @@ class DglkeFolder:
 
     def _phases(self, rows: np.ndarray) -> np.ndarray:
         """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
-        where = self.folder / CONFIG
-        if self.config is None:
+        where, width = self.folder / CONFIG, rows.shape[1]
+        if not self.config:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
-        gamma: Any = self.config.get("gamma")
-        is_number = isinstance(gamma, (int, float)) and not isinstance(gamma, bool) and math.isfinite(gamma)
-        if not is_number or gamma <= -INIT_EPSILON:
+        gamma, dim = self.config.get("gamma"), self.config.get("hidden_dim", width)
+        if not isinstance(gamma, (int, float)) or not -INIT_EPSILON < gamma < math.inf:
             raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
-        width = rows.shape[1]
-        hidden = self.config.get("hidden_dim", width)
         # The width is part of the scale: config.json of another model would give wrong phases without an
         # error.
-        if hidden != width:
-            raise InputError(
-                f"{where}: hidden_dim is {hidden}, but the rows of relations have {width} numbers"
-            )
+        if dim != width:
+            raise InputError(f"{where}: hidden_dim is {dim}, but the rows of relations have {width} numbers")
         # In float64, so that export and import together change a row by one rounding only.
         return (rows.astype(np.float64) / phase_scale(gamma, width)).astype(np.float32)
 
@@ -164,48 +154,34 @@ def phase_scale(gamma: float, hidden_dim: int) -> float:
     return (gamma + INIT_EPSILON) / hidden_dim / math.pi
 
 
-class DglkeTables(WholeTables):
-    """Tables of DGL-KE's folder: one entity type ``entity``, and relations between entities of that type.
+def open_dglke(folder: Path) -> WholeTables:
+    """Open DGL-KE's folder: one entity type ``entity``, and relations between entities of that type.
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
     """
-
-    def __init__(self, files: DglkeFolder) -> None:
-        if files.model is None:
-            raise InputError(
-                f"neither {CONFIG} nor the names of the files in {files.folder} say what model the rows "
-                "belong to; dglkge checkpoint convert --from dglke --score-function does"
-            )
-        score_function = models()[files.model]
-        rows, names = {}, {}
-        for table in (ENTITY, RELATION):
-            matrix = files.rows(table, score_function)
-            if matrix.ndim != 2:
-                raise InputError(f"{files.folder}: the rows of table {table!r} have shape {matrix.shape}")
-            # Rows that are float32 already stay mapped from the file.
-            rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
-            names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
-        dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
-        # No file states the model's shape: the widths are the only check that rows and model fit.
-        model_of_width(score_function, dim, relation_width, False, files.folder)
-        meta = CheckpointMeta(
-            config={},
-            dataset_name=str((files.config or {}).get("dataset") or files.folder.name),
-            dataset_path="",
-            dataset_fingerprint="",
-            entity_types={ENTITY: len(rows[ENTITY])},
-            relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
-            progress={},
-            seed=0,
-            score_function=score_function,
-            dim=dim,
-            reciprocal=False,
-        )
-        self._names = names[ENTITY]
-        super().__init__(files.folder, meta, rows)
-
-    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
-        return Vocabulary(self._names, entity_type)
+    files, rows, names = DglkeFolder.open(folder), {}, {}
+    for table in (ENTITY, RELATION):
+        matrix = files.rows(table)
+        # Rows that are float32 already stay mapped from the file.
+        rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
+        names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
+    # No file states the model's shape: the widths are the only check that rows and model fit.
+    model = build_model(files.score_function, rows[ENTITY].shape[1], reciprocal=False)
+    require_width(model, files.score_function, rows[RELATION], folder)
+    meta = CheckpointMeta(
+        config={},
+        dataset_name=str(files.config.get("dataset") or folder.name),
+        dataset_path="",
+        dataset_fingerprint="",
+        entity_types={ENTITY: len(rows[ENTITY])},
+        relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
+        progress={},
+        seed=0,
+        score_function=files.score_function,
+        dim=model.dim,
+        reciprocal=False,
+    )
+    return WholeTables(folder, meta, rows, lambda _type: Vocabulary(names[ENTITY], ENTITY), {})
 
 
 def is_dglke(folder: Path) -> bool:
@@ -213,32 +189,34 @@ def is_dglke(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob(f"*_{ENTITY}.npy")) and any(folder.glob(f"*_{RELATION}.npy"))
 
 
+def one_file(folder: Path, pattern: str) -> Path:
+    """Return the one file of a folder that matches a pattern."""
+    paths = list(folder.glob(pattern))
+    if len(paths) != 1:
+        raise InputError(f"expected one file {folder / pattern}, found {len(paths)}")
+    return paths[0]
+
+
 def load_npy(path: Path) -> np.ndarray:
-    """Map an npy file copy-on-write."""
+    """Map the matrix in an npy file copy-on-write."""
     try:
         # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
-        return np.load(path, mmap_mode="c", allow_pickle=False)
+        matrix = np.load(path, mmap_mode="c", allow_pickle=False)
+        if matrix.ndim != 2:
+            raise ValueError(f"its shape is {matrix.shape}, expected a matrix")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
+    return matrix
 
 
-def model_of_width(
-    score_function: str,
-    dim: int,
-    relation_width: int,
-    reciprocal: bool,
-    folder: Path,
-    options: Mapping[str, Any] | None = None,
-) -> KgeModel:
-    """Return a score function's model of a width; refuse rows of relations of another width than its."""
-    model = build_model(score_function, dim, reciprocal, options=options)
-    if relation_width != model.relation_width:
-        halves = ", two halves," if reciprocal else ""
+def require_width(model: KgeModel, score_function: str, relations: torch.Tensor, folder: Path) -> None:
+    """Refuse rows of relations of another width than the model's."""
+    if relations.shape[1] != model.relation_width:
+        halves = ", two halves," if model.reciprocal else ""
         raise InputError(
-            f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
-            f"of {dim}{halves} needs {model.relation_width}"
+            f"{folder}: the rows of relations have {relations.shape[1]} numbers, {score_function} with "
+            f"entities of {model.dim}{halves} needs {model.relation_width}"
         )
-    return model
 
 
 def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
@@ -248,57 +226,37 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     that holds every id once is taken as that of the ids. A first line with the number of lines, as in
     Freebase's files, is skipped.
     """
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    lines = [line.strip("\r") for line in lines if line.strip()]
+    pairs = [line.split(delimiter) for _, line in numbered_lines(path) if line.strip()]
     # Freebase's files begin with their number of lines.
-    if lines and delimiter not in lines[0] and lines[0].strip().isdigit():
-        lines = lines[1:]
-    pairs = [tuple(line.split(delimiter)) for line in lines]
+    if pairs and len(pairs[0]) == 1 and pairs[0][0].strip().isdigit():
+        del pairs[0]
     for number, pair in enumerate(pairs, start=1):
         if len(pair) != 2:
             raise InputError(f"{path}:{number}: got {len(pair)} columns, expected id and name")
     # DGL-KE's own order first: if both columns are permutations of the ids, the id is the first one.
-    for ids, names in ((0, 1), (1, 0)):
-        name_of = {int(pair[ids]): pair[names] for pair in pairs if _is_id(pair[ids])}
-        if len(pairs) == num_rows == len(name_of) and max(name_of, default=-1) < num_rows:
-            return [name_of[id_] for id_ in range(num_rows)]
-    raise InputError(
-        f"{path}: got ids of {len(pairs)} rows, expected each of 0 to {num_rows - 1} once, as the "
-        f"file of rows has {num_rows}"
-    )
-
-
-def _is_id(text: str) -> bool:
-    return text.strip().isascii() and text.strip().isdigit()
+    ids = list(map(str, range(num_rows)))
+    for column in (0, 1):
+        name_of = {pair[column].strip(): pair[1 - column] for pair in pairs}
+        if len(pairs) == num_rows and name_of.keys() == {*ids}:
+            return [name_of[id_] for id_ in ids]
+    raise InputError(f"{path}: got ids of {len(pairs)} rows, expected each of 0 to {num_rows - 1} once")
 
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge."""
-    names = DGLKE_MODELS
-    if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
+    if meta.score_function not in DGLKE_MODELS or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(
-            f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
+            f"DGL-KE has {', '.join(DGLKE_MODELS)} of one entity type, no reciprocal relations; "
             f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
             + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
         )
-    loss = meta.config.get("loss", {})
     doubled = SCORE_FUNCTIONS.get(meta.score_function).relation_init == PHASE
-    return {
-        "model_name": names[meta.score_function][0],
-        "dataset": meta.dataset_name,
-        "hidden_dim": meta.dim // 2 if doubled else meta.dim,
-        # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
-        "gamma": float(loss.get("margin", DEFAULT_GAMMA)),
-        "double_ent": doubled,
-        "double_rel": False,
-        "delimiter": "\t",
-        "data_path": ".",
-        MAP_KEYS[ENTITY]: MAP_NAMES[ENTITY][0],
-        MAP_KEYS[RELATION]: MAP_NAMES[RELATION][0],
-    }
+    maps = {MAP_KEYS[table]: MAP_NAMES[table][0] for table in (ENTITY, RELATION)}
+    # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
+    gamma = float(meta.config.get("loss", {}).get("margin", DEFAULT_GAMMA))
+    model = {"model_name": DGLKE_MODELS[meta.score_function][0], "dataset": meta.dataset_name, "gamma": gamma}
+    shape = {"hidden_dim": meta.dim // 2 if doubled else meta.dim, "double_ent": doubled, "double_rel": False}
+    return {**model, **shape, "delimiter": "\t", "data_path": ".", **maps}
 
 
 def write_id_map(names: Sequence[str], file: BinaryIO) -> None:

@@ -6,41 +6,26 @@ TensorBoard's projector.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, JobError, import_extra, require_known
 from dglkge.formats.operators import DGLKE_MATRICES
-from dglkge.inference.exports import dglke_files
-from dglkge.inference.exports.files import (
-    LINE_ENDS,
-    Export,
-    ExportedTable,
-    Ids,
-    Output,
-    Planner,
-    check_names,
-    each_table,
-    file_output,
-    number_texts,
-    record_batches,
-    table_schema,
-    text_output,
-    write_outputs,
-    write_rows,
-    write_safetensors,
-)
+from dglkge.inference.exports import dglke_files, files
+from dglkge.inference.exports.files import LINE_ENDS, Export, ExportedTable, Ids, Output, Planner, each_table
 from dglkge.inference.exports.hub import plan_huggingface
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.functions.comparators import COSINE, INNER_PRODUCT, METRICS
@@ -60,14 +45,7 @@ FAISS_COUNT_OFFSET = 8
 
 
 def export_tables(
-    source: Tables,
-    tables: Sequence[str],
-    file_format: str,
-    folder: Path,
-    overwrite: bool,
-    max_rows: int | None = None,
-    metric: str | None = None,
-    metrics: Mapping[str, Any] | None = None,
+    source: Tables, tables: Sequence[str], file_format: str, folder: Path, overwrite: bool, **options: Any
 ) -> list[Path]:
     """Write tables to a folder, rows in the order of original ids.
 
@@ -114,28 +92,41 @@ def export_tables(
         The files. They appear under their names only when all are complete.
     """
     require_known("format", file_format, FORMATS)
-    if RELATION in tables and source.meta.times:
-        raise InputError(
-            f"{source.path} has relations at {len(source.meta.times)} times, of which no format has rows; "
-            "allowed: tables of entity types"
-        )
-    for option, value, *owners in (
-        ("max-rows", max_rows, "projector"),
-        ("metric", metric, "faiss", "qdrant"),
-    ):
-        if value is not None and file_format not in owners:
-            raise InputError(
-                f"--{option} goes with --format {' or '.join(owners)}, got --format {file_format}"
-            )
-    if file_format == "dglke":
-        dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
+    if RELATION in tables and (times := len(source.meta.times)):
+        raise InputError(f"{source.path} has relations at {times} times, of which no format has rows")
+    for option, *owners in (("max_rows", "projector"), ("metric", "faiss", "qdrant")):
+        if options.get(option) is not None and file_format not in owners:
+            name, formats = option.replace("_", "-"), " or ".join(owners)
+            raise InputError(f"--{name} goes with --format {formats}, got --format {file_format}")
     # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
     # written.
     opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
     plan, separators = FORMATS[file_format]
-    check_names(opened, separators, file_format)
-    outputs = list(plan(Export(source, opened, max_rows, metric, metrics or {})))
-    return write_outputs(outputs, folder, overwrite)
+    files.check_names(opened, separators, file_format)
+    outputs = list(plan(Export(source, opened, **options)))
+    return files.write_outputs(outputs, folder, overwrite)
+
+
+def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
+    """Return the numbers of each row as text."""
+    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
+    pattern = separator.join(["%.9g"] * rows.shape[1])
+    return (pattern % tuple(row) for row in rows.tolist())
+
+
+def table_schema(table: ExportedTable, column: str) -> pa.Schema:
+    """Return the columns of :func:`record_batches`; readers see lists of fixed length as a matrix."""
+    texts = [("name", pa.string()), ("type", pa.string())]
+    return pa.schema([*texts, (column, pa.list_(pa.float32(), table.shape[1]))])
+
+
+def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
+    for names, rows in table.blocks():
+        flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1]).cast(schema.types[2])
+        types = pa.array([table.name] * len(names), pa.string())
+        yield pa.record_batch([pa.array(names, pa.string()), types, lists], schema=schema)
 
 
 def _plan_dglke(export: Export) -> Iterator[Output]:
@@ -155,21 +146,18 @@ def _plan_dglke(export: Export) -> Iterator[Output]:
         for piece, columns in ((name, slice(0, cut)), (matrices, slice(cut, width))):
             if columns.start < columns.stop:
                 write = partial(_write_npy, table, columns=columns, scale=scale)
-                yield file_output(f"{stem}{piece}.npy", write)
-        yield file_output(
-            str(config[dglke_files.MAP_KEYS[name]]), partial(dglke_files.write_id_map, table.names)
-        )
-    yield text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
+                yield files.file_output(f"{stem}{piece}.npy", write)
+        write_map = partial(dglke_files.write_id_map, table.names)
+        yield files.file_output(config[dglke_files.MAP_KEYS[name]], write_map)
+    yield files.text_output(dglke_files.CONFIG, json.dumps(config, indent=4) + "\n")
 
 
-def _write_npy(
-    table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1.0
-) -> None:
+def _write_npy(table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1) -> None:
     columns = columns or slice(0, table.shape[1])
     # The header alone, as np.save would need the whole array in memory.
     shape = (table.shape[0], columns.stop - columns.start)
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    write_rows(file, table.blocks(columns, scale))
+    files.write_rows(file, table.blocks(columns, scale))
 
 
 def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
@@ -183,12 +171,7 @@ def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
 
 
 def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
-    write_safetensors(file, {SAFETENSORS_NAME: table})
-
-
-def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
-    for names, rows in table.blocks():
-        _write_lines(file, rows, names, "\t")
+    files.write_safetensors(file, {SAFETENSORS_NAME: table})
 
 
 def _plan_word2vec(export: Export) -> Iterable[Output]:
@@ -203,19 +186,17 @@ def _plan_word2vec(export: Export) -> Iterable[Output]:
                     "the format word2vec, as another one does; parquet and lancedb hold any name"
                 )
             names.add(word2vec_name(name))
-    return each_table(".vec", _write_word2vec)(export)
+    return each_table(".vec", partial(_write_text, " "))(export)
 
 
-def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
-    file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
+def _write_text(separator: str, table: ExportedTable, file: BinaryIO) -> None:
+    """Write a name and its numbers on each line; by spaces as word2vec, with a line of both counts."""
+    is_word2vec = separator == " "
+    if is_word2vec:
+        file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
     for names, rows in table.blocks():
-        _write_lines(file, rows, [word2vec_name(name) for name in names], " ")
-
-
-def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
-    """Write a name and its numbers on each line."""
-    lines = zip(names, number_texts(rows, separator))
-    file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
+        lines = zip(map(word2vec_name, names) if is_word2vec else names, number_texts(rows, separator))
+        file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
 def _plan_faiss(export: Export) -> Iterable[Output]:
@@ -265,12 +246,11 @@ def _plan_lancedb(export: Export) -> list[Output]:
 
 def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
     schema = table_schema(table, "vector")  # the column that LanceDB searches if no other is named
+    data = record_batches(table, schema)
     # LanceDB writes tables under their own names only, so into a database of its own at first.
     with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
         try:
-            lancedb.connect(scratch).create_table(
-                table.name, data=record_batches(table, schema), schema=schema
-            )
+            lancedb.connect(scratch).create_table(table.name, data=data, schema=schema)
         except ValueError as error:
             raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
         os.replace(Path(scratch) / f"{table.name}.lance", temporary)
@@ -287,22 +267,16 @@ def _write_qdrant(tables: Sequence[ExportedTable], metric: str, qdrant: ModuleTy
     """Write points whose ids are those of the data set."""
     distances = {INNER_PRODUCT: qdrant.models.Distance.DOT, COSINE: qdrant.models.Distance.COSINE}
     distance = distances.get(metric, qdrant.models.Distance.EUCLID)
-    client = qdrant.QdrantClient(path=str(temporary))
-    try:
+    with contextlib.closing(qdrant.QdrantClient(path=str(temporary))) as client:
         for table in tables:
             vectors = qdrant.models.VectorParams(size=table.shape[1], distance=distance)
             client.create_collection(table.name, vectors_config=vectors)
             start = 0
             for names, rows in table.blocks():
-                client.upload_collection(
-                    table.name,
-                    vectors=rows,
-                    payload=[{"name": name, "type": table.name} for name in names],
-                    ids=range(start, start + len(names)),
-                )
+                payload = [{"name": name, "type": table.name} for name in names]
+                ids = range(start, start + len(names))
+                client.upload_collection(table.name, vectors=rows, payload=payload, ids=ids)
                 start += len(names)
-    finally:
-        client.close()
 
 
 def _plan_projector(export: Export) -> list[Output]:
@@ -312,17 +286,17 @@ def _plan_projector(export: Export) -> list[Output]:
         raise InputError(f"--max-rows must be at least 1, got {most}")
     outputs, config = [], ""
     for table in export.tables:
-        ids: Ids = table.ids
+        ids: Ids = range(table.shape[0])
         if len(ids) > most:  # always the same sample
             ids = np.sort(np.random.default_rng(0).choice(len(ids), most, replace=False))
         tensors, metadata = f"{table.name}.tensors.tsv", f"{table.name}.metadata.tsv"
-        outputs += [file_output(tensors, partial(_write_tensors, table, ids))]
-        outputs += [file_output(metadata, partial(_write_metadata, table, ids))]
+        outputs += [files.file_output(tensors, partial(_write_tensors, table, ids))]
+        outputs += [files.file_output(metadata, partial(_write_metadata, table, ids))]
         fields = {"tensor_name": table.name, "tensor_path": tensors, "metadata_path": metadata}
         # Texts of protobuf's text format have the escapes of JSON's.
         lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in fields.items())
         config += f"embeddings {{\n{lines}}}\n"
-    return [*outputs, text_output(PROJECTOR_CONFIG, config)]
+    return [*outputs, files.text_output(PROJECTOR_CONFIG, config)]
 
 
 def _write_tensors(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:
@@ -347,7 +321,7 @@ FORMATS: dict[str, tuple[Planner, str]] = {
     "projector": (_plan_projector, FIELD_ENDS),
     "qdrant": (_plan_qdrant, ""),
     "safetensors": (each_table(".safetensors", _write_safetensors, with_names=True), LINE_ENDS),
-    "tsv": (each_table(".tsv", _write_tsv), FIELD_ENDS),
+    "tsv": (each_table(".tsv", partial(_write_text, "\t")), FIELD_ENDS),
     "word2vec": (_plan_word2vec, ""),
 }
 """Format to the function that plans its files, and to the characters that no name may have: they separate the

@@ -6,37 +6,29 @@ import contextlib
 import json
 import math
 import os
-import re
 import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from dglkge.errors import InputError, StorageError, write_error
+from dglkge.errors import InputError, write_error
 from dglkge.inference.whole_tables import Tables
-from dglkge.registry import deferred
 from dglkge.typing import RELATION
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = deferred("pyarrow")  # of few formats, and a folder of the hub is read by this module too
 
 ROWS_AT_A_TIME = 8192
 """Rows read and written at a time: the memory of an export does not grow with the table."""
 
 PROGRESS_FROM_ROWS = 200_000
 
-TEMPORARY_SUFFIX = ".tmp"
-REPLACED_SUFFIX = ".old"
-"""Of a folder while another one of its name takes its place."""
+TEMPORARY_SUFFIX, REPLACED_SUFFIX = ".tmp", ".old"
+"""Of what is written, and of a folder while another one of its name takes its place."""
 
 Ids = range | np.ndarray
 Block = tuple[Sequence[str], np.ndarray]
@@ -58,23 +50,19 @@ class ExportedTable:
 
     @classmethod
     def of(cls, source: Tables, name: str) -> ExportedTable:
-        """Open a table."""
+        """Open a table; InputError if there is none."""
+        shape = source[name].shape
         names = source.relations.labels if name == RELATION else source.vocabulary(name)
-        return cls(source, name, names.names, source[name].shape)
-
-    @property
-    def ids(self) -> range:
-        """All ids."""
-        return range(self.shape[0])
+        return cls(source, name, names.names, shape)
 
     def blocks(
-        self, columns: slice = slice(None), scale: float = 1.0, ids: Ids | None = None
+        self, columns: slice = slice(None), scale: float = 1, ids: Ids | None = None
     ) -> Iterator[Block]:
         """Yield (names, rows) of ascending ids, by default all, with a progress bar for large tables.
 
         Only some columns, and all numbers times a scale.
         """
-        ids = self.ids if ids is None else ids
+        ids = range(self.shape[0]) if ids is None else ids
         is_small = len(ids) < PROGRESS_FROM_ROWS
         with tqdm(total=len(ids), desc=self.name, unit="row", disable=is_small or None) as bar:
             for start in range(0, len(ids), ROWS_AT_A_TIME):
@@ -104,9 +92,9 @@ class Export:
 
     source: Tables
     tables: Sequence[ExportedTable]
-    max_rows: int | None
-    metric: str | None
-    metrics: Mapping[str, Any]
+    max_rows: int | None = None
+    metric: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Output(NamedTuple):
@@ -117,6 +105,7 @@ class Output(NamedTuple):
 
 
 Planner = Callable[[Export], Iterable[Output]]
+TableWriter = Callable[[ExportedTable, BinaryIO], object]
 
 
 def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
@@ -145,9 +134,7 @@ def names_output(table: ExportedTable) -> Output:
     return file_output(names_file(table.name), lambda file: file.writelines(lines))
 
 
-def each_table(
-    suffix: str, write: Callable[[ExportedTable, BinaryIO], object], with_names: bool = False
-) -> Planner:
+def each_table(suffix: str, write: TableWriter, with_names: bool = False) -> Planner:
     """Return the planner of a format with one file for each table, and maybe one of names."""
 
     def plan(export: Export) -> Iterator[Output]:
@@ -159,49 +146,21 @@ def each_table(
     return plan
 
 
-def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
-    """Return the numbers of each row as text."""
-    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
-    pattern = separator.join(["%.9g"] * rows.shape[1])
-    return (pattern % tuple(row) for row in rows.tolist())
-
-
-def table_schema(table: ExportedTable, column: str) -> pa.Schema:
-    """Return the columns of :func:`record_batches`; readers see lists of fixed length as a matrix."""
-    texts = [("name", pa.string()), ("type", pa.string())]
-    return pa.schema([*texts, (column, pa.list_(pa.float32(), table.shape[1]))])
-
-
-def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
-    for names, rows in table.blocks():
-        flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
-        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1]).cast(schema.types[2])
-        types = pa.array([table.name] * len(names), pa.string())
-        yield pa.record_batch([pa.array(names, pa.string()), types, lists], schema=schema)
-
-
 def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
     """Write rows as little-endian float32, one after the other."""
     for _, rows in blocks:
         file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
 
 
-def write_safetensors(
-    file: BinaryIO,
-    tables: Mapping[str, ExportedTable],
-    metadata: Mapping[str, str] | None = None,
-    arrays: Mapping[str, np.ndarray] | None = None,
-) -> None:
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, ExportedTable | np.ndarray]) -> None:
     """Write tables, and arrays of any shape, as tensors of one safetensors file.
 
     By hand, because the package needs all tensors in memory. The format:
     https://huggingface.co/docs/safetensors.
     """
-    arrays = arrays or {}
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
-    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **arrays}
     for name, tensor in tensors.items():
         stop = start + 4 * math.prod(tensor.shape)
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
@@ -209,24 +168,18 @@ def write_safetensors(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     file.write(struct.pack("<Q", len(text)) + text)
-    for table in tables.values():
-        write_rows(file, table.blocks())
-    for values in arrays.values():
-        file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
+    for tensor in tensors.values():
+        write_rows(file, tensor.blocks() if isinstance(tensor, ExportedTable) else [((), tensor)])
 
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
     """Refuse names that a text format cannot hold, before anything is written."""
-    if not forbidden:
-        return
-    separator = re.compile(f"[{re.escape(forbidden)}]")
     for table in tables:
-        for name in table.names:
-            if match := separator.search(name):
-                raise InputError(
-                    f"the name {name!r} of table {table.name!r} has {_SHOWN[match[0]]}, which separates "
-                    f"fields or lines in the format {file_format}; parquet, lancedb and qdrant hold any name"
-                )
+        for name, sign in ((name, sign) for name in table.names for sign in forbidden if sign in name):
+            raise InputError(
+                f"the name {name!r} of table {table.name!r} has {_SHOWN[sign]}, which separates fields or "
+                f"lines in the format {file_format}; parquet, lancedb and qdrant hold any name"
+            )
 
 
 def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> list[Path]:
@@ -237,14 +190,11 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
     for name, _ in outputs:
         if Path(name).name != name:
-            raise InputError(
-                f"the export would write {name!r}, which is no file name in {folder}: the names of the "
-                "model's entity types and data set must have no '/'"
-            )
+            raise InputError(f"the export would write {name!r}, which is no file name in {folder}")
     paths = [folder / name for name, _ in outputs]
-    existing = [path for path in paths if path.exists()]
-    if existing and not overwrite:
-        raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or take another folder")
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} exists; give --overwrite to replace it, or take another folder")
     temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -254,8 +204,7 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         for written, path in zip(temporary, paths):
             _replace(written, path)
     except OSError as error:
-        problem = write_error(f"cannot write to {folder}", error)
-        raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
+        raise write_error(f"cannot write to {folder}", error) from error
     finally:
         for written in temporary:
             with contextlib.suppress(OSError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import string
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,58 +24,34 @@ from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, one_line
 from dglkge.evaluation.metrics import BOTH, PROTOCOL
-from dglkge.inference.exports.files import (
-    Export,
-    ExportedTable,
-    Output,
-    file_output,
-    names_file,
-    names_output,
-    text_output,
-    write_safetensors,
-)
+from dglkge.inference.exports import files
+from dglkge.inference.exports.files import Export, ExportedTable, Output, names_file, text_output
 from dglkge.inference.whole_tables import WholeTables
 from dglkge.typing import RELATION, Relation
 
-LIBRARY = "dglkge"
-LIBRARY_FIELD = "library_name"
-CONFIG = "config.json"
-CARD = "README.md"
+LIBRARY, LIBRARY_FIELD = "dglkge", "library_name"
+CONFIG, CARD = "config.json", "README.md"
 TENSORS = "model.safetensors"
 """The name that the hub expects of a model's tensors."""
 
-HUB_FIELDS = {
-    "config": "training",
-    "dataset_name": "dataset_name",
-    "dataset_fingerprint": "dataset_fingerprint",
-    "entity_types": "entity_types",
-    "progress": "progress",
-    "seed": "seed",
-    "score_function": "score_function",
-    "dim": "dimension",
-    "reciprocal": "reciprocal_relations",
-    "optimizer": "optimizer",
-    "versions": "versions",
-    "score_options": "score_options",
-}
+_SAME = ("dataset_name", "dataset_fingerprint", "entity_types", "progress", "seed", "score_function")
+_RENAMED = {"config": "training", "dim": "dimension", "reciprocal": "reciprocal_relations"}
+HUB_FIELDS = {name: name for name in (*_SAME, "optimizer", "versions", "score_options")} | _RENAMED
 """Attribute of a checkpoint's description to its field in config.json."""
 
 RELATIONS_FIELD = "relations"
 
+DENSE = "dense/"
+"""Before the names of dense parameters of the score function's module; no entity type has a '/'."""
+
 
 def is_hub_folder(folder: Path) -> bool:
     """Return whether a folder holds a model that ``dglkge checkpoint export --format huggingface`` wrote."""
-    if not (folder / TENSORS).is_file() or not (folder / CONFIG).is_file():
-        return False
-    return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
+    has_files = (folder / TENSORS).is_file() and (folder / CONFIG).is_file()
+    return has_files and load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
 
 
-def dense_tensor(name: str) -> str:
-    """Return the tensor of a dense parameter of the score function's module; no entity type has a '/'."""
-    return f"dense/{name}"
-
-
-def map_tensors(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
+def map_tensors(path: Path, needed: Collection[str]) -> dict[str, np.ndarray]:
     """Map the float32 tensors of a safetensors file by name, copy-on-write; needed ones have to be there."""
     try:
         with open(path, "rb") as file:
@@ -88,54 +65,45 @@ def map_tensors(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
             if tensor.get("dtype") == "F32":
                 offset = 8 + header_bytes + tensor["data_offsets"][0]
                 tensors[name] = np.memmap(path, "<f4", "c", offset, tuple(tensor["shape"]))
-        absent = [name for name in needed if name not in tensors]
-        if absent:
-            raise ValueError(f"it has no {absent[0]!r} in float32")
+        for name in needed:
+            if name not in tensors:
+                raise ValueError(f"it has no {name!r} in float32")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         names = ", ".join(map(repr, needed))
         raise InputError(f"{path} is damaged or has no tensor {names}: {error}") from None
     return tensors
 
 
-class HubTables(WholeTables):
-    """Tables of a folder for the hub."""
+def open_hub_folder(folder: Path) -> WholeTables:
+    """Open a folder for the hub."""
+    config = load_json(folder / CONFIG)
+    try:
+        facts: dict[str, Any] = {name: config[field] for name, field in HUB_FIELDS.items()}
+        relations = [Relation(*relation) for relation in config[RELATIONS_FIELD]]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
+    # Modules to import would be code of a stranger: the folder may come from the hub.
+    facts["config"].pop("imports", None)
+    meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+    for table in meta.entity_types:
+        if Path(names_file(table)).name != names_file(table):
+            raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
+    counts = {**meta.entity_types, RELATION: len(relations)}
+    tensors = {name: torch.from_numpy(rows) for name, rows in map_tensors(folder / TENSORS, counts).items()}
+    for table, count in counts.items():
+        if tensors[table].ndim != 2 or len(tensors[table]) != count:
+            shape = tuple(tensors[table].shape)
+            raise InputError(f"{folder / TENSORS}: {table!r} has shape {shape}, {CONFIG} says {count} rows")
 
-    def __init__(self, folder: Path) -> None:
-        config = load_json(folder / CONFIG)
-        try:
-            facts: dict[str, Any] = {name: config[field] for name, field in HUB_FIELDS.items()}
-            relations = [Relation(*relation) for relation in config[RELATIONS_FIELD]]
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
-        # Modules to import would be code of a stranger: the folder may come from the hub.
-        facts["config"].pop("imports", None)
-        meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
-        for table in meta.entity_types:
-            if Path(names_file(table)).name != names_file(table):
-                raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
-        counts, prefix = {**meta.entity_types, RELATION: len(relations)}, dense_tensor("")
-        tensors = map_tensors(folder / TENSORS, list(counts))
-        for table, count in counts.items():
-            if tensors[table].ndim != 2 or len(tensors[table]) != count:
-                raise InputError(
-                    f"{folder / TENSORS}: tensor {table!r} has shape {tensors[table].shape}, {CONFIG} says "
-                    f"{count} rows"
-                )
-        self._dense = {
-            name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)
-        }
-        super().__init__(folder, meta, {table: torch.from_numpy(tensors[table]) for table in counts})
+    def names(entity_type: str) -> Vocabulary:
+        path, count = folder / names_file(entity_type), meta.entity_types[entity_type]
+        vocabulary = Vocabulary.load(path, "entity")
+        if len(vocabulary) != count:
+            raise InputError(f"{path} has {len(vocabulary)} names, expected {count}")
+        return vocabulary
 
-    def dense_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters of the score function's module by name; none where it has none."""
-        return {name: torch.from_numpy(np.array(values)) for name, values in self._dense.items()}
-
-    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
-        path = self.path / names_file(entity_type)
-        names = Vocabulary.load(path, "entity")
-        if len(names) != count:
-            raise InputError(f"{path} has {len(names)} names, expected {count}")
-        return names
+    dense = {name[len(DENSE) :]: values for name, values in tensors.items() if name.startswith(DENSE)}
+    return WholeTables(folder, meta, {table: tensors[table] for table in counts}, names, dense)
 
 
 LOCAL_FIELDS = ("dataset", "output", "imports")
@@ -144,14 +112,8 @@ folder would import."""
 
 SHOWN_METRICS = ("mr", "mrr", "hits@1", "hits@3", "hits@10", "num_queries")
 
-PROTOCOL_WORDS = {
-    "split": "{}",
-    "filtering": "{}",
-    "candidates": "{} candidates",
-    "ties": "{} ties",
-    "num_triples": "{} triples",
-}
-"""Fields of a result's protocol and their words in the card; files of older versions lack some."""
+NOUNS = ("candidates", "ties", "triples")
+"""What values of a result's protocol are of, in the card."""
 
 CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -160,24 +122,22 @@ def plan_huggingface(export: Export) -> list[Output]:
     """Plan the folder."""
     meta = export.source.meta
     tables = {table.name: table for table in export.tables}
-    missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
-    if missing:
-        raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
-    shared_settings = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
+    for name in (*meta.entity_types, RELATION):
+        if name not in tables:
+            raise InputError(f"the format huggingface holds whole models: the table {name!r} is left out")
     config = {
         LIBRARY_FIELD: LIBRARY,
         "dglkge_version": __version__,
         **{field: getattr(meta, name) for name, field in HUB_FIELDS.items()},
-        HUB_FIELDS["config"]: shared_settings,
-        RELATIONS_FIELD: [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations],
+        HUB_FIELDS["config"]: {name: meta.config[name] for name in meta.config if name not in LOCAL_FIELDS},
+        RELATIONS_FIELD: list(map(dataclasses.astuple, meta.relations)),
     }
-    dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
+    dense = {DENSE + name: values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
-    write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, arrays=dense)
+    write = partial(files.write_safetensors, tensors={**tables, **dense})
     return [
-        file_output(TENSORS, write),
-        *map(names_output, tables.values()),
+        files.file_output(TENSORS, write),
+        *map(files.names_output, tables.values()),
         text_output(CONFIG, content),
         text_output(CARD, model_card(meta, tables, export.metrics)),
     ]
@@ -186,17 +146,15 @@ def plan_huggingface(export: Export) -> list[Output]:
 def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metrics: Mapping[str, Any]) -> str:
     """Return the model card: its YAML head with metrics, and a text with examples that can be run."""
     title = f"{meta.score_function} on {meta.dataset_name}"
-    results = list(_results(metrics))
+    results = _results(metrics)
     head: dict[str, Any] = {
         "library_name": LIBRARY,
         "pipeline_tag": "graph-ml",
         "tags": ["knowledge-graph-embeddings", "link-prediction", meta.score_function],
     }
     if results:
-        dataset = {"name": meta.dataset_name, "type": meta.dataset_name}
-        head["model-index"] = [
-            {"name": title, "results": [_index_entry(dataset, *result) for result in results]}
-        ]
+        entries = [_index_entry(meta.dataset_name, *result) for result in results.items()]
+        head["model-index"] = [{"name": title, "results": entries}]
     rows = [
         ("score function", meta.score_function),
         *meta.score_options.items(),
@@ -204,7 +162,7 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
         ("reciprocal relations", meta.reciprocal),
         *((f"rows of `{name}`", f"{table.shape[0]} x {table.shape[1]}") for name, table in tables.items()),
     ]
-    figures = [[words, *(_figure(metrics.get(name)) for name in SHOWN_METRICS)] for words, metrics in results]
+    figures = [[words, *map(_figure, map(both.get, SHOWN_METRICS))] for words, both in results.items()]
     not_measured = "Not measured. `dglkge evaluate` ranks the test triples.\n"
     relation = meta.relations[0]
     return string.Template(CARD_TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -220,9 +178,7 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
         entity_type=repr(relation.lhs),
         dataset=meta.dataset_name,
         fingerprint=meta.dataset_fingerprint,
-        progress=_listed(meta.progress),
-        optimizer=_listed(meta.optimizer),
-        versions=_listed(meta.versions),
+        **{name: _listed(getattr(meta, name)) for name in ("progress", "optimizer", "versions")},
         config=CONFIG,
     )
 
@@ -231,27 +187,24 @@ def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items()) or "not recorded"
 
 
-def _results(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the protocol in words and the metrics of both sides of each result; equal protocols once."""
-    seen = set()
+def _results(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the metrics of both sides of each result by its protocol in words; the first of equal ones."""
+    results: dict[str, Mapping[str, Any]] = {}
     for result in metrics.values():
         # Not the whole result: its field "ties" has results under all rules.
-        known = {**result[PROTOCOL], "num_triples": result.get("num_triples")}
-        words = ", ".join(
-            text.format(known[name]) for name, text in PROTOCOL_WORDS.items() if known.get(name)
-        )
-        if words not in seen:
-            seen.add(words)
-            yield words, result[BOTH]
+        known = {**result[PROTOCOL], "triples": result.get("num_triples")}
+        words = [f"{known[noun]} {noun}" for noun in NOUNS if known.get(noun)]
+        results.setdefault(", ".join([known["split"], known["filtering"], *words]), result[BOTH])
+    return results
 
 
-def _index_entry(dataset: Mapping[str, str], words: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _index_entry(dataset: str, words: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result as the hub's index has it."""
-    values = [{"type": name, "value": metrics[name]} for name in SHOWN_METRICS if name in metrics]
+    shown = [name for name in SHOWN_METRICS if name in metrics]
     return {
         "task": {"type": "link-prediction", "name": "Link prediction"},
-        "dataset": {**dataset, "split": words.partition(",")[0]},
-        "metrics": [{**value, "name": f"{value['type']} ({words})"} for value in values],
+        "dataset": {"name": dataset, "type": dataset, "split": words.partition(",")[0]},
+        "metrics": [{"type": name, "value": metrics[name], "name": f"{name} ({words})"} for name in shown],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import open_vectors, word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, require_known
-from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
+from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, one_file, require_width
 from dglkge.inference.exports.export import SAFETENSORS_NAME
 from dglkge.inference.exports.files import names_file
 from dglkge.inference.exports.hub import map_tensors
+from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -52,35 +54,34 @@ def import_tables(
         Whether a relation's row has a half for each side.
     """
     require_known("format", file_format, FORMATS)
-    if file_format == DGLKE:
-        score_function, read = _dglke_reader(folder, dataset, score_function, reciprocal)
-    elif score_function is None:
+    read = READERS.get(file_format)
+    if read is None:  # DGL-KE's folder is read as a whole
+        if reciprocal:
+            raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
+        if len(dataset.entity_types) != 1:
+            types = ", ".join(dataset.entity_types)
+            raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
+        files = DglkeFolder.open(folder, score_function)
+        score_function, read = files.score_function, partial(_read_dglke, files)
+    if score_function is None:
         raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
-    else:
-        read = READERS[file_format]
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     parts = {}
     # Matched by label, as the export writes them: several relations may share a name.
     for table in [*dataset.entity_types, RELATION]:
         vocabulary = dataset.relations.labels if table == RELATION else names[table]
-        rows = _in_order(*read(folder, table), vocabulary, table, file_format)
+        rows = _in_order(read(folder, table), vocabulary, table, file_format)
         parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
-    widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
+    widths = {name: parts[name].rows.shape[1] for name in names}
     # A score function has one dimension for entities of all types.
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
-    dim = next(iter(widths.values()))
-    width = parts[RELATION].rows.shape[1]
-    model = model_of_width(score_function, dim, width, reciprocal, folder, score_options)
-    if model.score_function.has_module:
+    model = build_model(score_function, min(widths.values()), reciprocal, score_options)
+    require_width(model, score_function, parts[RELATION].rows, folder)
+    if model.score_function.has_module or model.score_function.operators:
         raise InputError(
-            f"the score function {score_function} has dense parameters, which files of rows do not hold; "
-            "allowed: a score function without, or dglkge checkpoint convert of a checkpoint"
-        )
-    if model.score_function.operators:
-        raise InputError(
-            f"the score function {score_function} has several operators, and files of rows do not "
-            "say which one a relation has; allowed: a score function with one, or a checkpoint"
+            f"files of rows hold neither dense parameters nor operators of relations, which {score_function} "
+            "has; allowed: another score function, or dglkge checkpoint convert of a checkpoint"
         )
     meta = CheckpointMeta(
         config={},
@@ -88,17 +89,16 @@ def import_tables(
         progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
         seed=0,
         score_function=score_function,
-        dim=dim,
+        dim=model.dim,
         reciprocal=reciprocal,
         score_options=model.score_function.options,
     )
     return save_converted(output, meta, parts, names)
 
 
-def _in_order(
-    names: Sequence[str], rows: np.ndarray, vocabulary: Vocabulary, table: str, file_format: str
-) -> np.ndarray:
+def _in_order(named: Named, vocabulary: Vocabulary, table: str, file_format: str) -> np.ndarray:
     """Return the rows (n, D) float32 in the order of a vocabulary."""
+    names, rows = named
     if rows.ndim != 2 or (len(names) and len(names) != len(rows)):
         raise InputError(f"table {table!r}: got rows of shape {rows.shape} and {len(names)} names")
     if len(names):
@@ -117,82 +117,41 @@ def _in_order(
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def _file(folder: Path, pattern: str) -> Path:
-    """Return the one file of a folder that matches a pattern."""
-    paths = sorted(folder.glob(pattern))
-    if len(paths) != 1:
-        raise InputError(f"expected one file {folder / pattern}, found {len(paths)}")
-    return paths[0]
-
-
 def _names(folder: Path, table: str) -> list[str]:
     path = folder / names_file(table)
     return read_lines(path) if path.is_file() else []
 
 
 def _read_npy(folder: Path, table: str) -> Named:
-    return _names(folder, table), load_npy(_file(folder, f"{table}.npy"))
+    return _names(folder, table), load_npy(one_file(folder, f"{table}.npy"))
 
 
-def _vector_reader(suffix: str) -> Reader:
-    """Return the reader of files that hold names and rows."""
-
-    def read(folder: Path, table: str) -> Named:
-        file = open_vectors(_file(folder, f"{table}{suffix}"))
-        names = list(file.names())
-        blocks = [rows.astype(np.float32) for _, rows in file.rows(np.arange(len(names)))]
-        return names, np.concatenate(blocks)
-
-    return read
+def _read_vectors(suffix: str, folder: Path, table: str) -> Named:
+    """Read a file that holds names and rows."""
+    file = open_vectors(one_file(folder, f"{table}{suffix}"))
+    names = list(file.names())
+    blocks = [rows.astype(np.float32) for _, rows in file.rows(np.arange(len(names)))]
+    return names, np.concatenate(blocks)
 
 
-def _dglke_reader(
-    folder: Path, dataset: Dataset, score_function: str | None, reciprocal: bool
-) -> tuple[str, Reader]:
-    """Return the score function of DGL-KE's files, and the function that reads a table of them."""
-    if reciprocal:
-        raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
-    if len(dataset.entity_types) != 1:
-        types = ", ".join(dataset.entity_types)
-        raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
-    files = DglkeFolder.open(folder)
-    if files.model is None and score_function is None:
-        raise InputError(
-            f"neither config.json nor the names of the files in {folder} say what model the rows belong to; "
-            "--score-function does"
-        )
-    file_model = models()[files.model] if files.model else score_function
-    if score_function not in (None, file_model):
-        raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
-
-    def read(folder: Path, table: str) -> Named:
-        name = RELATION if table == RELATION else ENTITY
-        rows = files.rows(name, str(file_model))
-        names = files.names(name, len(rows)) or _names(folder, table)
-        if not names:
-            logger.warning(
-                "no id map of the table %s in %s: its rows are taken in the order of the data set",
-                name,
-                folder,
-            )
-        return names, rows
-
-    return str(file_model), read
+def _read_dglke(files: DglkeFolder, folder: Path, table: str) -> Named:
+    name = RELATION if table == RELATION else ENTITY
+    rows = files.rows(name)
+    names = files.names(name, len(rows)) or _names(folder, table)
+    if not names:
+        order = "its rows are taken in the order of the data set"
+        logger.warning("no id map of the table %s in %s: %s", name, folder, order)
+    return names, rows
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:
-    tensors = map_tensors(_file(folder, f"{table}.safetensors"), [SAFETENSORS_NAME])
+    tensors = map_tensors(one_file(folder, f"{table}.safetensors"), [SAFETENSORS_NAME])
     return _names(folder, table), tensors[SAFETENSORS_NAME]
 
 
-DGLKE = "dglke"
-READERS: dict[str, Reader] = {
-    "npy": _read_npy,
-    "parquet": _vector_reader(".parquet"),
-    "safetensors": _read_safetensors,
-    "tsv": _vector_reader(".tsv"),
-    "word2vec": _vector_reader(".vec"),
-}
+SUFFIXES = {"parquet": ".parquet", "tsv": ".tsv", "word2vec": ".vec"}
+READERS: dict[str, Reader] = {"npy": _read_npy, "safetensors": _read_safetensors}
+READERS |= {name: partial(_read_vectors, suffix) for name, suffix in SUFFIXES.items()}
 """Format to the function that reads one table of it."""
-FORMATS = (DGLKE, *READERS)
+FORMATS = ("dglke", *READERS)
 """All formats that can be read. DGL-KE's has no reader of its own here: its folder is read as a whole."""

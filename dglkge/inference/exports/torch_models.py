@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from dglkge.errors import InputError
+from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
-
-if TYPE_CHECKING:
-    from dglkge.inference.trained_model import TrainedModel
 
 
 class TorchModel(nn.Module):
@@ -36,27 +34,24 @@ class TorchModel(nn.Module):
         The score function's dense parameters.
     """
 
-    first_heads: Tensor
-    first_tails: Tensor
+    first: Tensor
 
     def __init__(self, run: TrainedModel) -> None:
         super().__init__()
-        tables = run.tables
-        types = list(tables.entity_types)
-        rows = [_all_rows(run, name) for name in types]
+        tables, types = run.tables, run.tables.entity_types
+        rows = [tables[name][:] for name in types]
         # Rows that are narrower than the dimension have zeros at their end.
         wide = [pad(type_rows, (0, run.model.dim - type_rows.shape[1])) for type_rows in rows]
         self.entities = nn.Parameter(torch.cat(wide))
-        self.relations = nn.Parameter(_all_rows(run, RELATION))
+        self.relations = nn.Parameter(tables[RELATION][:])
         self._model = copy.deepcopy(run.model)
         self._num_times = tables.relations.num_times
         self.module = self._model.module
         if self.module is not None:
             self.module.requires_grad_(True)
         first = dict(zip(types, np.cumsum([0, *map(len, rows)]).tolist()))
-        for name, side in (("first_heads", Side.HEAD), ("first_tails", Side.TAIL)):
-            firsts = [first[relation.candidate_type(side)] for relation in tables.relations.relations]
-            self.register_buffer(name, torch.tensor(firsts), persistent=False)
+        ends = [(first[relation.lhs], first[relation.rhs]) for relation in tables.relations.relations]
+        self.register_buffer("first", torch.tensor(ends), persistent=False)
 
     def forward(self, h: Tensor, r: Tensor, t: Tensor, side: Side | None = None) -> Tensor:
         """Return the scores of triples, (B,); higher is better.
@@ -70,18 +65,13 @@ class TorchModel(nn.Module):
             The score as an answer to (h, r, ?) for ``Side.TAIL``, to (?, r, t) for ``Side.HEAD``. They differ
             only with reciprocal relations; by default it is their mean, as of ``run.score``.
         """
-        heads, tails = self.entities[self.first_heads[r] + h], self.entities[self.first_tails[r] + t]
+        heads, tails = self.entities[self.first[r, 0] + h], self.entities[self.first[r, 1] + t]
         if side is None and self._model.reciprocal:
             return (self(h, r, t, Side.HEAD) + self(h, r, t, Side.TAIL)) / 2
         side = side or Side.TAIL
         anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
         rows = self._model.set_times(self.relations[r // self._num_times], r % self._num_times)
         return self._model.compare_pairs(self._model.query(anchors, rows, side, r), answers)
-
-
-def _all_rows(run: TrainedModel, table: str) -> Tensor:
-    """Return the rows of a table by id."""
-    return run.tables.gather(table, torch.arange(len(run.tables[table])))
 
 
 def _complex(rows: Tensor) -> list[Tensor]:
@@ -137,10 +127,8 @@ def pykeen_model(run: TrainedModel, factory: Any) -> Any:
 
     entity_type, (interaction, settings, entity_split, relation_split) = _counterpart(run, "PyKEEN", PYKEEN)
     if run.model.reciprocal and not factory.create_inverse_triples:
-        raise InputError(
-            "the run has reciprocal relations, so the factory needs create_inverse_triples=True: without "
-            "them PyKEEN predicts heads by the half of a relation's row that was trained for tails"
-        )
+        # Without them PyKEEN predicts heads by the half of a relation's row that was trained for tails.
+        raise InputError("the run has reciprocal relations, so the factory needs create_inverse_triples=True")
     tables, vocabulary = run.tables, run.tables.vocabulary(entity_type)
     by_id = [sorted(ids, key=ids.get) for ids in (factory.entity_to_id, factory.relation_to_id)]
     entities = tables.gather(entity_type, torch.from_numpy(vocabulary.ids(by_id[0])))
@@ -179,17 +167,15 @@ def geometric_model(run: TrainedModel) -> Any:
     from torch_geometric.nn import kge
 
     entity_type, (name, number) = _counterpart(run, "torch_geometric.nn.kge", GEOMETRIC)
-    entities, relations = _all_rows(run, entity_type), _all_rows(run, RELATION)
+    entities, relations = run.tables[entity_type][:], run.tables[RELATION][:]
     if run.model.reciprocal:
         relations = torch.cat(_directions(run, relations))
     model = getattr(kge, name)(len(entities), len(relations), run.model.dim // number)
-    tables = {"node_emb": entities.chunk(number, dim=-1), "rel_emb": relations.chunk(number, dim=-1)}
-    # The second half of complex rows is a table of its own.
-    state = {
-        f"{table}{suffix}.weight": half
-        for table, halves in tables.items()
-        for suffix, half in zip(("", "_im"), halves)
-    }
+    state = {}
+    for table, rows in (("node_emb", entities), ("rel_emb", relations)):
+        # The second half of complex rows is a table of its own.
+        for suffix, half in zip(("", "_im"), rows.chunk(number, dim=-1)):
+            state[f"{table}{suffix}.weight"] = half
     model.load_state_dict(state)
     return model
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -43,6 +44,9 @@ TRIED_SHARE = 5
 """One question of so many is for choosing among them."""
 
 STEPS = 40
+
+Curves = dict[tuple[int, Side], Platt]
+"""By relation id and side."""
 
 
 @dataclass
@@ -93,16 +97,14 @@ class QuestionMaker:
         self._true = run.known_triples(splits=(TRAIN, VALID))
         self._valid = run.dataset.split(VALID)
         triples = np.concatenate([run.dataset.split(TRAIN), self._valid])
-        types = list(run.tables.entity_types)
+        relations = run.tables.relations.relations
         self._links: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        for type_ in types:
+        for type_ in run.tables.entity_types:
             parts = []
             for place, side in enumerate(Side):
-                relations = run.tables.relations.relations
                 fits = np.array([relation.candidate_type(side) == type_ for relation in relations])
-                side_triples = triples[fits[triples[:, 1]]]
-                columns = side_triples[:, [side.column, side.anchor_column, 1]]
-                parts.append(np.column_stack([columns, np.full(len(side_triples), place)]))
+                columns = triples[fits[triples[:, 1]]][:, [side.column, side.anchor_column, 1]]
+                parts.append(np.column_stack([columns, np.full(len(columns), place)]))
             links = np.concatenate(parts)
             links = links[np.argsort(links[:, 0], kind="stable")]
             counts = np.arange(len(run.tables.vocabulary(type_)) + 1)
@@ -110,22 +112,18 @@ class QuestionMaker:
 
     def draw(self) -> tuple[str, np.ndarray, np.ndarray] | None:
         """Return the type of the answers, links (L, 3: entity, relation, side) and signs; None if unlucky."""
-        relations, sides = self._run.tables.relations, list(Side)
-        place = int(self._draws.integers(len(sides)))
-        triple = self._valid[self._draws.integers(len(self._valid))]
-        answer = int(triple[sides[place].column])
-        type_ = relations[int(triple[1])].candidate_type(sides[place])
+        place = int(self._draws.integers(len(Side)))
+        side, triple = list(Side)[place], self._valid[self._draws.integers(len(self._valid))].tolist()
+        type_ = self._run.tables.relations[triple[1]].candidate_type(side)
         num_links, num_negated = KINDS[self._draws.integers(len(KINDS))]
-        links = [(int(triple[sides[place].anchor_column]), int(triple[1]), place)]
-        owners = [answer] * (num_links - 1) + [
-            int(self._draws.integers(len(self._run.tables.vocabulary(type_)))) for _ in range(num_negated)
-        ]
+        links: list[tuple[int, ...]] = [(triple[side.anchor_column], triple[1], place)]
+        num_entities = len(self._run.tables.vocabulary(type_))
+        others = [int(self._draws.integers(num_entities)) for _ in range(num_negated)]
         choices, starts = self._links[type_]
-        for owner in owners:
+        for owner in [triple[side.column]] * (num_links - 1) + others:
             if starts[owner] == starts[owner + 1]:
                 return None
-            link = choices[self._draws.integers(starts[owner], starts[owner + 1])]
-            links.append((int(link[0]), int(link[1]), int(link[2])))
+            links.append(tuple(choices[self._draws.integers(starts[owner], starts[owner + 1])].tolist()))
         if len(set(links)) < len(links):
             return None
         return type_, np.array(links), np.array([1] * num_links + [-1] * num_negated)
@@ -135,10 +133,9 @@ class QuestionMaker:
         num_entities = len(self._run.tables.vocabulary(type_))
         drawn = self._draws.permutation(num_entities)[:POOL]
         is_negated = signs[:, None] < 0
-        is_true, is_known = (
-            self._satisfied(known, links, num_entities) for known in (self._true, self._known)
-        )
-        fulfils, is_proved = ((satisfied != is_negated).all(0) for satisfied in (is_true, is_known))
+        both = [self._satisfied(known, links, num_entities) for known in (self._true, self._known)]
+        is_known = both[1]
+        fulfils, is_proved = ((satisfied != is_negated).all(0) for satisfied in both)
         answers = np.flatnonzero(fulfils & ~(is_known | is_negated).all(0))
         # What a known link excludes needs no probability.
         is_excluded = (is_known & is_negated).any(0)
@@ -153,9 +150,8 @@ class QuestionMaker:
         order = num_answers + np.argsort(-values[num_answers:], kind="stable")
         likeliest, rest = order[:LIKELIEST], self._draws.permutation(order[LIKELIEST:])
         kept = np.concatenate([np.arange(num_answers), likeliest, rest[:OTHERS]])
-        share = (num_entities - len(answers)) / len(negatives)
         weights = np.ones(len(kept))
-        weights[num_answers:] = share
+        weights[num_answers:] = (num_entities - len(answers)) / len(negatives)
         weights[num_answers + len(likeliest) :] *= max(1.0, len(rest) / OTHERS)
         groups = np.where(known[kept], -1, links[:, 1] * len(Side) + links[:, 2])
         padding = ((0, 0), (0, MOST_LINKS - len(links)))
@@ -179,20 +175,14 @@ class QuestionMaker:
     @torch.no_grad()
     def _scores(self, type_: str, links: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the scores of entities as answers to each link, (n, L)."""
-        tables, model, scores = self._run.tables, self._run.model, []
-        rows = tables.gather(type_, torch.from_numpy(ids)).float()
+        rows, scores = self._run.tables.gather(type_, torch.from_numpy(ids)).float(), []
         for entity, relation_id, place in links.tolist():
-            side, relation_ids = list(Side)[place], torch.tensor([relation_id])
-            anchor_type = tables.relations[relation_id].anchor_type(side)
-            anchor = tables.gather(anchor_type, torch.tensor([entity])).float()
-            query = model.query(anchor, tables.gather(RELATION, relation_ids).float(), side, relation_ids)
-            scores.append(model.compare(query, rows)[0].double().numpy())
+            query = self._run.queries(list(Side)[place], np.array([entity]), relation_id, torch.float32)
+            scores.append(self._run.model.compare(query, rows)[0].double().numpy())
         return np.stack(scores, axis=1)
 
 
-def fit_adapter(
-    run: TrainedModel, curve: Platt, num_questions: int, seed: int = 0
-) -> dict[tuple[int, Side], Platt]:
+def fit_adapter(run: TrainedModel, curve: Platt, num_questions: int, seed: int = 0) -> Curves:
     """Return the curve of every relation and side.
 
     Parameters
@@ -209,15 +199,16 @@ def fit_adapter(
     """
     if curve.slope <= 0:
         raise InputError("the calibrated probability falls with the score: the model tells nothing apart")
-    maker, parts, tries = QuestionMaker(run, curve, seed), list[tuple[np.ndarray, ...]](), 0
-    while len(parts) < num_questions:
-        tries += 1
-        if tries > 100 * num_questions:
-            raise InputError(f"{num_questions} questions cannot be made of the graph, only {len(parts)}")
+    maker, parts = QuestionMaker(run, curve, seed), list[tuple[np.ndarray, ...]]()
+    for _ in range(100 * num_questions):
+        if len(parts) == num_questions:
+            break
         question = maker.draw()
         examples = None if question is None else maker.examples(*question)
         if examples is not None:
             parts.append((*examples, np.full(len(examples[-1]), len(parts))))
+    if len(parts) < num_questions:
+        raise InputError(f"{num_questions} questions cannot be made of the graph, only {len(parts)}")
     all_examples = Examples(*(torch.from_numpy(np.concatenate(columns)) for columns in zip(*parts)))
     features = _features(run)
     is_tried = all_examples.question % TRIED_SHARE == 0
@@ -227,14 +218,9 @@ def fit_adapter(
         slopes, offsets = _curves(_fit(fitted, features, curve, ridge), features, curve)
         quality[ridge] = float(tried.loss(slopes, offsets))
     logger.info("log loss of questions left out, by the adapter's ridge: %s", quality)
-    slopes, offsets = _curves(
-        _fit(all_examples, features, curve, min(quality, key=quality.__getitem__)), features, curve
-    )
-    sides = list(Side)
-    return {
-        (group // len(sides), sides[group % len(sides)]): Platt(slope, offset)
-        for group, (slope, offset) in enumerate(zip(slopes.tolist(), offsets.tolist()))
-    }
+    best = _fit(all_examples, features, curve, min(quality, key=quality.__getitem__))
+    parameters = (numbers.tolist() for numbers in _curves(best, features, curve))
+    return dict(zip(product(range(len(run.tables.relations)), Side), map(Platt, *parameters)))
 
 
 def _features(run: TrainedModel) -> Tensor:

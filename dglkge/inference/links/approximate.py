@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,13 +13,10 @@ from tqdm import tqdm
 
 from dglkge.errors import import_extra
 from dglkge.evaluation.queries import exact_scores
-from dglkge.inference.links.missing_links import PAIR
+from dglkge.inference.links.missing_links import PAIR, best_links
 from dglkge.inference.search import candidate_blocks
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.kge_model import KgeModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RECALL_WANTED = 0.95
 """The number of searched lists is doubled until a sample has this recall."""
@@ -41,28 +38,19 @@ class RowIndex:
     threads : int
         Of a search.
 
-    Parameters
-    ----------
     option : str
         What needs faiss, for the error without it.
     is_normalized : bool
         Divide each row by its norm: inner products of such rows are cosines.
     """
 
-    def __init__(
-        self,
-        option: str,
-        tables: Tables,
-        entity_type: str,
-        threads: int = 1,
-        show_progress: bool = False,
-        is_normalized: bool = False,
-    ) -> None:
-        self._faiss = faiss = import_extra(option, "faiss", "faiss", "faiss-cpu")
-        self._tables, self._type, self.threads = tables, entity_type, threads
-        self._is_normalized = is_normalized
+    option, is_normalized = "--faiss", False
+
+    def __init__(self, tables: Tables, table: str, threads: int = 1, show_progress: bool = False) -> None:
+        self._faiss = faiss = import_extra(self.option, "faiss", "faiss", "faiss-cpu")
+        self._tables, self._type, self.threads = tables, table, threads
         faiss.omp_set_num_threads(threads)
-        num_rows, width = tables[entity_type].shape
+        num_rows, width = tables[table].shape
         self.num_lists = max(1, min(num_rows // ROWS_PER_LIST, 2 * math.isqrt(num_rows)))
         self.num_searched = 1
         # Owned by Python: the index only points to it.
@@ -74,20 +62,24 @@ class RowIndex:
         draws = np.random.default_rng(0)
         training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
         self._index.train(self.rows(np.sort(training)))
-        bar = tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True)
-        with bar:
-            for shard in tables.shards(entity_type):
+        with tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True) as bar:
+            for shard in tables.shards(table):
                 for start, stop in candidate_blocks(1, shard):
                     rows = self._prepared(shard.rows[start:stop])
                     self._index.add_with_ids(rows, shard.original_ids[start:stop].numpy())
                     bar.update(stop - start)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many lists there are and are searched."""
+        return {"lists": self.num_lists, "lists_searched": self.num_searched}
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows (n, D) of original ids, float32, as they are indexed."""
         return self._prepared(self._tables.gather(self._type, torch.from_numpy(ids)))
 
     def _prepared(self, rows: Tensor) -> np.ndarray:
-        return (normalize(rows) if self._is_normalized else rows).float().numpy()
+        return (normalize(rows) if self.is_normalized else rows).float().numpy()
 
     def nearest(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Return the ids (n, k) of candidates of queries (n, D), -1 where the lists have no more."""
@@ -98,11 +90,12 @@ class RowIndex:
         nearest: np.ndarray = ids
         return nearest
 
-    def tune(self, recall: Callable[[], float]) -> float:
-        """Double the number of searched lists until a recall suffices; return the last one."""
+    def tune(self, recall: Callable[[], tuple[int, int]]) -> float:
+        """Double the number of searched lists until enough of some links are found; return their share."""
         while True:
             self._index.nprobe = self.num_searched
-            share = recall()
+            hits, total = recall()
+            share = hits / max(1, total)
             if share >= RECALL_WANTED or self.num_searched == self.num_lists:
                 return share
             self.num_searched = min(2 * self.num_searched, self.num_lists)
@@ -123,32 +116,21 @@ Sample = list[tuple[int, np.ndarray]]
 """Relations and heads of queries."""
 
 
-class IndexedTails:
-    """Indexes of the types that relations have as tails, built at first use.
+class TailIndex(RowIndex):
+    """Index of a type that relations have as tails, built with all threads, searched with one.
 
     Scores of links are exact; what is approximate is which links are found.
     """
 
-    def __init__(self, model: KgeModel, tables: Tables) -> None:
-        self._model, self._tables = model, tables
-        self.indexes: dict[str, RowIndex] = {}
+    option = "--candidates faiss"
 
-    def build(self, entity_type: str) -> None:
-        """Build the index of a type, with all threads; it is searched with one."""
-        index = RowIndex("--candidates faiss", self._tables, entity_type, torch.get_num_threads())
-        index.threads = 1
-        self.indexes[entity_type] = index
+    def __init__(self, model: KgeModel, tables: Tables, entity_type: str) -> None:
+        super().__init__(tables, entity_type, torch.get_num_threads())
+        self._model, self.threads = model, 1
 
-    def search(
-        self,
-        entity_type: str,
-        query: Tensor,
-        known: tuple[np.ndarray, np.ndarray],
-        least: float,
-        k: int | None,
-    ) -> np.ndarray:
+    def search(self, query: Tensor, known: Sequence[np.ndarray], least: float, k: int | None) -> np.ndarray:
         """Return the links found; the arguments are those of :class:`.missing_links.LinkSearch`."""
-        base = int(self._tables[entity_type].shape[0])
+        base = len(self._tables[self._type])
         known_keys = np.sort(known[0] * base + known[1])
         most_known = int(np.bincount(known[0]).max()) if len(known[0]) else 0
         count = FIRST_CANDIDATES if k is None else SPARE * k + most_known
@@ -157,68 +139,54 @@ class IndexedTails:
             count, again = min(count, base), []
             step = max(1, CANDIDATES_AT_A_TIME // count)
             for places in np.split(open_queries, range(step, len(open_queries), step)):
-                links, has_more = self._nearest(entity_type, query, places, count)
+                links, has_more = self._scored(query, places, count)
                 if k is None and count < base:
                     lowest = np.full(len(query), np.inf)
                     np.minimum.at(lowest, links["query"], links["score"])
                     again.append(places[has_more & (lowest[places] >= least)])
                     links = links[~np.isin(links["query"], again[-1])]
                 keys = links["query"] * base + links["candidate"]
-                links = links[(links["score"] >= least) & ~np.isin(keys, known_keys)]
-                order = np.lexsort((links["candidate"], -links["score"], links["query"]))
-                starts = np.searchsorted(links["query"][order], links["query"][order])
-                parts.append(links[order[np.arange(len(order)) - starts < (k or base)]])
+                parts.append(best_links(links[(links["score"] >= least) & ~np.isin(keys, known_keys)], k))
             open_queries, count = np.concatenate([np.empty(0, np.int64), *again]), 4 * count
         return np.concatenate(parts)
 
-    def _nearest(
-        self, entity_type: str, query: Tensor, places: np.ndarray, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _scored(self, query: Tensor, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the candidates of some queries with exact scores, and which queries may have more."""
-        ids = self.indexes[entity_type].nearest(query[places].float().numpy(), count)
+        ids = self.nearest(query[places].float().numpy(), count)
         place, column = np.nonzero(ids >= 0)
         links = np.empty(len(place), PAIR)
         links["query"], links["candidate"] = places[place], ids[place, column]
         distinct, row = np.unique(links["candidate"], return_inverse=True)
-        rows = self._tables.gather(entity_type, torch.from_numpy(distinct))
+        rows = self._tables.gather(self._type, torch.from_numpy(distinct))
         query_ids = torch.from_numpy(np.ascontiguousarray(links["query"]))
         links["score"] = exact_scores(self._model, query, query_ids, rows, torch.from_numpy(row.reshape(-1)))
         return links, np.asarray(ids.min(axis=1) >= 0)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the lists of each type, and how many are searched."""
-        return {
-            type_: {"lists": index.num_lists, "lists_searched": index.num_searched}
-            for type_, index in self.indexes.items()
-        }
 
-
-def draw_queries(num_heads: dict[int, int], head_ids: Callable[[int], np.ndarray], seed: int) -> Sample:
+def draw_queries(relation_ids: Sequence[int], head_ids: Callable[[int], np.ndarray], seed: int) -> Sample:
     """Draw relations in proportion to their queries, and heads of each."""
     draws = np.random.default_rng(seed)
-    counts = np.array(list(num_heads.values()), np.float64)
+    counts = np.array([len(head_ids(id_)) for id_ in relation_ids], np.float64)
     if not counts.sum():
         return []
-    drawn = draws.choice(list(num_heads), SAMPLED_RELATIONS, p=counts / counts.sum())
+    drawn = draws.choice(relation_ids, SAMPLED_RELATIONS, p=counts / counts.sum())
     sample = []
-    for relation_id in np.unique(drawn).tolist():
+    for relation_id, times in zip(*(column.tolist() for column in np.unique(drawn, return_counts=True))):
         heads = head_ids(relation_id)
-        count = min(len(heads), SAMPLED_HEADS * int((drawn == relation_id).sum()))
+        count = min(len(heads), SAMPLED_HEADS * times)
         sample.append((relation_id, np.sort(draws.choice(heads, count, replace=False))))
     return sample
 
 
-def recall_of(
-    sample: Sample,
-    exact: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-    approximate: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-) -> tuple[int, int]:
+Search = Callable[[int, np.ndarray], Iterator[np.ndarray]]
+"""Takes a relation and heads (n,), and yields links."""
+
+
+def recall_of(sample: Sample, exact: Search, approximate: Search) -> tuple[int, int]:
     """Return how many links of the exact search of a sample another one has found, and how many there are."""
-    hits = total = 0
-    for relation_id, heads in sample:
-        exact_links, approximate_links = (
-            {tuple(pair) for links in search(relation_id, heads) for pair in links[["head", "tail"]].tolist()}
-            for search in (exact, approximate)
-        )
-        hits, total = hits + len(exact_links & approximate_links), total + len(exact_links)
-    return hits, total
+    ids = ["relation", "head", "tail"]
+    exact_links, approximate_links = (
+        {link for query in sample for links in search(*query) for link in links[ids].tolist()}
+        for search in (exact, approximate)
+    )
+    return len(exact_links & approximate_links), len(exact_links)

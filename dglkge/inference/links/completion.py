@@ -8,12 +8,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +22,15 @@ import torch
 
 from dglkge.data.dataset_files import SPLITS, replacing
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError, require_known, unknown_name, write_error
+from dglkge.errors import InputError, require_known, write_error
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, FAISS, SEARCHES, SEEN
-from dglkge.inference.links.approximate import RECALL_AT, IndexedTails, draw_queries, recall_of
-from dglkge.inference.links.missing_links import (
-    CANDIDATE_PANEL,
-    LinkSearch,
-    check_finite,
-    has_fast_bfloat16,
-)
+from dglkge.inference.links.approximate import RECALL_AT, TailIndex, draw_queries, recall_of
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch, check_finite, has_fast_bfloat16
 from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.typing import RELATION, Relation, Side
+from dglkge.typing import Relation, Side
 
 QUERY_NUMBERS = 1 << 23
 """Most numbers of the queries that a thread searches at a time, in float64."""
@@ -48,24 +43,21 @@ RUN_ROWS = 1 << 21
 
 WORK_SUFFIX, PLAN_FILE = ".parts", "plan.json"
 
-LINK = np.dtype(
-    [("probability", "<f8"), ("score", "<f8"), ("head", "<i8"), ("tail", "<i8"), ("relation", "<i8")]
-)
+LINK = np.dtype([("probability", "f8"), ("score", "f8"), ("head", "i8"), ("tail", "i8"), ("relation", "i8")])
 """A link in original ids, as the files of a unit have it; without calibration its probability is 0."""
 
 MERGED_ROWS = 1 << 21
 """Rows of all files that are in memory during a merge."""
 
+Progress = Callable[[int], object]
+"""Takes the number of queries just searched."""
+
 POINTS_A_DECADE = 10
 """Ranks of the precision-recall curve, evenly spaced by their logarithm."""
 
 
-class Task(NamedTuple):
-    """Queries (head, relation, ?): some heads of one relation, by their places among its heads."""
-
-    relation_id: int
-    start: int
-    stop: int
+Task = tuple[int, int, int]
+"""Queries (head, relation, ?): a relation, and the first place and the end of some of its heads."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +87,10 @@ class Completion:
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same where parts of an interrupted search are used."""
-        checkpoint = self.run.checkpoint
-        digest = hashlib.sha256()
-        for name, ids in sorted((self.heads or {}).items()):
-            digest.update(name.encode() + b"\0" + ids.tobytes())
+        identity = {"run_id": self.run.checkpoint.manifest.run_id, "version": self.run.checkpoint.version}
+        heads = {name: hashlib.sha256(ids.tobytes()).hexdigest() for name, ids in (self.heads or {}).items()}
         names = ("relation_ids", "min_probability", "least_scores", "k", "candidates", "held_out")
-        return {
-            "run_id": checkpoint.manifest.run_id,
-            "version": checkpoint.version,
-            "heads": digest.hexdigest() if self.heads is not None else None,
-            **{name: getattr(self, name) for name in names},
-        }
+        return {**identity, "heads": heads or None, **{name: getattr(self, name) for name in names}}
 
     @cached_property
     def known(self) -> KnownTriples:
@@ -123,11 +108,10 @@ class Completion:
         if self.calibration is None or self.min_probability is None:
             return [-np.inf] * len(self.relation_ids)
         curves = [self.calibration.curve_of(id_, Side.TAIL) for id_ in self.relation_ids]
-        common = least_score(self.calibration.curve, self.min_probability)
-        return [
-            common if curve is self.calibration.curve else least_score(curve, self.min_probability)
-            for curve in curves
-        ]
+        # Most relations share a curve.
+        distinct = {id(curve): curve for curve in curves}
+        least_of = {key: least_score(curve, self.min_probability) for key, curve in distinct.items()}
+        return [least_of[id(curve)] for curve in curves]
 
     def relation(self, relation_id: int) -> Relation:
         """Return a relation with its entity types."""
@@ -160,7 +144,7 @@ class Completion:
                     units.append([])
                     pairs = 0
                 stop = min(start + most, num_heads)
-                units[-1].append(Task(relation_id, start, stop))
+                units[-1].append((relation_id, start, stop))
                 pairs += (stop - start) * num_tails
         return units
 
@@ -172,17 +156,9 @@ class Completion:
     @torch.no_grad()
     def links(self, relation_id: int, head_ids: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the missing links of a relation and some heads (n,), in no order."""
-        tables, model = self.run.tables, self.run.model
         relation = self.relation(relation_id)
-        heads = torch.from_numpy(head_ids)
-        relation_ids = torch.full_like(heads, relation_id)
-        query = model.query(
-            tables.gather(relation.lhs, heads).double(),
-            tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1),
-            Side.TAIL,
-            relation_ids,
-        )
-        known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
+        query = self.run.queries(Side.TAIL, head_ids, relation_id, torch.float64)
+        known = self.known.answers(Side.TAIL, head_ids, np.full(len(head_ids), relation_id))
         least = self.least_scores[self.relation_ids.index(relation_id)]
 
         def named(links: np.ndarray) -> np.ndarray:
@@ -195,39 +171,31 @@ class Completion:
 
         if self.candidates == FAISS:
             check_finite(query.float())
-            yield named(self.indexed.search(relation.rhs, query, known, least, self.k))
+            yield named(self.indexed[relation.rhs].search(query, known, least, self.k))
             return
         places = torch.from_numpy(known[0]), torch.from_numpy(known[1])
         norm = self.run.max_norm(relation.rhs)
-        search = LinkSearch(model, query, norm, places, least, self.k, self.is_narrow)
+        search = LinkSearch(self.run.model, query, norm, places, least, self.k, self.is_narrow)
         for ids, rows in self._panels(relation_id):
             search.add(ids, rows)
-            if search.num_found() > RUN_ROWS:
+            if sum(map(len, search.links)) > RUN_ROWS:
                 yield named(search.take(is_last=False))
         yield named(search.take())
 
     @cached_property
-    def indexed(self) -> IndexedTails:
+    def indexed(self) -> dict[str, TailIndex]:
         """Indexes of the types of tails, which find the best tails of a sample of queries."""
-        indexed = IndexedTails(self.run.model, self.run.tables)
+        indexed = {}
         best = replace(self, k=RECALL_AT, min_probability=None, candidates=ALL)
         for type_ in dict.fromkeys(self.relation(id_).rhs for id_ in self.relation_ids):
             ids = [id_ for id_ in self.relation_ids if self.relation(id_).rhs == type_]
             check_finite(torch.tensor(self.run.max_norm(type_)))
-            indexed.build(type_)
+            indexed[type_] = TailIndex(self.run.model, self.run.tables, type_)
             tuned = replace(best, relation_ids=tuple(ids), candidates=FAISS)
             tuned.__dict__["indexed"] = indexed
-            sample = tuned._sample(seed=0)
-
-            def recall(sample: Any = sample, tuned: Completion = tuned) -> float:
-                hits, total = recall_of(sample, best.links, tuned.links)
-                return hits / max(1, total)
-
-            indexed.indexes[type_].tune(recall)
+            sample = draw_queries(tuned.relation_ids, tuned.head_ids, seed=0)
+            indexed[type_].tune(partial(recall_of, sample, best.links, tuned.links))
         return indexed
-
-    def _sample(self, seed: int) -> list[tuple[int, np.ndarray]]:
-        return draw_queries({id_: len(self.head_ids(id_)) for id_ in self.relation_ids}, self.head_ids, seed)
 
     @cached_property
     def recall(self) -> dict[str, Any]:
@@ -235,12 +203,13 @@ class Completion:
 
         It is not the sample that the number of searched lists was chosen on. None if the sample has no link.
         """
-        sample = self._sample(seed=1)
+        sample = draw_queries(self.relation_ids, self.head_ids, seed=1)
         with full_float32_matmuls():
             hits, total = recall_of(sample, replace(self, candidates=ALL).links, self.links)
         queries = sum(len(heads) for _, heads in sample)
         measured = {"recall": hits / total if total else None, "links": total, "queries": queries}
-        return {**measured, "indexes": self.indexed.describe()}
+        indexes = {type_: index.counts for type_, index in self.indexed.items()}
+        return {**measured, "indexes": indexes}
 
     @cached_property
     def is_narrow(self) -> bool:
@@ -261,16 +230,14 @@ class Completion:
         """Return the number of distinct triples of the held-out split that the search can find."""
         if self.held_out is None:
             return 0
-        triples = np.unique(self.run.dataset.split(self.held_out), axis=0)
-        kept = []
+        triples, count = np.unique(self.run.dataset.split(self.held_out), axis=0), 0
         for relation_id in self.relation_ids:
-            relation_triples = triples[triples[:, 1] == relation_id]
-            is_candidate = np.isin(relation_triples[:, 0], self.head_ids(relation_id))
+            heads, relations, tails = triples[triples[:, 1] == relation_id].T
+            is_unknown = ~self.known.contain(Side.TAIL, heads, relations, tails)
             if self.candidates == SEEN:
-                is_candidate &= np.isin(relation_triples[:, 2], self.known.seen(Side.TAIL, relation_id))
-            kept.append(relation_triples[is_candidate])
-        candidates = np.concatenate(kept) if kept else triples[:0]
-        return int((~self.known.contain(Side.TAIL, *candidates.T)).sum())
+                is_unknown &= np.isin(tails, self.known.seen(Side.TAIL, relation_id))
+            count += int((is_unknown & np.isin(heads, self.head_ids(relation_id))).sum())
+        return count
 
 
 def least_score(curve: Curve, probability: float) -> float:
@@ -305,8 +272,8 @@ def plan_completion(
     if candidates == FAISS and not run.model.score_function.is_product:
         name = tables.meta.score_function
         raise InputError(f"an index finds the greatest inner products, and scores of {name} are none")
-    if held_out is not None and held_out not in SPLITS:
-        raise unknown_name("split", held_out, SPLITS)
+    if held_out is not None:
+        require_known("split", held_out, SPLITS)
     if k is not None:
         check_k(k)
     elif min_probability is None:
@@ -316,105 +283,89 @@ def plan_completion(
     relation_ids = set(range(len(tables.relations)))
     if relations is not None:
         relation_ids = {id_ for name in relations for id_ in tables.relations.ids_of(name)}
-    for name in head_types or ():
-        run.type_of("", name)
-    ids = tuple(
-        id_ for id_ in sorted(relation_ids) if head_types is None or tables.relations[id_].lhs in head_types
-    )
-    types = list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids))
-    completion = Completion(
-        run,
-        ids,
-        None if heads is None else _ids_by_type(run, heads, types),
-        min_probability,
-        k,
-        candidates,
-        held_out,
-    )
+    if head_types is not None:
+        types = {run.type_of("", name) for name in head_types}
+        relation_ids = {id_ for id_ in relation_ids if tables.relations[id_].lhs in types}
+    ids = tuple(sorted(relation_ids))
+    head_ids = None if heads is None else _ids_by_type(run, heads, {tables.relations[id_].lhs for id_ in ids})
+    completion = Completion(run, ids, head_ids, min_probability, k, candidates, held_out)
     completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
     completion.least_scores  # noqa: B018  or if no probabilities were fitted
     return completion
 
 
-def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) -> dict[str, np.ndarray]:
+def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Collection[str]) -> dict[str, np.ndarray]:
     """Look up heads in all types that relations have on that side."""
-    ids: dict[str, list[int]] = {name: [] for name in types}
-    for name in names:
-        fitting = [type_ for type_ in types if name in run.tables.vocabulary(type_)]
-        if not fitting:
+    ids_by_type = {type_: run.tables.vocabulary(type_).find(names) for type_ in types}
+    for place, name in enumerate(names):
+        if all(ids[place] < 0 for ids in ids_by_type.values()):
             type_ = run.type_of(name)
             run.tables.vocabulary(type_).id(name)
             raise InputError(f"{name!r} is of type {type_}, and no chosen relation has heads of that type")
-        for type_ in fitting:
-            ids[type_].append(run.tables.vocabulary(type_).id(name))
-    return {type_: np.unique(np.array(type_ids, np.int64)) for type_, type_ids in ids.items()}
+    return {type_: np.unique(ids[ids >= 0]) for type_, ids in ids_by_type.items()}
 
 
-def _search(
-    completion: Completion, folder: Path, threads: int, progress: Callable[[int], object]
-) -> list[Path]:
+def _search(completion: Completion, folder: Path, progress: Progress | None = None) -> list[Path]:
     """Search the units that have no folder yet, one a thread; return the sorted files of links of all."""
     identity = json.loads(json.dumps(completion.identity()))
-    plan, stop = folder / PLAN_FILE, threading.Event()
-    before, units = torch.get_num_threads(), completion.units()
+    plan, stop, progress = folder / PLAN_FILE, threading.Event(), progress or (lambda _count: None)
+    threads, units = torch.get_num_threads(), completion.units()
     try:
         if plan.exists() and json.loads(plan.read_text()) != identity:
             raise InputError(f"{folder} has parts of another completion; remove it, or choose another output")
-        if completion.candidates == FAISS:
-            with full_float32_matmuls():
+        with full_float32_matmuls():
+            if completion.candidates == FAISS:
                 completion.indexed  # noqa: B018  built before threads take the cores, and once nothing is refused
-        folder.mkdir(parents=True, exist_ok=True)
-        if not plan.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             with replacing(plan) as file:
                 file.write(json.dumps(identity).encode())
-        todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
-        for done in [path for path in todo if path.is_dir()]:
-            progress(_num_queries(todo.pop(done)))
-        pool = ThreadPoolExecutor(max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,))
-        try:
-            with full_float32_matmuls():
+            todo = {folder / f"{number:06d}": tasks for number, tasks in enumerate(units)}
+            for done in [path for path in todo if path.is_dir()]:
+                progress(_num_queries(todo.pop(done)))
+            workers = max(1, min(threads, len(todo)))
+            pool = ThreadPoolExecutor(workers, "complete", torch.set_num_threads, (1,))
+            try:
                 searches = {pool.submit(_search_unit, completion, *unit, stop): unit for unit in todo.items()}
                 for search in as_completed(searches):
                     search.result()
                     progress(_num_queries(searches[search][1]))
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(before)
+            finally:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                torch.set_num_threads(threads)
     except OSError as error:
         raise write_error(f"cannot write {folder}", error) from None
     return sorted(folder.glob("*/*.links"))
 
 
 def _num_queries(tasks: Sequence[Task]) -> int:
-    return sum(task.stop - task.start for task in tasks)
+    return sum(stop - start for _, start, stop in tasks)
 
 
 def _search_unit(completion: Completion, folder: Path, tasks: Sequence[Task], stop: threading.Event) -> None:
     """Write the links of a unit in sorted files, to a folder that has its name when all are there."""
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    unfinished = folder.with_suffix(".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     pending: list[np.ndarray] = []
 
     def flush(least: int) -> None:
         if sum(map(len, pending)) > least:
-            number = len(list(partial.iterdir()))
+            number = len(list(unfinished.iterdir()))
             # On the disk before the folder has its name: after a power failure none may be cut off.
-            with replacing(partial / f"{number:04d}.links") as file:
+            with replacing(unfinished / f"{number:04d}.links") as file:
                 _sorted(np.concatenate(pending)).tofile(file)
             pending.clear()
 
-    for task in tasks:
-        heads = completion.head_ids(task.relation_id)[task.start : task.stop]
-        for links in completion.links(task.relation_id, heads):
+    for relation_id, start, end in tasks:
+        for links in completion.links(relation_id, completion.head_ids(relation_id)[start:end]):
             if stop.is_set():
                 return
             pending.append(links)
             flush(RUN_ROWS)
     flush(0)
-    os.replace(partial, folder)
+    os.replace(unfinished, folder)
 
 
 def _sorted(links: np.ndarray) -> np.ndarray:
@@ -442,12 +393,8 @@ def _merged(paths: Sequence[Path]) -> Iterator[np.ndarray]:
             places[path] += len(unmerged[path])
         # What a file still has is not above its last row in memory.
         unread = {path for path in unmerged if places[path] < num_rows[path]}
-        last = np.concatenate(
-            [_order(unmerged[path][-1:]) for path in unread] or [np.array([complex(np.inf)])]
-        )
-        ends = {
-            path: np.searchsorted(_order(rows), last.min(), side="right") for path, rows in unmerged.items()
-        }
+        last = np.array([complex(np.inf), *(_order(unmerged[path][-1:])[0] for path in unread)]).min()
+        ends = {path: np.searchsorted(_order(rows), last, "right") for path, rows in unmerged.items()}
         yield _sorted(np.concatenate([rows[: ends[path]] for path, rows in unmerged.items()]))
         unmerged = {path: rows[ends[path] :] for path, rows in unmerged.items()}
         unmerged = {path: rows for path, rows in unmerged.items() if len(rows) or path in unread}
@@ -463,19 +410,17 @@ def _curve(hits: np.ndarray, num_links: int, num_held_out: int) -> list[dict[str
     powers = np.arange(POINTS_A_DECADE * np.log10(num_links)) / POINTS_A_DECADE
     ranks = np.unique(np.append(np.round(10.0**powers).astype(np.int64), num_links))
     counts = np.searchsorted(hits, ranks, side="right")
-    return [
-        {"rank": rank, "precision": count / rank, "recall": count / max(1, num_held_out)}
-        for rank, count in zip(ranks.tolist(), counts.tolist())
-    ]
+    columns = {"rank": ranks, "precision": counts / ranks, "recall": counts / max(1, num_held_out)}
+    return pa.table(columns).to_pylist()
 
 
 def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     """Return links by name: head, relation, tail, score; probability and held_out where there are some."""
     labels = completion.run.tables.relations.labels
     columns = {
-        "head": _names(completion, links, "head"),
+        "head": _names(completion, links, Side.HEAD),
         "relation": pa.array([labels[id_] for id_ in links["relation"].tolist()], pa.string()),
-        "tail": _names(completion, links, "tail"),
+        "tail": _names(completion, links, Side.TAIL),
         "score": links["score"],
     }
     if completion.calibration is not None:
@@ -486,26 +431,20 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     return pa.table(columns)
 
 
-def _names(completion: Completion, links: np.ndarray, side: str) -> pa.Array:
+def _names(completion: Completion, links: np.ndarray, side: Side) -> pa.Array:
     """Look up the names of heads or tails, each distinct one once."""
-    names = np.empty(len(links), object)
-    relation_ids, place = np.unique(links["relation"], return_inverse=True)
-    relations = map(completion.relation, relation_ids.tolist())
-    types = np.array([relation.lhs if side == "head" else relation.rhs for relation in relations], object)
-    for type_ in dict.fromkeys(types.tolist()):
-        rows = np.flatnonzero((types == type_)[place.reshape(-1)])
-        ids, index = np.unique(links[side][rows], return_inverse=True)
-        vocabulary = completion.run.tables.vocabulary(type_)
-        names[rows] = np.array([vocabulary[id_] for id_ in ids.tolist()], object)[index.reshape(-1)]
+    tables, names = completion.run.tables, np.empty(len(links), object)
+    types = [relation.candidate_type(side) for relation in tables.relations.relations]
+    for type_ in set(types):
+        rows = np.array([type_ == other for other in types])[links["relation"]]
+        ids, index = np.unique(links[side.value][rows], return_inverse=True)
+        vocabulary = tables.vocabulary(type_)
+        names[rows] = np.array([vocabulary[id_] for id_ in ids.tolist()], object)[index]
     return pa.array(names, pa.string())
 
 
 def write_completion(
-    completion: Completion,
-    path: Path,
-    threads: int,
-    overwrite: bool = False,
-    progress: Callable[[int], object] | None = None,
+    completion: Completion, path: Path, overwrite: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Write the missing triples to a Parquet file, the most probable first, and return a summary.
 
@@ -514,7 +453,7 @@ def write_completion(
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another output, or overwrite it")
     folder = path.with_name(path.name + WORK_SUFFIX)
-    files = _search(completion, folder, threads, progress or (lambda _count: None))
+    files = _search(completion, folder, progress)
     num_links, num_held_out, hits = 0, completion.num_held_out(), [np.empty(0, np.int64)]
     temporary = folder / "sorted.parquet"
     try:
@@ -529,15 +468,10 @@ def write_completion(
     except OSError as error:
         raise write_error(f"cannot write {path}", error) from None
     shutil.rmtree(folder)
-    summary = {
-        "path": str(path),
-        "triples": num_links,
-        "queries": completion.num_queries,
-        "pairs": sum(
-            len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
-        ),
-        "least_score": min(filter(np.isfinite, completion.least_scores), default=None),
-    }
+    pairs = sum(len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids)
+    least = min(filter(np.isfinite, completion.least_scores), default=None)
+    summary: dict[str, Any] = {"path": str(path), "triples": num_links, "queries": completion.num_queries}
+    summary |= {"pairs": pairs, "least_score": least}
     if completion.candidates == FAISS:
         summary["recall"] = completion.recall
     if completion.held_out is not None:
@@ -546,14 +480,12 @@ def write_completion(
     return summary
 
 
-def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
+def find_links(completion: Completion, limit: int | None = None) -> pa.Table:
     """Return the missing triples, or the best ones of them, the most probable first; see :func:`as_table`."""
     with tempfile.TemporaryDirectory() as folder:
-        blocks, remaining = [np.empty(0, LINK)], limit
-        for links in _merged(_search(completion, Path(folder), threads, lambda _count: None)):
-            blocks.append(links[:remaining])
-            if remaining is not None:
-                remaining -= len(blocks[-1])
-                if not remaining:
-                    break
-        return as_table(completion, np.concatenate(blocks))
+        blocks = [np.empty(0, LINK)]
+        for links in _merged(_search(completion, Path(folder))):
+            blocks.append(links)
+            if limit is not None and sum(map(len, blocks)) >= limit:
+                break
+        return as_table(completion, np.concatenate(blocks)[:limit])

@@ -83,7 +83,7 @@ class LinkSearch:
     least_score: float
     k: int | None = None
     is_narrow: bool = False
-    _links: list[np.ndarray] = field(default_factory=list)
+    links: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limit = torch.full((len(self.query),), self.least_score, dtype=torch.float64)
@@ -109,9 +109,8 @@ class LinkSearch:
             narrow, narrow_low = rows.bfloat16(), self._low - self._slack * float(rows.norm(dim=1).max())
         for first in range(0, len(self.query), QUERY_TILE):
             tile = slice(first, first + QUERY_TILE)
-            inside = slice(
-                *torch.searchsorted(known_query, torch.tensor([first, first + QUERY_TILE])).tolist()
-            )
+            limits = torch.tensor([first, first + QUERY_TILE])
+            inside = slice(*torch.searchsorted(known_query, limits).tolist())
             known = known_query[inside] - first, known_place[inside]
             if self.is_narrow:
                 scores = (self._narrow[tile, : narrow.shape[1]] @ narrow.T).float()
@@ -146,25 +145,21 @@ class LinkSearch:
             scores = exact_scores(self.model, self.query, row, rows, column)
             links = np.empty(len(row), PAIR)
             links["score"], links["query"], links["candidate"] = scores, row, ids[column]
-            self._links.append(links[((scores >= self.least_score) & ~scores.isinf()).numpy()])
-
-    def num_found(self) -> int:
-        """Return the number of links found and not taken."""
-        return sum(map(len, self._links))
+            self.links.append(links[((scores >= self.least_score) & ~scores.isinf()).numpy()])
 
     def take(self, is_last: bool = True) -> np.ndarray:
         """Return the links found; with k only at the end, since until then better ones may come."""
-        links = np.concatenate([np.empty(0, PAIR), *self._links])
-        links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
-        self._links = []
-        if self.k is None:
-            return links
-        starts = np.searchsorted(links["query"], links["query"])
-        links = links[np.arange(len(links)) - starts < self.k]
-        if is_last:
-            return links
-        self._links = [links]
-        return links[:0]
+        links = best_links(np.concatenate([np.empty(0, PAIR), *self.links]), self.k)
+        is_final = is_last or self.k is None
+        self.links = [] if is_final else [links]
+        return links if is_final else links[:0]
+
+
+def best_links(links: np.ndarray, k: int | None) -> np.ndarray:
+    """Return links by query, the best first, at most k of each."""
+    links = links[np.lexsort((links["candidate"], -links["score"], links["query"]))]
+    starts = np.searchsorted(links["query"], links["query"])
+    return links[np.arange(len(links)) - starts < (k or len(links))]
 
 
 LEAST_ROWS, MOST_BYTES = 100_000, 1 << 30
@@ -206,17 +201,14 @@ class LikelyCandidates:
         self.is_narrow = has_fast_bfloat16(model)
         self._narrow: dict[str, list[Tensor]] = {}
 
-    def search(
-        self, entity_type: str, query: Tensor, low: float
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def search(self, entity_type: str, query: Tensor, low: float) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield query, original id and float32 score of candidates of queries (b, Dq), by block and query."""
         shards, model = self._tables.shards(entity_type), self._model
         limits = torch.full((len(query),), low)
         for shard, narrow in zip(shards, self._narrow_rows(entity_type, shards)):
-            likely = None if narrow is None else self._screened(entity_type, query, low, narrow)
+            likely = None if narrow is None else _screened(query, low, self._max_norm(entity_type), narrow)
             if likely is not None:
-                row, column = likely
-                rows = shard.rows.numpy()
+                (row, column), rows = likely, shard.rows.numpy()
                 # Rows may be narrower than queries: they have zeros at their end.
                 scores = _products(query[:, : rows.shape[1]].contiguous().numpy(), rows, row, column)
                 kept = scores >= low
@@ -231,44 +223,38 @@ class LikelyCandidates:
     def _narrow_rows(self, entity_type: str, shards: Sequence[RowShard]) -> Sequence[Tensor | None]:
         """Return the rows of the shards in bfloat16; None where that would not pay."""
         num_rows, width = sum(len(shard.rows) for shard in shards), self._tables.meta.dim
-        if (
-            not self.is_narrow
-            or num_rows < LEAST_ROWS
-            or shards[0].rows.dtype != torch.float32
-            or 2 * num_rows * width > MOST_BYTES
-        ):
-            return [None] * len(shards)
-        if entity_type not in self._narrow:
+        is_float32 = all(shard.rows.dtype == torch.float32 for shard in shards)
+        pays = self.is_narrow and num_rows >= LEAST_ROWS and 2 * num_rows * width <= MOST_BYTES and is_float32
+        if pays and entity_type not in self._narrow:
             self._narrow[entity_type] = [shard.rows.bfloat16() for shard in shards]
-        return self._narrow[entity_type]
+        return self._narrow[entity_type] if pays else [None] * len(shards)
 
-    def _screened(
-        self, entity_type: str, query: Tensor, low: float, narrow: Tensor
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return row and column of what may reach the limit, by row; None if that is too much."""
-        slack = NARROW_SLACK * query.norm(dim=1) * self._max_norm(entity_type)
-        # The limit is rounded as well.
-        limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
-        queries = narrow.new_zeros(max(LEAST_QUERIES, num_queries), narrow.shape[1])
-        queries[:num_queries] = query[:, : narrow.shape[1]]
-        step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
-        scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
-        remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
-        # Positive numbers and their bits have one order, and integers are compared several times as fast.
-        kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
-        for start in range(0, len(narrow), step):
-            rows = narrow[start : start + step]
-            torch.mm(rows, queries.T, out=scores[: len(rows)])
-            query_scores = scores[: len(rows), :num_queries]
-            torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
-            places = _true_places(flags[: len(rows)])
-            remaining -= len(places)
-            if remaining < 0:
-                return None
-            passing.append(places + start * num_queries)
-        column, row = np.divmod(np.concatenate(passing), num_queries)
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order]
+
+def _screened(query: Tensor, low: float, norm: float, narrow: Tensor) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return row and column of what may reach the limit, by row; None if that is too much."""
+    slack = NARROW_SLACK * query.norm(dim=1) * norm
+    # The limit is rounded as well.
+    limits, num_queries = (low - slack - 2.0**-8 * abs(low)).bfloat16(), len(query)
+    queries = narrow.new_zeros(max(LEAST_QUERIES, num_queries), narrow.shape[1])
+    queries[:num_queries] = query[:, : narrow.shape[1]]
+    step = max(1, min(len(narrow), BLOCK_BYTES // (4 * len(queries))))
+    scores, flags = narrow.new_empty(step, len(queries)), torch.empty(step, num_queries, dtype=torch.bool)
+    remaining, passing = len(narrow) * num_queries // SCREENED, [np.empty(0, np.int64)]
+    # Positive numbers and their bits have one order, and integers are compared several times as fast.
+    kind = torch.int16 if bool((limits > 0).all()) else torch.bfloat16
+    for start in range(0, len(narrow), step):
+        rows = narrow[start : start + step]
+        torch.mm(rows, queries.T, out=scores[: len(rows)])
+        query_scores = scores[: len(rows), :num_queries]
+        torch.ge(query_scores.view(kind), limits.view(kind), out=flags[: len(rows)])
+        places = _true_places(flags[: len(rows)])
+        remaining -= len(places)
+        if remaining < 0:
+            return None
+        passing.append(places + start * num_queries)
+    column, row = np.divmod(np.concatenate(passing), num_queries)
+    order = np.argsort(row, kind="stable")
+    return row[order], column[order]
 
 
 def _products(query: np.ndarray, rows: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
