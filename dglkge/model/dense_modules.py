@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dglkge.errors import InputError
+from dglkge.model.functions import hashing
 from dglkge.model.functions.comparators import complex_product
 from dglkge.model.initializers import normal_rows, uniform_rows
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    from dglkge.kernels import hashing
-else:
-    hashing = deferred("dglkge.kernels.hashing")  # numba takes a fifth of a second
 
 ROWS_WITHOUT_GRADIENTS = 256
 """Rows that a module computes at a time where nothing is kept for a backward pass: ranking and prediction."""

@@ -140,8 +140,8 @@ class Group(WeightedGroup):
         Confidences that the edges are true.
     relation_places : (B,) int64 or None
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
-    inputs : HostInputs, StagedInputs or None
-        Returns what the loss takes besides rows, where it takes that as tensors.
+    inputs : GroupInputs or None
+        What the loss takes besides rows, where that is copied to a device.
     ranges : mapping of Side to AnswerRanges
         Of the sides that are trained; empty where no score depends on them.
     chunk : int
@@ -174,8 +174,7 @@ class Group(WeightedGroup):
         return len(self.head_ids)
 
     def staged(self, upload: Upload) -> Group:
-        inputs = None if self.inputs is None else self.inputs.staged(upload)
-        return dataclasses.replace(self, inputs=inputs)
+        return dataclasses.replace(self, inputs=None if self.inputs is None else self.inputs.mapped(upload))
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ class EdgePlanner:
         self,
         batch: EdgeBatch,
         shares_relations: bool = False,
-        inputs_of: Callable[[Group], Any] = lambda group: None,
+        inputs_of: Callable[[Group], Any] | None = None,
     ) -> Plan:
         """Draw the negatives of a batch and ask for all its rows.
 
@@ -291,7 +290,7 @@ class EdgePlanner:
             ranges = self._ranges(types, heads, tails, drawn_of)
             facts = (weights, *places, drawn_of, known, labels, relation_places)
             group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
-            group.inputs = inputs_of(group)
+            group.inputs = inputs_of and inputs_of(group)
             groups.append(group)
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups)

@@ -13,7 +13,7 @@ DE-SimplE the entities' rows depend on the time.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import LinearOperator
@@ -26,14 +26,8 @@ from dglkge.model.functions.comparators import (
     unless_overflow,
 )
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings, product_by_adjoint
-from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    from dglkge.model import dense_modules
-else:
-    dense_modules = deferred("dglkge.model.dense_modules")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""
@@ -254,8 +248,9 @@ class TemporalScore(Dot, TimedScore):
     Settings = RowSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        settings = self.settings
-        return dense_modules.TimeRows(seed, settings.num_times, dim, settings.smoothness_power)
+        from dglkge.model.dense_modules import TimeRows  # here: it imports torch
+
+        return TimeRows(seed, self.settings.num_times, dim, self.settings.smoothness_power)
 
     def module_numbers(self, dim: int) -> int:
         return int(self.settings.num_times) * dim

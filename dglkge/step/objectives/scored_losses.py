@@ -8,10 +8,9 @@ autograd.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import find_equal
 from dglkge.step.contracts import BatchMeasures, Computation, Gradients, Objective, Rows
-from dglkge.step.planning import EdgePlanner, Group, Plan, Upload
+from dglkge.step.planning import EdgePlanner, Group, Plan
 from dglkge.typing import Mask, Side
 
 LossFunction = Callable[..., Tensor]
@@ -40,16 +39,13 @@ def with_loops(loss: Loss) -> LossFunction:
     """
     if not loss.compiled:
         return loss
-    loop = loss.loop()
+    loop, call = loss.loop(), cast(LossFunction, loss)
 
-    def compute(
-        positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
-    ) -> Tensor:
+    def compute(positive: Tensor, negative: Tensor, ignored: Tensor | None = None, *labels: Tensor) -> Tensor:
         """Return the loss of each query."""
         if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
-            return _ByLoop.apply(positive, negative, ignored, labels, loop)
-        call: Any = loss
-        return call(positive, negative, ignored, *([] if labels is None else [labels]))
+            return _ByLoop.apply(positive, negative, ignored, labels[0] if labels else None, loop)
+        return call(positive, negative, ignored, *labels)
 
     return compute
 
@@ -58,14 +54,8 @@ class _ByLoop(torch.autograd.Function):
     """Loss of each query; the forward pass computes the gradients too."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        positive: Tensor,
-        negative: Tensor,
-        ignored: Tensor | None,
-        labels: Tensor | None,
-        loop: Callable[..., float],
-    ) -> Tensor:
+    def forward(ctx: Any, *operands: Any) -> Tensor:
+        positive, negative, ignored, labels, loop = operands
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
             gradients.masked_fill_(ignored, IGNORED_SCORE)
@@ -122,7 +112,7 @@ class SampledLoss(Objective):
 
 @dataclass(frozen=True)
 class GroupInputs:
-    """Inputs of a group: tensors on the device of its rows; arrays, or what is being copied, before.
+    """What the losses of a group take besides rows: arrays, copies of them on their way to a device, tensors.
 
     Attributes
     ----------
@@ -133,7 +123,8 @@ class GroupInputs:
     weights, labels : (B,) or None
         Weight and confidence of each edge.
     ignored : mapping of Side to (B, N) bool
-        Which scores of a side are of no negative; own entities are the last column.
+        Which scores of a side are of no negative; own entities are the last column. On the way to a device:
+        the places of these scores, row by row, which are fewer bytes.
     ranges : mapping of Side to three arrays
         Those of :class:`AnswerRanges`; empty where no score depends on them.
     """
@@ -156,74 +147,6 @@ class GroupInputs:
             return None if value is None else function(value)
 
         return GroupInputs(*map(mapped, vars(self).values()))
-
-
-@dataclass(frozen=True)
-class HostInputs:
-    """Inputs in the host's memory, made when they are called for.
-
-    ``own_entity``: the query's own entity is one negative more, if it has the type of the answers;
-    ``plainly``: find known answers without compiled loops.
-    """
-
-    group: Group
-    own_entity: bool
-    plainly: bool
-
-    def __call__(self) -> GroupInputs:
-        """Return the tensors."""
-        return self._arrays().mapped(torch.from_numpy)
-
-    def staged(self, upload: Upload) -> StagedInputs:
-        """Add the inputs to what is copied to a device."""
-        arrays = self._arrays()
-        # Places of the scores, row by row: fewer bytes to copy than a mask.
-        places = {side: np.flatnonzero(mask) for side, mask in arrays.ignored.items()}
-        shapes = {side: mask.shape for side, mask in arrays.ignored.items()}
-        return StagedInputs(dataclasses.replace(arrays, ignored=places).mapped(upload), shapes)
-
-    def _arrays(self) -> GroupInputs:
-        """Return the arrays."""
-        group = self.group
-        ignored = {side: self._ignored(side) for side in group.negatives}
-        places = group.relation_places
-        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
-
-    def _ignored(self, side: Side) -> Mask:
-        """Return which scores of a side are of no negative, (B, N)."""
-        group, negatives = self.group, self.group.negatives[side]
-        ends = (group.head_ids, group.tail_ids)
-        anchor_ids, true_ids = ends if side is Side.TAIL else reversed(ends)
-        ignored = np.zeros((len(group), len(negatives.ids)), bool)
-        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
-        ignored[find_equal(true_ids, negatives.ids)] = True
-        known = group.known.get(side)
-        if known is not None:
-            known.ignore(ignored, self.plainly)
-        # With two entity types the anchor is no candidate of the answer's type.
-        if self.own_entity and group.lhs == group.rhs:
-            is_truth = anchor_ids == true_ids
-            is_known = is_truth if known is None else is_truth | known.is_own_known
-            ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
-        return ignored
-
-
-@dataclass(frozen=True)
-class StagedInputs:
-    """Inputs that are copied to a device: places in place of masks, whose shapes stand beside them."""
-
-    copied: GroupInputs
-    shapes: Mapping[Side, tuple[int, ...]]
-
-    def __call__(self) -> GroupInputs:
-        """Return the tensors, once they are there."""
-        inputs = self.copied.mapped(lambda copy: copy.tensor)
-        masks = {}
-        for side, places in inputs.ignored.items():
-            mask = torch.zeros(self.shapes[side], dtype=torch.bool, device=places.device)
-            mask.view(-1).index_fill_(0, places, True)
-            masks[side] = mask
-        return dataclasses.replace(inputs, ignored=masks)
 
 
 LEAST_COMPILED = 2
@@ -258,14 +181,7 @@ class ScoredLosses:
             self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
 
     def __call__(
-        self,
-        query: Tensor,
-        candidates: Tensor,
-        own_rows: Tensor | None,
-        truths: Tensor,
-        ignored: Tensor,
-        labels: Tensor | None = None,
-        ranges: RangeTensors | None = None,
+        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *more: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return the losses of queries.
 
@@ -291,10 +207,10 @@ class ScoredLosses:
             Negatives that score above the true answer, of all queries; None unless they are counted.
         """
         if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
-            return self._compute(query, candidates, own_rows, truths, ignored, labels, ranges)
+            return self._compute(query, candidates, own_rows, truths, *more)
         # Copies: torch.compile makes further code for rows that begin within a larger tensor.
         own_rows = None if own_rows is None else own_rows.clone()
-        return self._run(query, candidates.clone(), own_rows, truths.clone(), ignored, labels, ranges)
+        return self._run(query, candidates.clone(), own_rows, truths.clone(), *more)
 
     def try_out(self, dim: int, own_entity: bool) -> None:
         """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
@@ -352,8 +268,7 @@ class ScoredLosses:
         if self._counts_above:
             above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
         # Only a loss that declares confidences gets labels, and has the parameter.
-        more = {} if labels is None else {"labels": labels}
-        return self._loss(positive, scores, ignored, **more), above
+        return self._loss(positive, scores, ignored, *([] if labels is None else [labels])), above
 
 
 def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
@@ -376,10 +291,40 @@ class AutogradLoss(SampledLoss):
         self.scored = ScoredLosses(*scored)
 
     def plan(self, batch: EdgeBatch) -> Plan:
-        is_reference = self.computation.is_reference
-        shares_relations = self.model.score_function.shares_relations and not is_reference
-        inputs_of = functools.partial(HostInputs, own_entity=self.own_entity, plainly=is_reference)
+        shares_relations = self.model.score_function.shares_relations and not self.computation.is_reference
+        inputs_of = self._staged_inputs if self.computation.device.is_staged else None
         return self.planner.plan(batch, shares_relations, inputs_of)
+
+    def _staged_inputs(self, group: Group) -> GroupInputs:
+        """Return the arrays that are copied to a device before the batch computes."""
+        arrays = self._arrays(group)
+        places = {side: np.flatnonzero(mask) for side, mask in arrays.ignored.items()}
+        return dataclasses.replace(arrays, ignored=places)
+
+    def _arrays(self, group: Group) -> GroupInputs:
+        """Return the inputs of a group in the host's memory."""
+        ignored = {side: self._ignored(group, side) for side in group.negatives}
+        places = group.relation_places
+        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
+
+    def _ignored(self, group: Group, side: Side) -> Mask:
+        """Return which scores of a side are of no negative, (B, N)."""
+        negative_ids, known = group.negatives[side].ids, group.known.get(side)
+        true_ids = group.tail_ids if side is Side.TAIL else group.head_ids
+        ignored = np.zeros((len(group), len(negative_ids)), bool)
+        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
+        ignored[find_equal(true_ids, negative_ids)] = True
+        if known is not None:
+            known.ignore(ignored, self.computation.is_reference)
+        if self._scores_own(group):
+            is_known = group.head_ids == group.tail_ids
+            is_known = is_known if known is None else is_known | known.is_own_known
+            ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
+        return ignored
+
+    def _scores_own(self, group: Group) -> bool:
+        """Return whether the own entities are negatives: of two entity types they are no candidates."""
+        return self.own_entity and group.lhs == group.rhs
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         if not self.computation.device.is_staged:
@@ -406,7 +351,10 @@ class AutogradLoss(SampledLoss):
 
     def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> Tensor:
         """Return the summed loss of a group, a scalar."""
-        inputs: GroupInputs = group.inputs()
+        if group.inputs is None:
+            inputs = self._arrays(group).mapped(torch.from_numpy)
+        else:
+            inputs = group.inputs.mapped(lambda copy: copy.tensor)
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
         entities = {Side.TAIL: (heads, relations, tails), Side.HEAD: (tails, relations, heads)}
@@ -433,11 +381,15 @@ class AutogradLoss(SampledLoss):
         anchors, relations, truths = triples
         places = inputs.relation_places
         query = self.model.query(anchors, relations, side, inputs.relation_ids, places)
-        # With two entity types the anchor is no candidate of the answer's type.
-        own_rows = anchors if self.own_entity and group.lhs == group.rhs else None
-        losses, above = self.scored(
-            query, candidates, own_rows, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
-        )
+        own_rows = anchors if self._scores_own(group) else None
+        ignored = inputs.ignored[side]
+        if group.inputs is not None:
+            shape = (len(group), len(candidates) + self._scores_own(group))
+            mask = torch.zeros(shape, dtype=torch.bool, device=ignored.device)
+            mask.view(-1).index_fill_(0, ignored, True)
+            ignored = mask
+        masks = (ignored, inputs.labels, inputs.ranges.get(side))
+        losses, above = self.scored(query, candidates, own_rows, truths, *masks)
         if above is not None:
             measures.add_violators(side, int(above))
         if self.regularizer is None:
