@@ -79,9 +79,7 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
     """
     shape = torch.broadcast_shapes(*(row.shape[:-1] for row in rows))
     flat = tuple(row.expand(*shape, row.shape[-1]).reshape(-1, row.shape[-1]) for row in rows)
-    dtype, step = flat[0].dtype, len(flat[0])
-    if not torch.is_grad_enabled():
-        step = ROWS_WITHOUT_GRADIENTS
+    dtype, step = flat[0].dtype, len(flat[0]) if torch.is_grad_enabled() else ROWS_WITHOUT_GRADIENTS
     converted: dict[str, Tensor] = {}
     if dtype != torch.float32:
         # Ranking is exact in float64: the parameters are converted for this call, the module keeps its own.
@@ -307,9 +305,7 @@ class FeatureProjections(nn.Module):
             for name, width in self.widths.items()
         }
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, layers in self._layers.items():
             for number, layer in enumerate(layers):
                 for parameter, values in layer.named_parameters():
@@ -318,11 +314,9 @@ class FeatureProjections(nn.Module):
     def project(self, name: str, vectors: Tensor) -> Tensor:
         """Return f(x), (n, D), of vectors (n, F) of an entity type, in their type of numbers."""
         rows = vectors
-        layers = self._layers[name]
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(self._layers[name]):
+            rows = self._activation(rows) if number else rows
             rows = functional.linear(rows, layer.weight.to(rows.dtype), layer.bias.to(rows.dtype))
-            if number + 1 < len(layers):
-                rows = self._activation(rows)
         return rows
 
 
@@ -338,10 +332,9 @@ def projections_of(
         if kind == "weight":
             layers.setdefault(entity_type, {})[int(number)] = values
     widths = {name: int(weights[0].shape[1]) for name, weights in layers.items()}
-    hidden = {tuple(int(weights[i].shape[0]) for i in sorted(weights)[:-1]) for weights in layers.values()}
-    if len(hidden) != 1:
-        raise InputError(f"{where}: the projections of features have different layers")
-    made = FeatureProjections(widths, dim, hidden.pop(), activation, 0)
+    weights = next(iter(layers.values()))  # the layers of all types have the same widths
+    hidden = [int(weights[number].shape[0]) for number in sorted(weights)[:-1]]
+    made = FeatureProjections(widths, dim, hidden, activation, 0)
     load_parameters(made, parameters, where)
     made.requires_grad_(False)
     return made
@@ -354,9 +347,7 @@ class JoinedModules(nn.Module):
         super().__init__()
         self._parts = modules
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self._parts:
             yield from part.named_parameters()
 
@@ -381,10 +372,9 @@ class ProjectedFeatures:
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
         unique, places = _distinct(ids)
-        made = [self.projections.project(name, block) for block in self._blocks(name, unique)]
-        if not made:
-            return torch.zeros(0, self.projections.dim)
-        rows = made[0] if len(made) == 1 else torch.cat(made)
+        rows = torch.empty(len(unique), self.projections.dim)
+        for run, block in self._blocks(name, unique):
+            rows[run] = self.projections.project(name, block)
         return rows if places is None else rows[places]
 
     @torch.no_grad()
@@ -394,12 +384,10 @@ class ProjectedFeatures:
         Computed in float64: a product in float32 has other last bits for another number of rows, and rankings
         of live tables and of files would differ.
         """
-        made = torch.empty(len(ids), self.projections.dim)
-        start = 0
-        for block in self._blocks(name, ids.numpy()):
-            made[start : start + len(block)] = self.projections.project(name, block.double())
-            start += len(block)
-        return made
+        rows = torch.empty(len(ids), self.projections.dim)
+        for run, block in self._blocks(name, ids.numpy()):
+            rows[run] = self.projections.project(name, block.double())
+        return rows
 
     def backward(self, name: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the parameters, given those (n, D) of the rows of original ids (n,).
@@ -410,18 +398,15 @@ class ProjectedFeatures:
         merged = gradients
         if places is not None:
             merged = torch.zeros(len(unique), gradients.shape[1]).index_add_(0, places, gradients)
-        start = 0
-        for block in self._blocks(name, unique):
+        for run, block in self._blocks(name, unique):
             with torch.enable_grad():
-                self.projections.project(name, block).backward(merged[start : start + len(block)])
-            start += len(block)
+                self.projections.project(name, block).backward(merged[run])
 
-    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[Tensor]:
-        """Yield the vectors of original ids in blocks, float32."""
-        vectors = self._vectors[name]
+    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
+        """Yield runs of original ids with their vectors, float32."""
         for start in range(0, len(ids), ROWS_AT_A_TIME):
-            some: Any = np.asarray(vectors[ids[start : start + ROWS_AT_A_TIME]], dtype=np.float32)
-            yield torch.from_numpy(some)
+            run = slice(start, start + ROWS_AT_A_TIME)
+            yield run, torch.from_numpy(np.asarray(self._vectors[name][ids[run]], dtype=np.float32))
 
 
 def _distinct(ids: Tensor) -> tuple[np.ndarray, Tensor | None]:

@@ -12,6 +12,7 @@ the module is not concerned: only the gradients of the module's parameters are l
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shlex
 import shutil
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -181,8 +181,6 @@ LEAST_COMPILED = 16
 """Queries from which the compiled module is used. torch.compile makes code of its own for 0, for 1, and where
 there is a convolution for fewer than 16."""
 
-_GREATEST_SCALE = float(np.finfo(np.float32).max)
-
 
 @dataclass
 class LossScale:
@@ -226,10 +224,9 @@ class LossScale:
             return
         self.num_good += 1
         if self.num_good == self.growth_interval:
-            grown = self.scale * self.growth_factor
             # torch keeps the scale in float32, and does not let it become infinite.
-            if grown <= _GREATEST_SCALE:
-                self.scale = grown
+            if self.scale * self.growth_factor <= torch.finfo(torch.float32).max:
+                self.scale *= self.growth_factor
             self.num_good = 0
 
     def state(self) -> dict[str, float]:
@@ -255,6 +252,7 @@ class _GradientTimes(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
+@functools.cache
 def compiled_forward(module: torch.nn.Module) -> Callable[..., Tensor]:
     """Return a module's forward by ``torch.compile``, for any number of rows without compiling again."""
     from torch._inductor import config
@@ -278,16 +276,11 @@ class ModulePrecision:
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
-        self._compiled: dict[int, Callable[..., Tensor]] = {}
         self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
         """Return what computes a module's forward."""
-        if not self.is_compiled:
-            return module
-        if id(module) not in self._compiled:
-            self._compiled[id(module)] = compiled_forward(module)
-        return self._compiled[id(module)]
+        return compiled_forward(module) if self.is_compiled else module
 
     def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return a function of rows, computed under autocast, in the type of the rows.

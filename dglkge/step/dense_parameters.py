@@ -115,8 +115,6 @@ class DenseParameters(Parameters):
         parameters = list(self._updated.values())
         self._unscale()
         sums, num_asking = self._sums(rows_are_finite)
-        # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
-        verdict = torch.zeros(len(parameters) + 2, dtype=torch.float64)
         are_finite = [torch.isfinite(gradient).all() for gradient in sums]
         for parameter, gradient in zip(parameters, sums):
             parameter.grad = gradient.float()
@@ -125,10 +123,10 @@ class DenseParameters(Parameters):
         squares = [
             parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
         ]
+        # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
         # The first numbers that are read: a device has computed all of them until then.
-        verdict[: len(parameters)] = torch.tensor([not is_all for is_all in are_finite])
-        verdict[-2] = num_asking
-        verdict[-1] = sum(float(square) for square in squares)
+        are_bad = [float(not is_all) for is_all in are_finite]
+        verdict = torch.tensor([*are_bad, num_asking, sum(map(float, squares))], dtype=torch.float64)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
             verdict = self.groups.sum(verdict)

@@ -45,11 +45,6 @@ class RowUpdates:
     def __post_init__(self) -> None:
         self._embeddings = {name: table.embedding for name, table in self.tables.items()}
 
-    @property
-    def network_bytes(self) -> int:
-        """Bytes of gradients that this trainer sent to other machines."""
-        return int(self.optimizer.network_bytes)
-
     def __call__(
         self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
     ) -> UpdateResult:
@@ -179,4 +174,4 @@ class TrainStep:
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
-        return self.store.sent_bytes + self.objective.sent_bytes + self.updates.network_bytes
+        return self.store.sent_bytes + self.objective.sent_bytes + int(self.updates.optimizer.network_bytes)

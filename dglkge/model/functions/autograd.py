@@ -7,7 +7,7 @@ functions here give a gradient of 0 where float32 cannot tell two rows apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -345,17 +345,18 @@ class ByBlocks(torch.autograd.Function):
     """A function of every pair of rows, called for each block, and once more with autograd for its gradients.
 
     It takes queries (b, Q) and candidates (n, D) and returns (b, n). ``blocks`` are the places of both, and
-    hold each pair once. Nothing is kept but the rows.
+    hold each pair once; None: blocks of few numbers. Nothing is kept but the rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, function: Callable[..., Tensor], blocks: Sequence[Block], query: Tensor, candidates: Tensor
+        ctx: Any, function: Callable[..., Tensor], blocks: Any, query: Tensor, candidates: Tensor
     ) -> Tensor:
-        ctx.function, ctx.blocks = function, blocks
+        ctx.function = function
+        ctx.blocks = blocks or list(_blocks(query, candidates, CALLED_BLOCK_NUMBERS))
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
-        for rows, columns in blocks:
+        for rows, columns in ctx.blocks:
             scores[rows, columns] = function(query[rows], candidates[columns])
         return scores
 
@@ -372,11 +373,6 @@ class ByBlocks(torch.autograd.Function):
             query_gradients[rows] += parts[0]
             candidate_gradients[columns] += parts[1]
         return None, None, query_gradients, candidate_gradients
-
-
-def small_blocks(query: Tensor, candidates: Tensor) -> list[Block]:
-    """Return blocks of which a function of pairs has few numbers at a time."""
-    return list(_blocks(query, candidates, CALLED_BLOCK_NUMBERS))
 
 
 def blocks_of_equal(keys: Tensor) -> list[Block]:

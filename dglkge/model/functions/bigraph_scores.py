@@ -23,23 +23,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dglkge.model.functions import Tensor, autograd_functions, torch
-from dglkge.model.functions.bigraph_operators import (
-    MATRICES,
-    OPERATORS,
-    SEPARATOR,
-    BigraphOperator,
-    OperatorByRelation,
-)
-from dglkge.model.functions.comparators import (
-    FLOAT32_UNIT,
-    SAFETY,
-    Comparator,
-    Cosine,
-    Dot,
-    NegativeL2,
-    NegativeSquaredL2,
-)
+from dglkge.model.functions import Tensor, autograd_functions, bigraph_operators, comparators, torch
+from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR, BigraphOperator, OperatorByRelation
+from dglkge.model.functions.comparators import Comparator, Cosine, Dot, NegativeL2, NegativeSquaredL2
 from dglkge.model.score_functions import ScoreFunction
 from dglkge.typing import Side
 
@@ -86,7 +72,7 @@ class Biased(Comparator):
         # The greatest score of the comparator: a product or square, a length, or 1.
         is_square = isinstance(self.unbiased, (Dot, NegativeSquaredL2))
         greatest = lengths.square() if is_square else lengths + 1
-        return bound + SAFETY * 4 * FLOAT32_UNIT * (lengths + greatest)
+        return bound + 4 * comparators.SAFE_UNIT * (lengths + greatest)
 
 
 class BigraphScore(ScoreFunction):
@@ -117,7 +103,7 @@ class BigraphScore(ScoreFunction):
     def adjoint(self, relation: Tensor) -> Tensor:
         if type(self.acts) is BigraphOperator:
             return relation
-        raise NotImplementedError(f"{type(self).__name__} has no adjoint row; its static() form answers both")
+        return super().adjoint(relation)  # refuses: the static() form answers both sides
 
     def static(self) -> ScoreFunction:
         """Return the form whose operator acts on the tail, whatever side is asked for."""
@@ -199,7 +185,7 @@ class StaticProductPlus(StaticScore):
         rows, constants = query[:, :-1], query[:, -1]
         bound = Dot.rounding_bound(self, rows, max_candidate_norm, true_scores)  # type: ignore[arg-type]
         terms = constants.abs() + rows.norm(dim=1) * max_candidate_norm
-        return bound + SAFETY * 4 * FLOAT32_UNIT * terms
+        return bound + 4 * comparators.SAFE_UNIT * terms
 
 
 class StaticDistance(StaticScore):
@@ -299,8 +285,8 @@ class StaticPairs(StaticScore):
         dim = query.shape[1] - 1
         dim = next(width for width in range(1, dim + 1) if width + self.relation_dim(width) == dim)
         entity, relation = query[:, :dim], query[:, dim:-1]
-        gain, offset = self.acts.gains(relation, dim)
-        longest = gain * max_candidate_norm + offset
+        offset = self.acts.offset(relation, dim).norm(dim=-1)
+        longest = self.acts.gain(relation, dim) * max_candidate_norm + offset
         longest = torch.where(query[:, -1] == NO_RELATION, max_candidate_norm, longest)
         wide: Any = 1.75 * (entity.norm(dim=1) + longest)
         return self.pair.rounding_bound(entity, wide, true_scores)
@@ -341,7 +327,7 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         "has_bias": bias,
         "has_parameters": type(acts) is not BigraphOperator,
         "operators": tuple(acts.name.split(SEPARATOR)) if isinstance(acts, OperatorByRelation) else (),
-        "maps_widths": set(acts.name.split(SEPARATOR)) <= MATRICES,
+        "maps_widths": set(acts.name.split(SEPARATOR)) <= bigraph_operators.MATRICES,
     }
     bases: tuple[type, ...] = (compares, BigraphScore)
     if bias:

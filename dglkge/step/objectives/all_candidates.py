@@ -102,9 +102,7 @@ def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], A
     def answers_of(keys: Ids) -> Answers:
         keys = keys // num_times
         is_here = (keys >= first) & (keys < stop)
-        starts = np.zeros(len(keys) + 1, np.int64)
-        np.cumsum(is_here, out=starts[1:])
-        places = keys[is_here] - first
+        starts, places = np.append(0, np.cumsum(is_here)), keys[is_here] - first
         return Answers(starts, places, np.ones(len(places), np.float32))
 
     return answers_of
@@ -178,20 +176,18 @@ class ModelQueries(QueryMaker):
         self._made = torch.compile(self._make, dynamic=True) if options.is_compiled else self._make
 
     def _make(
-        self,
-        side: Side,
-        anchors: Tensor,
-        relations: Tensor,
-        answers: Tensor | None,
-        ids: Tensor | None,
-        places: Tensor | None,
+        self, side: Side, anchors: Tensor, relations: Tensor, *more: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return queries (n, D), and their penalties (n,) if there is a regularizer."""
+        """Return queries (n, D), and their penalties (n,) if there is a regularizer.
+
+        Besides: the rows of the answers, the ids of the relations, and their places if they are shared.
+        """
+        answers, ids, places = more
         query = self._model.query(anchors, relations, side, ids, places)
         if self._regularizer is None:
             return query, None
-        rows_of_query = (anchors, relations, answers, side, query, places)
-        return query, self._regularizer.penalties(self._model, *rows_of_query)
+        rows = (anchors, relations, answers)
+        return query, self._regularizer.penalties(self._model, *rows, side, query, places)
 
 
 @dataclass
@@ -362,9 +358,7 @@ class CandidateLoss(Objective):
 
     def _memory(self, device: torch.device) -> Scratch:
         """Return memory on a device."""
-        if device not in self._scratch_of:
-            self._scratch_of[device] = Scratch(device)
-        return self._scratch_of[device]
+        return self._scratch_of.setdefault(device, Scratch(device))
 
 
 def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:

@@ -19,22 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.model.full_losses import GREATEST, NO_ANSWERS, TARGET, TOTAL, AnswerScores, Totals
+from dglkge.model.full_losses import GREATEST, TARGET, TOTAL, AnswerScores, Totals
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
 from dglkge.planning.memory import KEPT_SHARES
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch
+from dglkge.step import reductions
 from dglkge.step.contracts import Computation, Gradients, Objective, Rows
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
-from dglkge.step.reductions import (
-    MOST_COLUMNS,
-    ChunkedScores,
-    differentiate_chunks,
-    share_scores,
-    sum_by_place,
-)
+from dglkge.step.reductions import ChunkedScores, differentiate_chunks, share_scores, sum_by_place
 from dglkge.typing import RELATION, Floats, Side
 
 NO_IDS = np.empty(0, np.int64)
@@ -76,6 +71,10 @@ class ChunkedGroup(PlannedGroup):
     tails: Places
     is_loop: Tensor
     comparisons: list[Comparison]
+
+
+Scored = tuple[Tensor, Tensor, Tensor | None]
+"""Queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,) of a comparison."""
 
 
 @dataclass
@@ -181,10 +180,8 @@ class DeviceSoftmax(Objective):
 
         return finish
 
-    def _score(
-        self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor
-    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return for each comparison queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
+    def _score(self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor) -> list[Scored]:
+        """Score the queries of each comparison.
 
         The pairs are those with the true answers, and with the own entities. A function of tensors, which
         ``torch.compile`` fuses.
@@ -258,9 +255,7 @@ class DeviceSoftmaxShard(AutogradShard):
     """
 
     @torch.no_grad()
-    def score(
-        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
-    ) -> ShardNumbers:
+    def score(self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores) -> ShardNumbers:
         self._panels: list[Panel] = []
         if not 0 < len(queries) * len(rows) <= KEPT_SHARES:
             return super().score(queries, rows, answers, scores)
@@ -272,8 +267,8 @@ class DeviceSoftmaxShard(AutogradShard):
         true = (queries[query_of] * rows[places]).sum(1)
         self._answer_tensors = places, query_of, labels, true
         operand = queries.to(self._dtype)
-        for start in range(0, len(rows), MOST_COLUMNS):
-            run = slice(start, min(start + MOST_COLUMNS, len(rows)))
+        for start in range(0, len(rows), reductions.MOST_COLUMNS):
+            run = slice(start, min(start + reductions.MOST_COLUMNS, len(rows)))
             width = run.stop - run.start
             # Products of a width that is no multiple of 8 take four times as long.
             candidates = rows.new_zeros(-(-width // 8) * 8, rows.shape[1], dtype=self._dtype)
@@ -296,13 +291,10 @@ class DeviceSoftmaxShard(AutogradShard):
         """Return the numbers (3, Q) of this shard."""
         _, query_of, labels, true = self._answer_tensors
         queries, num = self._queries, len(self._queries)
-        logs = (
-            torch.stack([panel.logs for panel in self._panels]) if self._panels else queries.new_empty(0, num)
-        )
+        logs = torch.stack([panel.logs for panel in self._panels])
         numbers = queries.new_full((3, num), IGNORED_SCORE)
         greatest = numbers[GREATEST].scatter_reduce_(0, query_of, true, "amax")
-        if len(logs):
-            torch.maximum(greatest, logs.amax(0), out=greatest)
+        torch.maximum(greatest, logs.amax(0), out=greatest)
         both = torch.stack([(true - greatest[query_of]).exp(), labels * true], 1)
         powers, targets = sum_by_place(both, query_of, num).T
         numbers[TOTAL] = (logs - greatest).exp().sum(0) + powers
@@ -312,17 +304,14 @@ class DeviceSoftmaxShard(AutogradShard):
             numbers[TARGET] += self.objective.background * (queries @ self._sum_of_rows)
         return numbers
 
+    @torch.no_grad()
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
-        through = self._differentiate if self._panels else super().differentiate
-        through(totals, factors, query_gradients, row_gradients)
-
-    @torch.no_grad()
-    def _differentiate(
-        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
-    ) -> None:
-        """Write the gradients from shares that are kept."""
+        if not self._panels:
+            with torch.enable_grad():
+                super().differentiate(totals, factors, query_gradients, row_gradients)
+            return
         places, query_of, labels, true = self._answer_tensors
         queries, weights = self._queries, self._there(torch.from_numpy(factors))
         normalizers = self._there(torch.from_numpy(totals.normalizers.astype(np.float32)))

@@ -29,8 +29,6 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
     """Return the weights with which compiled loops compute a model's regularizer; None if they do not."""
     if regularizer is None or not regularizer.compiled:
         return None
-    if regularizer.complex_valued != model.score_function.complex_valued:
-        return None
     return regularizer.loop_weights
 
 

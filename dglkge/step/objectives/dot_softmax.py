@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,9 +103,7 @@ class DotSoftmax(SampledLoss):
         queries = self._scratch.take("queries", num, self.model.dim, self._dtype)
         query_runs = QueryRuns(groups, runs)
         tails, heads = query_runs.places
-        each_factor = np.full(len(tails), 1 / divisor, np.float32)
-        if groups[0].weights is not None:
-            each_factor *= np.concatenate([group.weights for group in groups])
+        each_factor = np.concatenate([group.factors(divisor) for group in groups])
         factors[tails] = factors[heads] = each_factor
         labels.fill(1)
         if groups[0].labels is not None:
@@ -123,9 +121,8 @@ class DotSoftmax(SampledLoss):
         for block in blocks:
             # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
             queries[block.run.stop : block.room.stop] = 0
-            arrays = (queries[block.room], query_gradients[block.room])
-            in_block = (numbers[:, block.run], true_ids[block.run])
-            loss += self._against(block, groups, *arrays, *in_block, batch_rows, measures)
+            arrays = (queries[block.room], query_gradients[block.room], numbers[:, block.run])
+            loss += self._against(block, groups, batch_rows, measures, *arrays, true_ids[block.run])
         penalty = chunk_queries.differentiate(query_gradients, missing, own_shares, each_factor)
         measures.add_penalty(penalty * divisor)
         return loss + penalty
@@ -148,22 +145,15 @@ class DotSoftmax(SampledLoss):
                 own_scores[runs[side]][known.is_own_known] = IGNORED_SCORE
 
     def _against(
-        self,
-        block: Block,
-        groups: Sequence[Group],
-        queries: torch.Tensor,
-        query_gradients: torch.Tensor,
-        numbers: np.ndarray,
-        true_ids: np.ndarray,
-        rows: Rows,
-        measures: BatchMeasures,
+        self, block: Block, groups: Sequence[Group], rows: Rows, measures: BatchMeasures, *arrays: Any
     ) -> float:
         """Score the queries of a block against its negatives and write their gradients; returns the loss.
 
-        ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each, as are the ``true_ids``.
-        Queries beyond the n only fill the shape of the products: what they and ``query_gradients`` hold there
-        has no effect.
+        The arrays are queries (m, D) and their gradients, the numbers of
+        :func:`dglkge.kernels.losses.loss_loop`, (n,) each, and ids (n,) of the true answers. Queries beyond
+        the n only fill the shape of the products: what they and their gradients hold there has no effect.
         """
+        queries, query_gradients, numbers, true_ids = arrays
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
         located, gradients = rows.in_place(negatives), rows.gradients(negatives)
         num, num_queries = len(negatives.ids), numbers.shape[1]

@@ -32,14 +32,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.workspace import Scratch
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Gradients, Objective, Rows
-from dglkge.step.objectives.all_candidates import (
-    CandidateLoss,
-    ModelQueries,
-    Piece,
-    QueryMaker,
-    QueryOptions,
-    TakeBack,
-)
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
 from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Places, Plan
@@ -114,7 +107,7 @@ class WithRelations(Objective):
     """
 
     objective: Objective
-    relations: CandidateLoss
+    relations: Objective
 
     def __post_init__(self) -> None:
         self.reads_in_place = self.objective.reads_in_place
@@ -173,13 +166,12 @@ class AutogradQueries(ModelQueries):
 
 def differentiated(queries: Sequence[Tensor], penalty: Tensor, gradients: Sequence[Tensor]) -> float:
     """Write the gradients of the rows, given those of queries on the host; returns the penalty."""
-    tensors = list(queries)
     outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
     if penalty.requires_grad:
         # One backward pass for queries and penalty, which have the same leaves.
-        tensors, outer = [*tensors, penalty], [*outer, torch.ones_like(penalty)]
-    if tensors:
-        torch.autograd.backward(tensors, outer)
+        queries, outer = [*queries, penalty], [*outer, torch.ones_like(penalty)]
+    if queries:
+        torch.autograd.backward(queries, outer)
     return penalty.item()
 
 
