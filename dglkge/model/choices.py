@@ -190,20 +190,13 @@ class SamplerChoice(Choice):
 
 
 NEGATIVE_SAMPLERS: Registry[SamplerChoice] = Registry("negative sampler")
-NEGATIVE_SAMPLERS.register("mixed")(
-    SamplerChoice(
-        "uniform over the graph, the machine's partition and the batch, by the three shares",
-        "dglkge.sampling.negatives:MixedNegatives",
-        MixedSettings,
-    )
-)
+_SAMPLERS = "dglkge.sampling.negatives"
+_MIXED = "uniform over the graph, the machine's partition and the batch, by the three shares"
+_ALL = "every entity of the type; training.objective one_vs_all is the same loss of means, at less cost"
 ALL_ENTITIES = "all_entities"
+NEGATIVE_SAMPLERS.register("mixed")(SamplerChoice(_MIXED, f"{_SAMPLERS}:MixedNegatives", MixedSettings))
 NEGATIVE_SAMPLERS.register(ALL_ENTITIES)(
-    SamplerChoice(
-        "every entity of the type; training.objective one_vs_all is the same loss of means, at less cost",
-        "dglkge.sampling.negatives:AllNegatives",
-        AllEntitiesSettings,
-    )
+    SamplerChoice(_ALL, f"{_SAMPLERS}:AllNegatives", AllEntitiesSettings)
 )
 
 
@@ -268,17 +261,8 @@ NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = "negative_sampling", "one_vs_all", "k_
 
 OBJECTIVES: Registry[ObjectiveChoice] = Registry("objective")
 OBJECTIVES.register(NEGATIVE_SAMPLING)(ObjectiveChoice("each answer against sampled negatives", ""))
-OBJECTIVES.register(ONE_VS_ALL)(
-    ObjectiveChoice(
-        "each answer against all entities of the type, without sampled negatives",
-        "dglkge.step.objectives.one_vs_all:edge_queries",
-        CandidateSettings,
-    )
-)
-OBJECTIVES.register(K_VS_ALL)(
-    ObjectiveChoice(
-        "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)",
-        "dglkge.step.objectives.one_vs_all:AnsweredQueries",
-        QuerySettings,
-    )
-)
+_QUERIES = "dglkge.step.objectives.one_vs_all"
+_ONE = "each answer against all entities of the type, without sampled negatives"
+_K = "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)"
+OBJECTIVES.register(ONE_VS_ALL)(ObjectiveChoice(_ONE, f"{_QUERIES}:edge_queries", CandidateSettings))
+OBJECTIVES.register(K_VS_ALL)(ObjectiveChoice(_K, f"{_QUERIES}:AnsweredQueries", QuerySettings))

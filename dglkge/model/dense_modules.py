@@ -56,18 +56,14 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
             # A checkpoint has a dataset of this name, in which it would be a folder.
             raise InputError(f"the parameter {parameter!r} of the score function {name} has a / in its name")
         if values.dtype != torch.float32:
-            raise InputError(
-                f"the parameter {parameter} of the score function {name} is {values.dtype}; allowed: "
-                "torch.float32"
-            )
+            raise InputError(f"the parameter {parameter} of {name} is {values.dtype}; allowed: torch.float32")
     for path, layer in module.named_modules():
         is_dropout = isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
         # The common base of batch and instance normalization, which keeps running statistics.
         if is_dropout or isinstance(layer, nn.modules.batchnorm._NormBase):
             raise InputError(
-                f"the layer {path} of the score function {name} is a {type(layer).__name__}, whose result "
-                "depends on how a batch is divided among trainers; allowed: LayerNorm, and "
-                "model.entity_dropout and relation_dropout"
+                f"the layer {path} of {name} is a {type(layer).__name__}, whose result depends on how a "
+                "batch is divided; allowed: LayerNorm, model.entity_dropout and relation_dropout"
             )
     return module
 
@@ -104,9 +100,7 @@ def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], wh
         raise InputError(f"{where}: the dense parameter {wrong[0]!r} is {state}")
     for name, shape in shapes.items():
         if (got := tuple(values[name].shape)) != tuple(shape):
-            raise InputError(
-                f"{where}: the dense parameter {name!r} has shape {got}, expected {tuple(shape)}"
-            )
+            raise InputError(f"{where}: dense parameter {name!r} has shape {got}, expected {tuple(shape)}")
     return [values[name] for name in shapes]
 
 

@@ -98,10 +98,8 @@ def open_device(name: str, setting: str, index: int = 0) -> ComputeDevice:
         name = CPU_DEVICE if problem_of(CUDA_DEVICE) else CUDA_DEVICE
     problem = problem_of(name)
     if problem:
-        raise InputError(
-            f"{setting} is {name} and {problem}; allowed here: {CPU_DEVICE}, {AUTO_DEVICE} or "
-            f"{STAGED_CPU_DEVICE}"
-        )
+        allowed = f"{CPU_DEVICE}, {AUTO_DEVICE} or {STAGED_CPU_DEVICE}"
+        raise InputError(f"{setting} is {name} and {problem}; allowed here: {allowed}")
     if name != CUDA_DEVICE:
         return ComputeDevice(name)
     device = torch.device(CUDA_DEVICE, index)
@@ -148,10 +146,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
         )
         rates[dtype] = num_chunks * flops / matmul_seconds(left, right) / 1e9
     faster = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
-    logger.info(
-        "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
-        *(faster, rates[torch.float32], rates[torch.bfloat16]),
-    )
+    logger.info("matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f", faster, *rates.values())
     return faster
 
 
@@ -186,8 +181,8 @@ there is a convolution for fewer than 16."""
 class LossScale:
     """Factor on gradients in float16, by the rule of ``torch.amp.GradScaler``; equal on all trainers.
 
-    It is multiplied by a factor after ``growth_interval`` steps in succession that were made, and by another
-    one after a step that was skipped.
+    It is doubled after ``growth_interval`` steps in succession that were made, and halved after one that was
+    skipped.
 
     Examples
     --------
@@ -199,8 +194,6 @@ class LossScale:
     """
 
     scale: float = 2.0**16
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
@@ -211,22 +204,21 @@ class LossScale:
         :data:`LEAST_SCALE`.
         """
         if overflows:
-            self.scale *= self.backoff_factor
+            self.scale /= 2
             self.num_good = 0
             self.num_skipped += 1
             if self.scale < LEAST_SCALE:
                 raise FloatingPointError(
-                    f"dense.autocast is float16 and the gradient is not finite even with a loss scale of "
-                    f"{self.scale:g} ({self.num_skipped} batches were skipped, none was trained with numbers "
-                    "that are not finite); resume with dense.autocast bfloat16 or none, or train anew with a "
-                    "smaller dense.lr"
+                    f"the gradient is not finite even with a loss scale of {self.scale:g} ("
+                    f"{self.num_skipped} batches were skipped); resume with dense.autocast bfloat16 or none, "
+                    "or train anew with a smaller dense.lr"
                 )
             return
         self.num_good += 1
         if self.num_good == self.growth_interval:
             # torch keeps the scale in float32, and does not let it become infinite.
-            if self.scale * self.growth_factor <= torch.finfo(torch.float32).max:
-                self.scale *= self.growth_factor
+            if 2 * self.scale <= torch.finfo(torch.float32).max:
+                self.scale *= 2
             self.num_good = 0
 
     def state(self) -> dict[str, float]:
@@ -308,9 +300,8 @@ def autocast_problem(device_type: str, dtype: torch.dtype) -> str | None:
     # Tried: torch switches an autocast that it does not have off, and only warns.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        problem = (
-            f"torch {torch.__version__} has no {str(dtype).rpartition('.')[2]} autocast on {device_type}"
-        )
+        kind = str(dtype).rpartition(".")[2]
+        problem = f"torch {torch.__version__} has no {kind} autocast on {device_type}"
         try:
             image = torch.ones(1, 1, 2, 2, device=device_type, requires_grad=True)
             with torch.autocast(device_type, dtype):

@@ -307,14 +307,9 @@ class ScoreFunction(Comparator):
         return self.compare_pairs(carried, answer.unsqueeze(1))
 
 
+_FAMILIES = [f"dglkge.model.functions.{family}" for family in ("bilinear", "projected", "dense")]
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
-    "score function",
-    lambda name: bigraph_scores.bigraph_score(name),
-    also=(
-        "dglkge.model.functions.bilinear",
-        "dglkge.model.functions.projected",
-        "dglkge.model.functions.dense",
-    ),
+    "score function", lambda name: bigraph_scores.bigraph_score(name), also=_FAMILIES
 )
 
 

@@ -116,13 +116,12 @@ class DenseParameters(Parameters):
         self._unscale()
         sums, num_asking = self._sums(rows_are_finite)
         are_finite = [torch.isfinite(gradient).all() for gradient in sums]
-        for parameter, gradient in zip(parameters, sums):
-            parameter.grad = gradient.float()
+        narrow = [gradient.float() for gradient in sums]
+        for parameter, gradient in zip(parameters, narrow):
+            parameter.grad = gradient
         if self.clip_value:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_value)
-        squares = [
-            parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
-        ]
+        squares = [gradient.double().square().sum() for gradient in narrow]
         # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
         # The first numbers that are read: a device has computed all of them until then.
         are_bad = [float(not is_all) for is_all in are_finite]
@@ -138,9 +137,8 @@ class DenseParameters(Parameters):
                 return None
         for name, num_bad in zip(self._updated, verdict.tolist()):
             if num_bad:
-                raise FloatingPointError(
-                    f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
-                )
+                problem = f"the gradient of the dense parameter {name!r} is not finite"
+                raise FloatingPointError(f"{problem}; nothing was updated")
         return float(verdict[-1])
 
     def _sums(self, rows_are_finite: bool) -> tuple[list[Tensor], float]:

@@ -267,7 +267,7 @@ class EdgePlanner:
                 drawn[key] = ids.add(entity_type, self.samplers[side].sample(entity_type, batch, chunk))
             return drawn[key]
 
-        groups = []
+        groups, sides = [], [side for side in Side if side in self.samplers]
         for edges in batch.groups:
             run = slice(edges.start, edges.end)
             lhs, rhs = self.pairs[edges.pair]
@@ -277,9 +277,7 @@ class EdgePlanner:
                 distinct, relation_places = np.unique(relations, return_inverse=True)
             places = (ids.add(lhs, heads), ids.add(RELATION, distinct), ids.add(rhs, tails))
             types = {Side.HEAD: lhs, Side.TAIL: rhs}
-            drawn_of = {
-                side: negatives(side, types[side], edges.chunk) for side in Side if side in self.samplers
-            }
+            drawn_of = {side: negatives(side, types[side], edges.chunk) for side in sides}
             anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
             known: dict[Side, KnownNegatives] = {}
             if self.known is not None:

@@ -166,9 +166,8 @@ class GlobalVectors(RowTransform, Parameters):
         for path, values in self._by_path().items():
             saved = state[path][...]
             if saved.shape != tuple(values.shape):
-                raise CheckpointError(
-                    f"{state.filename}:{path} has shape {saved.shape}, expected {tuple(values.shape)}"
-                )
+                shapes = f"{saved.shape}, expected {tuple(values.shape)}"
+                raise CheckpointError(f"{state.filename}:{path} has shape {shapes}")
             values.copy_(torch.from_numpy(saved))
 
     def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:

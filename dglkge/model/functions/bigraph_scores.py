@@ -29,12 +29,7 @@ from dglkge.model.functions.comparators import Comparator, Cosine, Dot, Negative
 from dglkge.model.score_functions import ScoreFunction
 from dglkge.typing import Side
 
-COMPARATORS: dict[str, type[Comparator]] = {
-    "dot": Dot,
-    "cos": Cosine,
-    "l2": NegativeL2,
-    "squared_l2": NegativeSquaredL2,
-}
+COMPARATORS = {"dot": Dot, "cos": Cosine, "l2": NegativeL2, "squared_l2": NegativeSquaredL2}
 """By PyTorch-BigGraph's name."""
 
 BIAS = "_bias"
@@ -60,9 +55,8 @@ class Biased(Comparator):
         return self.unbiased.compare(query[:, 1:], candidates[:, 1:]) + query[:, :1] + candidates[:, 0]
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + (
-            query[..., 0] + candidates[..., 0]
-        )
+        biases = query[..., 0] + candidates[..., 0]
+        return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + biases
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the bound of the comparator at any score, and 4 u of what is added."""
@@ -168,9 +162,8 @@ class StaticProductPlus(StaticScore):
             vector = torch.cat([torch.ones_like(constant), vector[..., 1:]], dim=-1)
         if side is Side.TAIL:
             if self.acts.has_offset:
-                constant = constant + (vector * self.acts.offset(relation, entity.shape[-1])).sum(
-                    -1, keepdim=True
-                )
+                products = vector * self.acts.offset(relation, entity.shape[-1])
+                constant = constant + products.sum(-1, keepdim=True)
             vector = self.acts.transposed(vector, relation)
         return torch.cat([vector, constant.expand(*vector.shape[:-1], 1)], dim=-1)
 

@@ -240,10 +240,8 @@ class CandidateLoss(Objective):
         self.clock.enter("score")
         pieces, take_back = self.maker.make(plan, rows)
         order = [[place for place, piece in enumerate(pieces) if piece.table == name] for name in self.blocks]
-        blocks = [
-            _block([pieces[place] for place in places], dim)
-            for places, dim in zip(order, self.blocks.values())
-        ]
+        dims = self.blocks.values()
+        blocks = [_block([pieces[place] for place in places], dim) for places, dim in zip(order, dims)]
         loss, gradients, row_gradients = self._run(blocks)
         self.clock.enter("backward")
         # Blocks group pieces by table; the gradients go back in the order in which the maker returned the

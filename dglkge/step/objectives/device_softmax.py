@@ -117,10 +117,8 @@ class DeviceSoftmax(Objective):
 
         heads, tails = ask(batch.heads), ask(batch.tails)
         # Sides with the same sampler share their negatives.
-        drawn = {
-            sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
-            for sampler in dict.fromkeys(self.samplers.values())
-        }
+        distinct = dict.fromkeys(self.samplers.values())
+        drawn = {sampler: sampler.sample(batch.epoch, batch.index, num_chunks) for sampler in distinct}
         places = {sampler: ask(chunk_ids.view(-1)) for sampler, chunk_ids in drawn.items()}
         divisor = 1 if self.sums_batch else len(batch)
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
@@ -162,11 +160,9 @@ class DeviceSoftmax(Objective):
         loss = torch.zeros((), device=heads.device)
         outputs, outer = [], []
         for comparison, (query, pairs, penalty) in zip(group.comparisons, scored):
-            losses, query_gradients, pair_gradients = self._compare(
-                comparison, query.detach(), pairs.detach(), rows
-            )
+            losses, *gradients = self._compare(comparison, query.detach(), pairs.detach(), rows)
             outputs += [query, pairs]
-            outer += [query_gradients, pair_gradients]
+            outer += gradients
             if penalty is not None:
                 losses += penalty.detach()
                 outputs.append(penalty)
@@ -227,9 +223,8 @@ class DeviceSoftmax(Objective):
 
         facts = comparison.answers, comparison.ids, comparison.chunk_size
         chunks = ChunkedScores(query, candidates, *facts)
-        query_gradients = differentiate_chunks(
-            chunks, self.computation.matmul_dtype, weigh, candidate_gradients
-        )
+        dtype = self.computation.matmul_dtype
+        query_gradients = differentiate_chunks(chunks, dtype, weigh, candidate_gradients)
         pair_gradients[0] -= comparison.factors
         return losses, query_gradients, pair_gradients
 

@@ -84,9 +84,8 @@ class EdgePenalty:
 
     def __post_init__(self) -> None:
         self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
-        self._weights = weights = (
-            loop_weights(self.model, self.regularizer) if len(self.sides) == len(Side) else None
-        )
+        has_both = len(self.sides) == len(Side)
+        self._weights = weights = loop_weights(self.model, self.regularizer) if has_both else None
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None

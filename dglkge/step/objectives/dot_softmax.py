@@ -156,13 +156,11 @@ class DotSoftmax(SampledLoss):
         queries, query_gradients, numbers, true_ids = arrays
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
         located, gradients = rows.in_place(negatives), rows.gradients(negatives)
-        num, num_queries = len(negatives.ids), numbers.shape[1]
+        num, num_queries, dim = len(negatives.ids), numbers.shape[1], self.model.dim
         clock.enter("gather")
-        candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
+        candidates = scratch.take("candidates", num, dim, self._dtype)
         candidate_words = words(candidates)
-        workspace.split(
-            num, self.model.dim, lambda part: dot.gather(located.addresses[part], candidate_words[part])
-        )
+        workspace.split(num, dim, lambda part: dot.gather(located.addresses[part], candidate_words[part]))
         clock.enter("score")
         scores = scratch.take("scores", len(queries), num, self._dtype)
         workspace.matmul(queries, candidates.T, scores)
@@ -194,7 +192,7 @@ class DotSoftmax(SampledLoss):
         if self._dtype == torch.float32:
             workspace.matmul(scores.T, queries, gradients)
         else:
-            narrow = scratch.take("negative gradients", num, self.model.dim, self._dtype)
+            narrow = scratch.take("negative gradients", num, dim, self._dtype)
             workspace.matmul(scores.T, queries, narrow)
             gradients.copy_(narrow)
         return float(sum(losses))

@@ -47,15 +47,11 @@ def relation_pieces(
     ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one;
     ``times`` (B,) as of :meth:`KgeModel.relation_query`.
     """
-    forwards = model.relation_query(heads, tails, torch.from_numpy(times))
     # Without reciprocal rows both directions have the same scores: one query with twice the factor.
-    if not model.reciprocal:
-        return [Piece(RELATION, forwards, keys, 2 * factors)]
-    backwards = model.relation_query(tails, heads, torch.from_numpy(times))
-    return [
-        Piece(RELATION, forwards, 2 * keys, factors),
-        Piece(RELATION, backwards, 2 * keys + 1, factors),
-    ]
+    pairs = [(heads, tails), (tails, heads)] if model.reciprocal else [(heads, tails)]
+    queries = [model.relation_query(*pair, torch.from_numpy(times)) for pair in pairs]
+    num, factors = len(pairs), 2 // len(pairs) * factors
+    return [Piece(RELATION, query, num * keys + place, factors) for place, query in enumerate(queries)]
 
 
 class RelationQueries(QueryMaker):

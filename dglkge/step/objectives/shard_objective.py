@@ -213,9 +213,8 @@ class ProductShard:
         numbers = np.empty((3, len(top)), np.float32)
         if self._is_binary:
             numbers[full_losses.GREATEST] = 0
-            numbers[full_losses.TOTAL] = totals + answers.sum_by_query(
-                np.logaddexp(0, scores.astype(np.float64))
-            )
+            terms = np.logaddexp(0, scores.astype(np.float64))
+            numbers[full_losses.TOTAL] = totals + answers.sum_by_query(terms)
         else:
             greatest = top.copy()
             # Unbuffered: a query may have several answers, and fancy indexing would keep only the last one.
@@ -288,9 +287,8 @@ class ProductShard:
         labels = (1 - objective.label_smoothing) * answers.shares
         score_gradients = (factors[query_of] * (predicted - labels)).astype(np.float32)
         rows, places = (self._queries.numpy(), self._rows.numpy()), (answers.starts, answers.places)
-        kernels.add_answer_gradients(
-            *rows, places, score_gradients, query_gradients.numpy(), row_gradients.numpy()
-        )
+        gradients = query_gradients.numpy(), row_gradients.numpy()
+        kernels.add_answer_gradients(*rows, places, score_gradients, *gradients)
         if objective.background:
             query_gradients.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
             row_gradients.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
