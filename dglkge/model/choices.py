@@ -7,8 +7,8 @@ DGL. The samplers compile loops: an entry here has the facts, and the place of t
 from __future__ import annotations
 
 import functools
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -30,10 +30,7 @@ class Choice:
 
     def load(self) -> Any:
         """Return the class."""
-        if callable(self.place):
-            return self.place
-        module, _, name = self.place.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return self.place if callable(self.place) else pkgutil.resolve_name(self.place)
 
 
 BIGRAPH_OPTIMIZER = "row_adagrad"

@@ -42,13 +42,10 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     ``build`` takes dim and seed; the name is for messages. An InputError if a parameter is not float32, or a
     layer has random dropout or batch normalization.
     """
-    before = torch.random.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         # A module of the user's may draw its initial values by torch.
         torch.default_generator.manual_seed(int(hashing.stream_key(seed, "module").reshape(-1)[0]) >> 1)
         module = build(dim, seed)
-    finally:
-        torch.random.set_rng_state(before)
     if module is None:
         raise InputError(f"the score function {name} built no module; expected a torch.nn.Module")
     for parameter, values in module.named_parameters():
@@ -206,8 +203,7 @@ class EncoderLayer(nn.Module):
         weights = (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
         tokens = self.first_norm(tokens + self.mixed(mixed))
-        inner = functional.gelu(self.inner(tokens))
-        return self.second_norm(tokens + self.outer(inner))
+        return self.second_norm(tokens + self.outer(functional.gelu(self.inner(tokens))))
 
 
 class EncoderModule(nn.Module):
@@ -243,8 +239,7 @@ class TimeRows(nn.Module):
     def forward(self, relation: Tensor) -> Tensor:
         """Return r u of relations (n, D + 1), r u + r' of relations (n, 2 D + 1): (n, D)."""
         dim = self.rows.shape[1]
-        moments = self.rows[relation[:, -1].long()]
-        real, imaginary = moments.chunk(2, dim=1)
+        real, imaginary = self.rows[relation[:, -1].long()].chunk(2, dim=1)
         products = complex_product(relation[:, :dim], real, imaginary)
         return products if relation.shape[1] == dim + 1 else products + relation[:, dim : 2 * dim]
 

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,15 +59,13 @@ class ComputeDevice:
         """Streams and synchronization: ``torch.cuda``, or ``torch.cpu``, whose streams do nothing."""
         return getattr(torch, self.device.type)
 
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute by torch's operations inside the block where the device has no compiled loops.
 
         Loops are chosen by the device of a tensor. The stand-in's tensors are on the CPU, and it must take
         the operations that a GPU takes.
         """
-        with without_loops() if self.is_staged else contextlib.nullcontext():
-            yield
+        return without_loops() if self.is_staged else contextlib.nullcontext()
 
     def autocast(self, dtype: torch.dtype) -> torch.autocast:
         """Return a context in which matmuls are in a type; float32 changes nothing."""

@@ -57,8 +57,7 @@ class AnswerScores:
 
     def shares(self) -> Floats:
         """Return 1 / k of each answer (A,) of a query with k answers."""
-        counts = np.bincount(self.query_of)
-        return (1 / counts[self.query_of]).astype(np.float32)
+        return (1 / np.bincount(self.query_of)[self.query_of]).astype(np.float32)
 
 
 NO_ANSWERS = AnswerScores(np.empty(0, np.int64), np.empty(0, np.float32), slice(0, 0))

@@ -167,8 +167,7 @@ class KgeModel:
 
     def entity_product(self, anchor: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
-        is_forward = self.reciprocal or side is Side.TAIL
-        head, tail = (anchor, answer) if is_forward else (answer, anchor)
+        head, tail = (anchor, answer) if self.reciprocal or side is Side.TAIL else (answer, anchor)
         return self.score_function.relation_product(head, tail)
 
     def relation_query(self, anchor: Tensor, answer: Tensor, times: Tensor | None = None) -> Tensor:

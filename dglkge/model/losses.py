@@ -313,8 +313,7 @@ class BCE(Logistic):
         if not isinstance(self.reduction, Mean):
             return super().__call__(positive, negative, ignored, labels)
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
-        terms = self.false(without(negative, ignored))
-        return (true + terms.sum(1)) / (1 + counted(negative, ignored))
+        return (true + self.false(without(negative, ignored)).sum(1)) / (1 + counted(negative, ignored))
 
 
 @LOSSES.register("margin_ranking")

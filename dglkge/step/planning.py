@@ -58,15 +58,7 @@ class RowIds:
 
 
 class PlannedGroup:
-    """Part of a batch that is scored at once."""
-
-    def staged(self, upload: Upload) -> PlannedGroup:
-        """Return the group with what its loss takes besides rows on a device: here nothing."""
-        return self
-
-
-class WeightedGroup(PlannedGroup):
-    """Edges or queries with weights (B,), None: all 1."""
+    """Edges or queries that are scored at once, with weights (B,), None: all 1."""
 
     weights: Floats | None
 
@@ -77,6 +69,10 @@ class WeightedGroup(PlannedGroup):
         """Return the factor (B,) of the loss of each: its weight by the plan's divisor."""
         factors = np.full(len(self), 1 / divisor, np.float32)
         return factors if self.weights is None else factors * self.weights
+
+    def staged(self, upload: Upload) -> PlannedGroup:
+        """Return the group with what its loss takes besides rows on a device: here nothing."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class AnswerRanges(NamedTuple):
 
 
 @dataclass
-class Group(WeightedGroup):
+class Group(PlannedGroup):
     """Edges of a batch that join the same pair of entity types and share their negatives.
 
     Attributes
@@ -178,7 +174,7 @@ class Group(WeightedGroup):
 
 
 @dataclass(frozen=True)
-class QueryGroup(WeightedGroup):
+class QueryGroup(PlannedGroup):
     """Queries of a batch of one side, that of the missing entity, and pair of entity types.
 
     ``relation_ids`` (B,) are node ids. Where ``relations`` holds each relation once (U,), ``relation_places``
@@ -199,7 +195,7 @@ class QueryGroup(WeightedGroup):
 
 
 @dataclass(frozen=True)
-class PairGroup(WeightedGroup):
+class PairGroup(PlannedGroup):
     """Queries (h, ?, t) of a batch with the same entity types; ``times`` (B,) are numbers."""
 
     pair_ids: Ids

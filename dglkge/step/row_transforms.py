@@ -57,8 +57,6 @@ class RowDropout(RowTransform):
         limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in self.rates.items()}
         self._limits = {name: limit for name, limit in limits.items() if limit}
         self.tables = list(self._limits)
-        self._original_ids = {name: self.original_ids[name].numpy() for name in self._limits}
-        self._is_reference = self.kernels == "reference"
         self._batch = 0
 
     def start_batch(self, number: int) -> None:
@@ -73,8 +71,8 @@ class RowDropout(RowTransform):
         node_ids = ids.numpy()
         scale = _LEVELS / (_LEVELS - limit)
         key = stream_key(self.seed, "dropout", table, self._batch)
-        original_ids, dim = self._original_ids[table], rows.shape[1]
-        if rows.device.type == "cpu" and not self._is_reference:
+        original_ids, dim = self.original_ids[table].numpy(), rows.shape[1]
+        if rows.device.type == "cpu" and self.kernels != "reference":
             drop_numbers(rows.numpy(), original_ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
             return
         num_words = -(-dim // 4)

@@ -74,8 +74,7 @@ class EuclideanDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
         # Sums of D float32 products lose some units in the last place; rounding a sum to bfloat16 loses half.
-        share = 8 if ctx.dtype == query.dtype else 0.5
-        noise = share * torch.finfo(ctx.dtype).eps
+        noise = (8 if ctx.dtype == query.dtype else 0.5) * torch.finfo(ctx.dtype).eps
         if _compiled(query):
             weights = torch.empty(distances.shape, dtype=ctx.dtype)
             query_sums, candidate_sums = torch.empty_like(query_squares), torch.empty_like(candidate_squares)
@@ -255,8 +254,7 @@ def _differences(query: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """Return real and imaginary parts of all differences, (b, n, D / 2) each."""
     half = query.shape[1] // 2
     real = query[:, None, :half] - candidates[None, :, :half]
-    imaginary = query[:, None, half:] - candidates[None, :, half:]
-    return real, imaginary
+    return real, query[:, None, half:] - candidates[None, :, half:]
 
 
 class GroupedProducts(torch.autograd.Function):

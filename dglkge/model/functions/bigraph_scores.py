@@ -29,7 +29,7 @@ from dglkge.model.functions.comparators import Comparator, Cosine, Dot, Negative
 from dglkge.model.score_functions import ScoreFunction
 from dglkge.typing import Side
 
-COMPARATORS = {"dot": Dot, "cos": Cosine, "l2": NegativeL2, "squared_l2": NegativeSquaredL2}
+COMPARATORS: dict[str, Any] = {"dot": Dot, "cos": Cosine, "l2": NegativeL2, "squared_l2": NegativeSquaredL2}
 """By PyTorch-BigGraph's name."""
 
 BIAS = "_bias"
@@ -177,8 +177,7 @@ class StaticProductPlus(StaticScore):
         """Return the bound of the product and 4 u of both terms."""
         rows, constants = query[:, :-1], query[:, -1]
         bound = Dot.rounding_bound(self, rows, max_candidate_norm, true_scores)  # type: ignore[arg-type]
-        terms = constants.abs() + rows.norm(dim=1) * max_candidate_norm
-        return bound + 4 * comparators.SAFE_UNIT * terms
+        return bound + 4 * comparators.SAFE_UNIT * (constants.abs() + rows.norm(dim=1) * max_candidate_norm)
 
 
 class StaticDistance(StaticScore):
@@ -187,9 +186,9 @@ class StaticDistance(StaticScore):
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         if side is Side.HEAD:
             return entity + relation
-        if not self.has_bias:
-            return entity - relation
         moved = entity - relation
+        if not self.has_bias:
+            return moved
         return torch.cat([entity[..., :1] + relation[..., :1], moved[..., 1:]], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:

@@ -380,8 +380,7 @@ class DESimplE(TimedScore):
         return autograd_functions.ByBlocks.apply(self._at_one_time, blocks, query, candidates)
 
     def _at_one_time(self, query: Tensor, candidates: Tensor) -> Tensor:
-        moved = self.at_time(candidates, query[0, -1:].detach())
-        return autograd_functions.product(query[:, :-1], moved)
+        return autograd_functions.product(query[:, :-1], self.at_time(candidates, query[0, -1:].detach()))
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)

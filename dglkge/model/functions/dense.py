@@ -113,8 +113,7 @@ class TuckER(Dot, ScoreFunction):
 
     def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
         def compute(anchor: Tensor, answer: Tensor) -> Tensor:
-            pairs = anchor.unsqueeze(-1) * answer.unsqueeze(-2)
-            return pairs.flatten(-2) @ self._core(anchor).T
+            return (anchor.unsqueeze(-1) * answer.unsqueeze(-2)).flatten(-2) @ self._core(anchor).T
 
         return self.run_precisely(compute, anchor, answer)
 

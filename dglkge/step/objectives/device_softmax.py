@@ -221,8 +221,7 @@ class DeviceSoftmax(Objective):
             pair_gradients[:, run] = (scores - totals).exp() * factors
             return (logs - totals).exp() * factors
 
-        facts = comparison.answers, comparison.ids, comparison.chunk_size
-        chunks = ChunkedScores(query, candidates, *facts)
+        chunks = ChunkedScores(query, candidates, comparison.answers, comparison.ids, comparison.chunk_size)
         dtype = self.computation.matmul_dtype
         query_gradients = differentiate_chunks(chunks, dtype, weigh, candidate_gradients)
         pair_gradients[0] -= comparison.factors

@@ -128,9 +128,11 @@ class WithRelations(Objective):
         return finish
 
 
-def places_on(places: Ids | None, device: torch.device) -> Tensor | None:
-    """Return places on a device, None where there are none."""
-    return None if places is None else torch.from_numpy(places).to(device)
+def relations_on(group: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return the ids of a group's relations, and their places or None, on a device."""
+    ids, places = group.relation_ids, group.relation_places
+    there = None if places is None else torch.from_numpy(places).to(device)
+    return torch.from_numpy(ids).to(device), there
 
 
 class AutogradQueries(ModelQueries):
@@ -142,14 +144,12 @@ class AutogradQueries(ModelQueries):
         for group in plan.groups:
             factors = group.factors(plan.divisor)
             heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-            places, ids = (
-                places_on(array, heads.device) for array in (group.relation_places, group.relation_ids)
-            )
+            numbers = relations_on(group, heads.device)
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query, penalty = self._made(side, anchors, relations, answers, ids, places)
+                query, penalty = self._made(side, anchors, relations, answers, *numbers)
                 pieces.append(Piece(block, query, keys, factors))
                 if penalty is not None:
                     weights = torch.from_numpy(factors).to(penalty.device)
@@ -239,9 +239,8 @@ class AnsweredQueries(ModelQueries):
             anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = group.factors(plan.divisor)
-            arrays = (group.relation_places, group.relation_ids)
-            places, ids = (places_on(array, anchors.device) for array in arrays)
-            query, penalty = self._made(group.side, anchors, relations, None, ids, places)
+            numbers = relations_on(group, anchors.device)
+            query, penalty = self._made(group.side, anchors, relations, None, *numbers)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if penalty is not None:
                 total = total + (penalty * torch.from_numpy(factors).to(penalty.device)).sum()

@@ -59,8 +59,7 @@ class _ByLoop(torch.autograd.Function):
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
             gradients.masked_fill_(ignored, IGNORED_SCORE)
-        num = len(negative)
-        queries = torch.ones(7, num)
+        queries = torch.ones(7, len(negative))
         queries[0], queries[1] = positive.detach(), IGNORED_SCORE
         if labels is not None:
             queries[5] = labels
@@ -154,123 +153,6 @@ LEAST_COMPILED = 2
 and for 1."""
 
 
-class ScoredLosses:
-    """Scores queries against their true answers and negatives, and returns their losses.
-
-    A function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and losses then go
-    through memory once, and the terms of a distance never do. ``counts_above`` and ``range_offset`` as of
-    :class:`SampledLoss`.
-    """
-
-    def __init__(
-        self, model: KgeModel, loss: Loss, computation: Computation, counts_above: bool, range_offset: float
-    ) -> None:
-        self._model, self._counts_above, self._range_offset = model, counts_above, range_offset
-        is_reference = computation.is_reference
-        self._device, self._matmul_dtype = computation.device, computation.matmul_dtype
-        self._compare = model.compare_plainly if is_reference else model.compare
-        self._loss: LossFunction = loss if is_reference else with_loops(loss)
-        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
-        if computation.is_compiled:
-            from torch._inductor import config
-
-            # Otherwise each trainer starts a process for each core to compile a few small graphs.
-            config.compile_threads = 1
-            self._compare, self._loss = model.compare_fused, loss
-            # One graph where terms of all pairs would be in memory without it.
-            self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
-
-    def __call__(
-        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *more: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the losses of queries.
-
-        Parameters
-        ----------
-        query : (B, query_dim) tensor
-        candidates : (N, D) tensor
-            Rows of the negatives.
-        own_rows : (B, D) tensor, optional
-            Row of one negative more for each query.
-        truths : (B, D) tensor
-        ignored : (B, N) or (B, N + 1) bool tensor
-            Which scores are of no negative; the last column is that of ``own_rows``.
-        labels : (B,) tensor, optional
-            Confidences, where the loss takes them.
-        ranges : three bool tensors, optional
-            In which of two ranges the queries' entities, the true answers and the negatives are.
-
-        Returns
-        -------
-        losses : (B,) tensor
-        above : () int64 tensor or None
-            Negatives that score above the true answer, of all queries; None unless they are counted.
-        """
-        if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
-            return self._compute(query, candidates, own_rows, truths, *more)
-        # Copies: torch.compile makes further code for rows that begin within a larger tensor.
-        own_rows = None if own_rows is None else own_rows.clone()
-        return self._run(query, candidates.clone(), own_rows, truths.clone(), *more)
-
-    def try_out(self, dim: int, own_entity: bool) -> None:
-        """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
-        call.
-        """
-        query_dim, device = self._model.query_dim, self._device.device
-        # Sizes that are equal in the first call would be taken to be always equal.
-        sizes = [size for size in (37, 41, 43, 47) if size not in (dim, query_dim)]
-        num_queries, num_negatives = sizes[:2]
-
-        def rows(number: int, width: int) -> Tensor:
-            values = torch.linspace(-1, 1, number * width, device=device)
-            return values.view(number, width).requires_grad_()
-
-        leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
-        query, candidates, truths = leaves
-        own_rows = rows(num_queries, dim) if own_entity else None
-        num_scores = num_negatives + own_entity
-        ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
-        # As queries are in training: results of a function of the rows.
-        ranges: RangeTensors | None = None
-        if self._range_offset:
-            query_ranges, negative_ranges = (
-                torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
-            )
-            ranges = query_ranges, query_ranges.flip(0), negative_ranges
-        losses, _ = self(query * 1, candidates, own_rows, truths, ignored, None, ranges)
-        torch.autograd.grad(losses.sum(), leaves if own_rows is None else [*leaves, own_rows])
-
-    def _compute(
-        self,
-        query: Tensor,
-        candidates: Tensor,
-        own_rows: Tensor | None,
-        truths: Tensor,
-        ignored: Tensor,
-        labels: Tensor | None,
-        ranges: RangeTensors | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        with self._device.autocast(self._matmul_dtype):
-            scores = self._compare(query, candidates).to(query.dtype)
-        positive = self._model.compare_pairs(query, truths)
-        own_scores = None if own_rows is None else self._model.compare_pairs(query, own_rows)
-        if ranges is not None:
-            anchors, true_ranges, negative_ranges = ranges
-            # 1 where both are in the same of two ranges: the product goes through the scores once, where a
-            # mask of their size takes three passes.
-            same = _columns(anchors, scores.dtype), _columns(negative_ranges, scores.dtype).T
-            scores = torch.addmm(scores, *same, alpha=-self._range_offset)
-            positive = positive - self._range_offset * (anchors == true_ranges)
-            own_scores = None if own_scores is None else own_scores - self._range_offset
-        if own_scores is not None:
-            scores = torch.cat([scores, own_scores[:, None]], dim=1)
-        above = None
-        if self._counts_above:
-            above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
-        # Only a loss that declares confidences gets labels, and has the parameter.
-        return self._loss(positive, scores, ignored, *([] if labels is None else [labels])), above
-
-
 def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 1 in the first column (n, 2) of what is in the first range, and in the second of the others."""
     return torch.stack([is_first, ~is_first], dim=1).to(dtype)
@@ -280,6 +162,9 @@ def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
 class AutogradLoss(SampledLoss):
     """Losses against sampled negatives and their gradients, by autograd.
 
+    Scores and losses are a function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and
+    losses then go through memory once, and the terms of a distance never do.
+
     With ``computation.is_reference`` negatives are scored by their definition
     (:meth:`KgeModel.compare_plainly`), and known answers are found in numpy.
     """
@@ -287,8 +172,18 @@ class AutogradLoss(SampledLoss):
     reads_in_place = False
 
     def __post_init__(self) -> None:
-        scored = (self.model, self.loss, self.computation, self.has_measures, self.range_offset)
-        self.scored = ScoredLosses(*scored)
+        model, is_reference = self.model, self.computation.is_reference
+        self._compare = model.compare_plainly if is_reference else model.compare
+        self._loss_of: LossFunction = self.loss if is_reference else with_loops(self.loss)
+        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
+        if self.computation.is_compiled:
+            from torch._inductor import config
+
+            # Otherwise each trainer starts a process for each core to compile a few small graphs.
+            config.compile_threads = 1
+            self._compare, self._loss_of = model.compare_fused, self.loss
+            # One graph where terms of all pairs would be in memory without it.
+            self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
 
     def plan(self, batch: EdgeBatch) -> Plan:
         shares_relations = self.model.score_function.shares_relations and not self.computation.is_reference
@@ -361,7 +256,7 @@ class AutogradLoss(SampledLoss):
         side_losses = [
             # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds
             # to them in place.
-            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side]), measures)
+            self._side_losses(group, inputs, side, measures, *triples, rows.leaf(group.negatives[side]))
             for side, triples in entities.items()
             if side in group.negatives
         ]
@@ -369,16 +264,10 @@ class AutogradLoss(SampledLoss):
         return (losses if inputs.weights is None else losses * inputs.weights).sum()
 
     def _side_losses(
-        self,
-        group: Group,
-        inputs: GroupInputs,
-        side: Side,
-        triples: tuple[Tensor, Tensor, Tensor],
-        candidates: Tensor,
-        measures: BatchMeasures,
+        self, group: Group, inputs: GroupInputs, side: Side, measures: BatchMeasures, *leaves: Tensor
     ) -> Tensor:
-        """Return the loss (B,) of the queries for one side; triples are anchors, relations and truths."""
-        anchors, relations, truths = triples
+        """Return the loss (B,) of the queries for one side."""
+        anchors, relations, truths, candidates = leaves
         places = inputs.relation_places
         query = self.model.query(anchors, relations, side, inputs.relation_ids, places)
         own_rows = anchors if self._scores_own(group) else None
@@ -389,7 +278,7 @@ class AutogradLoss(SampledLoss):
             mask.view(-1).index_fill_(0, ignored, True)
             ignored = mask
         masks = (ignored, inputs.labels, inputs.ranges.get(side))
-        losses, above = self.scored(query, candidates, own_rows, truths, *masks)
+        losses, above = self._losses(query, candidates, own_rows, truths, *masks)
         if above is not None:
             measures.add_violators(side, int(above))
         if self.regularizer is None:
@@ -400,3 +289,84 @@ class AutogradLoss(SampledLoss):
             weighted = penalty.detach() if weights is None else penalty.detach() * weights
             measures.add_penalty(weighted.sum().item())
         return losses + penalty
+
+    def _losses(
+        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *masks: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the losses of queries.
+
+        Parameters
+        ----------
+        query : (B, query_dim) tensor
+        candidates : (N, D) tensor
+            Rows of the negatives.
+        own_rows : (B, D) tensor, optional
+            Row of one negative more for each query.
+        truths : (B, D) tensor
+        ignored : (B, N) or (B, N + 1) bool tensor
+            Which scores are of no negative; the last column is that of ``own_rows``.
+        labels : (B,) tensor, optional
+            Confidences, where the loss takes them.
+        ranges : three bool tensors, optional
+            In which of two ranges the queries' entities, the true answers and the negatives are.
+
+        Returns
+        -------
+        losses : (B,) tensor
+        above : () int64 tensor or None
+            Negatives that score above the true answer, of all queries; None unless they are counted.
+        """
+        if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
+            return self._compute(query, candidates, own_rows, truths, *masks)
+        # Copies: torch.compile makes further code for rows that begin within a larger tensor.
+        own_rows = None if own_rows is None else own_rows.clone()
+        return self._run(query, candidates.clone(), own_rows, truths.clone(), *masks)
+
+    def try_out(self, dim: int, own_entity: bool) -> None:
+        """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
+        call.
+        """
+        query_dim, device = self.model.query_dim, self.computation.device.device
+        # Sizes that are equal in the first call would be taken to be always equal.
+        num_queries, num_negatives = [size for size in (37, 41, 43, 47) if size not in (dim, query_dim)][:2]
+
+        def rows(number: int, width: int) -> Tensor:
+            return torch.linspace(-1, 1, number * width, device=device).view(number, width).requires_grad_()
+
+        leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
+        query, candidates, truths = leaves
+        own_rows = rows(num_queries, dim) if own_entity else None
+        ignored = torch.zeros(num_queries, num_negatives + own_entity, dtype=torch.bool, device=device)
+        ranges: RangeTensors | None = None
+        if self.range_offset:
+            query_ranges, negative_ranges = (
+                torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
+            )
+            ranges = query_ranges, query_ranges.flip(0), negative_ranges
+        # As queries are in training: results of a function of the rows.
+        losses, _ = self._losses(query * 1, candidates, own_rows, truths, ignored, None, ranges)
+        torch.autograd.grad(losses.sum(), leaves if own_rows is None else [*leaves, own_rows])
+
+    def _compute(
+        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *masks: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        ignored, labels, ranges = masks
+        with self.computation.device.autocast(self.computation.matmul_dtype):
+            scores = self._compare(query, candidates).to(query.dtype)
+        positive = self.model.compare_pairs(query, truths)
+        own_scores = None if own_rows is None else self.model.compare_pairs(query, own_rows)
+        if ranges is not None:
+            anchors, true_ranges, negative_ranges = ranges
+            # 1 where both are in the same of two ranges: the product goes through the scores once, where a
+            # mask of their size takes three passes.
+            same = _columns(anchors, scores.dtype), _columns(negative_ranges, scores.dtype).T
+            scores = torch.addmm(scores, *same, alpha=-self.range_offset)
+            positive = positive - self.range_offset * (anchors == true_ranges)
+            own_scores = None if own_scores is None else own_scores - self.range_offset
+        if own_scores is not None:
+            scores = torch.cat([scores, own_scores[:, None]], dim=1)
+        above = None
+        if self.has_measures:
+            above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
+        # Only a loss that declares confidences gets labels, and has the parameter.
+        return self._loss_of(positive, scores, ignored, *([] if labels is None else [labels])), above

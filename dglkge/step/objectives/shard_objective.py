@@ -64,8 +64,7 @@ class Answers:
 
     def sum_by_query(self, values: np.ndarray) -> Doubles:
         """Sum one number of each answer (A,) over the answers of each query, (Q,)."""
-        sums = np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
-        return sums.astype(np.float64)
+        return np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
 
 
 @dataclass(frozen=True)
@@ -294,8 +293,7 @@ class ProductShard:
             row_gradients.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
 
 
-@dataclass(frozen=True)
-class _Panel:
+class _Panel(NamedTuple):
     """Consecutive rows of a shard, and whether their powers are kept between the two halves."""
 
     start: int
