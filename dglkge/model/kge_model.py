@@ -72,11 +72,9 @@ class KgeModel:
         An InputError that says ``where`` if a parameter is missing, has another shape, or is none of the
         module's.
         """
-        module = self.module
-        if module is None:
-            return
-        load_parameters(module, values, where)
-        module.requires_grad_(False)
+        if self.module is not None:
+            load_parameters(self.module, values, where)
+            self.module.requires_grad_(False)
 
     def on_device(self, device: torch.device) -> KgeModel:
         """Return this model if its module is on a device or it has none; otherwise with a copy there."""

@@ -230,11 +230,9 @@ class DenseParameters(Parameters):
         return self._shards is not None
 
     def load_state_dict(self, state: h5py.File) -> None:
-        if self._shards is None:
-            load_parameters(self.module, dense_parameters(state), state.filename)
-        else:
-            # Of each dataset only this trainer's slice is read, however many trainers wrote it.
-            self._shards.load(state.get(dense_path("parameters"), {}), state.filename)
+        # Where they are sharded only this trainer's slice of each dataset is read, however many wrote it.
+        datasets = state.get(dense_path("parameters"), {})
+        self.take(dense_parameters(state) if self._shards is None else datasets, state.filename)
         self.take_state(state)
         if self.loss_scale is not None:
             scale = {key: float(dataset[()]) for key, dataset in state.get(dense_path(SCALE), {}).items()}

@@ -39,16 +39,7 @@ BLOCK_NUMBERS = 1 << 20
 """Numbers that are sent to each trainer at a time; also in ``planning/memory.py``."""
 
 
-class _Holder(nn.Module):
-    """A module that only has parameters: ``p0``, ``p1``, ..."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__()
-        for number, parameter in enumerate(parameters):
-            self.register_parameter(f"p{number}", nn.Parameter(parameter.detach(), parameter.requires_grad))
-
-
-def _sharded(holder: _Holder, device: torch.device, group: Any) -> Any:
+def _sharded(holder: nn.ParameterList, device: torch.device, group: Any) -> Any:
     """Cut the parameters of a holder by FSDP."""
     # Imported here: importing FSDP takes a second.
     from torch.distributed.device_mesh import DeviceMesh
@@ -139,14 +130,13 @@ class ParameterShards:
             by_device.setdefault(parameter.device, {})[name] = parameter
         self._groups = {device: groups.group(device) for device in by_device}
         self._names = {device: list(members) for device, members in by_device.items()}
-        holders = {device: _Holder(list(members.values())) for device, members in by_device.items()}
+        holders, self._gathered = {}, {}
+        for device, members in by_device.items():
+            parts = (nn.Parameter(part.detach(), part.requires_grad) for part in members.values())
+            holders[device] = nn.ParameterList(parts)
+            self._gathered |= {name: (holders[device], str(number)) for number, name in enumerate(members)}
         self._let_go()
         self._sharded = [_sharded(holder, device, self._groups[device]) for device, holder in holders.items()]
-        self._gathered = {
-            name: (holders[device], f"p{number}")
-            for device, names in self._names.items()
-            for number, name in enumerate(names)
-        }
         self._is_whole = False
         self.slices = {}
         for name, parameter in self._whole.items():

@@ -300,11 +300,8 @@ class EdgePlanner:
         # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
         first = head_ranges[0]
         is_first = {Side.HEAD: head_ranges == first, Side.TAIL: tail_ranges == first}
-        anchors = {Side.HEAD: is_first[Side.TAIL], Side.TAIL: is_first[Side.HEAD]}
-        return {
-            side: AnswerRanges(anchors[side], is_first[side], range_of(types[side], negatives.ids) == first)
-            for side, negatives in drawn.items()
-        }
+        answers = {side: range_of(types[side], negatives.ids) == first for side, negatives in drawn.items()}
+        return {side: AnswerRanges(is_first[side.other], is_first[side], answers[side]) for side in drawn}
 
 
 @dataclass

@@ -334,11 +334,9 @@ class StagedStore(RowStore):
 
     def rows(self, plan: Plan) -> StagedRows:
         distinct = self._fetched(plan)
-        tables = {}
         for name, rows in distinct.items():
             self._transforms.forward(name, plan.ids[name], rows)
-        for name, rows in distinct.items():
-            tables[name] = self._repeated(name, plan, self._on_device(name, rows))
+        tables = {name: self._repeated(name, plan, rows) for name, rows in distinct.items()}
         return StagedRows(tables, self._host if self._returns else None, self._device)
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
@@ -353,9 +351,9 @@ class StagedStore(RowStore):
         """Begin to copy rows to the device."""
         return self._there[name].take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
-    def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> TableRows:
+    def _repeated(self, name: str, plan: Plan, rows: Tensor) -> TableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
-        memory, dim = self._there[name], self._tables[name].dim
+        memory, dim, distinct = self._there[name], self._tables[name].dim, self._on_device(name, rows)
         plan.staged.upload.wait()
         places = plan.staged.places[name].tensor
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))

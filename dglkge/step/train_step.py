@@ -42,9 +42,6 @@ class RowUpdates:
     frozen: Collection[str] = ()
     touched: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._embeddings = {name: table.embedding for name, table in self.tables.items()}
-
     def __call__(
         self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
     ) -> UpdateResult:
@@ -66,7 +63,7 @@ class RowUpdates:
         if table in self.touched:
             here = torch.from_numpy(self.touched[table][ids.numpy()])
             ids, rows = ids[here], rows[here]
-        return self._embeddings[table], ids, rows
+        return self.tables[table].embedding, ids, rows
 
 
 @dataclass

@@ -267,13 +267,12 @@ class GroupedProducts(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, matrices: Tensor, places: Tensor) -> Tensor:
         """Return row i times matrix ``places[i]``: (B, D), (U, D, E), (B,) int64 -> (B, E)."""
         order = places.argsort(stable=True)
-        ends = torch.bincount(places, minlength=len(matrices)).cumsum(0).tolist()
+        ctx.sizes = torch.bincount(places, minlength=len(matrices)).tolist()
         sorted_rows = rows[order]
         products = rows.new_empty(len(rows), matrices.shape[2])
-        for matrix, run in zip(matrices, _runs(ends)):
-            torch.mm(sorted_rows[run], matrix, out=products[run])
+        for matrix, part, out in zip(matrices, sorted_rows.split(ctx.sizes), products.split(ctx.sizes)):
+            torch.mm(part, matrix, out=out)
         ctx.save_for_backward(sorted_rows, matrices, order)
-        ctx.ends = ends
         return torch.empty_like(products).index_copy_(0, order, products)
 
     @staticmethod
@@ -284,18 +283,11 @@ class GroupedProducts(torch.autograd.Function):
         grad_rows = torch.empty_like(sorted_rows)
         # Of the same layout as the matrices, which may be transposed.
         grad_matrices = torch.empty_like(matrices)
-        for number, run in enumerate(_runs(ctx.ends)):
-            torch.mm(grad_products[run], matrices[number].T, out=grad_rows[run])
-            grad_matrices[number] = sorted_rows[run].T @ grad_products[run]
+        groups = zip(*(part.split(ctx.sizes) for part in (sorted_rows, grad_products, grad_rows)))
+        for number, (part, grads, out) in enumerate(groups):
+            torch.mm(grads, matrices[number].T, out=out)
+            grad_matrices[number] = part.T @ grads
         return torch.empty_like(grad_rows).index_copy_(0, order, grad_rows), grad_matrices, None
-
-
-def _runs(ends: list[int]) -> Iterator[slice]:
-    """Yield the runs that end there, each beginning where the one before ends."""
-    start = 0
-    for end in ends:
-        yield slice(start, end)
-        start = end
 
 
 class SummedModuli(torch.autograd.Function):
@@ -377,8 +369,8 @@ def blocks_of_equal(keys: Tensor) -> list[Block]:
     """Return a block with all candidates for the queries of each key (B,)."""
     keys, places = keys.unique(return_inverse=True)
     order = places.argsort(stable=True)
-    ends = torch.bincount(places, minlength=len(keys)).cumsum(0).tolist()
-    return [(order[run], slice(None)) for run in _runs(ends)]
+    sizes = torch.bincount(places, minlength=len(keys)).tolist()
+    return [(part, slice(None)) for part in order.split(sizes)]
 
 
 class ScaledManhattan(torch.autograd.Function):

@@ -284,24 +284,20 @@ class StaticPairs(StaticScore):
         return self.pair.rounding_bound(entity, wide, true_scores)
 
 
+@functools.cache
 def bigraph_score(name: str) -> type[BigraphScore] | None:
     """Return the score function of a pair by name; None where it is no name of a pair.
 
     ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and ``+``
     between them.
     """
-    return _CLASSES.get(name) or _class_of_several(name)
-
-
-@functools.cache
-def _class_of_several(name: str) -> type[BigraphScore] | None:
-    """Make the class of several operators and a comparator; None where it is no such name."""
     for comparator in COMPARATORS:
         for bias in ("", BIAS):
             operators = name.removesuffix(f"_{comparator}{bias}").split(SEPARATOR)
             is_named = name.endswith(f"_{comparator}{bias}") and set(operators) <= set(OPERATORS)
-            if is_named and len(operators) == len(set(operators)) > 1:
-                return _class_of(OperatorByRelation(operators), comparator, bool(bias))
+            if is_named and len(operators) == len(set(operators)) and name not in NAMED:
+                acts = OPERATORS[operators[0]] if len(operators) == 1 else OperatorByRelation(operators)
+                return _class_of(acts, comparator, bool(bias))
     return None
 
 
@@ -330,15 +326,3 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
     words = [acts.name.replace(SEPARATOR, "_"), comparator, *(["bias"] if bias else [])]
     title = "".join(word.capitalize() for part in words for word in part.split("_"))
     return type(title, bases, facts)
-
-
-_CLASSES = {
-    name: _class_of(acts, comparator, bias)
-    for acts in OPERATORS.values()
-    for comparator in COMPARATORS
-    for bias in (False, True)
-    if (name := f"{acts.name}_{comparator}" + (BIAS if bias else "")) not in NAMED
-}
-
-NAMES = tuple(_CLASSES)
-"""All pairs that have no name of their own."""

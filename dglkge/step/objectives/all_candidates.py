@@ -286,9 +286,8 @@ class CandidateLoss(Objective):
             self._memory(block.queries.device).take(f"query gradients~{number}", *block.queries.shape)
             for number, block in enumerate(gathered)
         ]
-        loss, gradients = self._differentiate(scored, totals, parts)
+        loss, row_gradients = self._differentiate(scored, totals, parts)
         self.clock.enter("exchange")
-        row_gradients = [RowGradients(name, self._owned[name], rows) for name, rows in gradients.items()]
         return loss, self.exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
@@ -320,15 +319,15 @@ class CandidateLoss(Objective):
 
     def _differentiate(
         self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[Tensor]
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Write this shard's part of the queries' gradients; returns the loss and gradients by table."""
-        gradients: dict[str, Tensor] = {}
-        loss = 0.0
+    ) -> tuple[float, list[RowGradients]]:
+        """Write this shard's part of the queries' gradients; returns the loss and the gradients of rows."""
+        gradients, loss = [], 0.0
         for block, total in zip(scored, totals):
             candidates, factors = block.candidates, block.block.factors
             table, size = candidates.table, (candidates.stop - candidates.first, candidates.table.dim)
-            gradients[table.name] = self._memory(candidates.device).take(f"dense~{table.name}", *size)
-            row_gradients = candidates.each(gradients[table.name])
+            rows = self._memory(candidates.device).take(f"dense~{table.name}", *size)
+            gradients.append(RowGradients(table.name, self._owned[table.name], rows))
+            row_gradients = candidates.each(rows)
             candidates.shard.differentiate(total, factors, parts[block.number], row_gradients)
             loss += self._penalize(block.rows, block.answers, factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:

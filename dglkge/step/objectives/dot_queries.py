@@ -44,13 +44,11 @@ class QueryRuns:
     @functools.cached_property
     def places(self) -> tuple[Ids, Ids]:
         """The row of the tail query and that of the head query of each edge, (B,) of all groups."""
-        ends = np.cumsum([len(group) for group in self.groups])
-        edges, tails, heads = np.arange(ends[-1]), [], []
-        for edge, runs in zip([0, *ends.tolist()], self.runs):
-            tails.append(runs[Side.TAIL].start - edge)
-            heads.append(runs[Side.HEAD].start - edge)
-        sizes = np.diff(ends, prepend=0)
-        return edges + np.repeat(tails, sizes), edges + np.repeat(heads, sizes)
+        tails, heads = (
+            np.concatenate([np.arange(runs[side].start, runs[side].stop) for runs in self.runs])
+            for side in (Side.TAIL, Side.HEAD)
+        )
+        return tails, heads
 
     def edges(self) -> Iterator[slice]:
         """Yield the place of each group's edges among those of all."""
