@@ -286,13 +286,10 @@ class FeatureProjections(nn.Module):
         self._activation = ACTIVATIONS[activation]
         sizes = [*hidden, dim]
         # A plain dict: torch allows no dot in the name of a registered module, an entity type may have one.
-        self._layers = {
-            name: [
-                Linear(seed, f"{PREFIX}{name}.{number}", before, after)
-                for number, (before, after) in enumerate(zip([width, *sizes], sizes))
-            ]
-            for name, width in self.widths.items()
-        }
+        self._layers: dict[str, list[Linear]] = {}
+        for name, width in widths.items():
+            steps = enumerate(zip([width, *sizes], sizes))
+            self._layers[name] = [Linear(seed, f"{PREFIX}{name}.{number}", *step) for number, step in steps]
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, layers in self._layers.items():

@@ -94,8 +94,7 @@ def open_device(name: str, setting: str, index: int = 0) -> ComputeDevice:
     """
     if name == AUTO_DEVICE:
         name = CPU_DEVICE if problem_of(CUDA_DEVICE) else CUDA_DEVICE
-    problem = problem_of(name)
-    if problem:
+    if problem := problem_of(name):
         allowed = f"{CPU_DEVICE}, {AUTO_DEVICE} or {STAGED_CPU_DEVICE}"
         raise InputError(f"{setting} is {name} and {problem}; allowed here: {allowed}")
     if name != CUDA_DEVICE:
@@ -134,8 +133,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
     if flops < MIN_FLOPS:
         return FLOAT32
     # A device computes the chunks of a batch together; one of them would measure its start.
-    is_gpu = device.device.type == CUDA_DEVICE
-    num_chunks = max(1, DEVICE_FLOPS // flops) if is_gpu else 1
+    num_chunks = max(1, DEVICE_FLOPS // flops) if device.device.type == CUDA_DEVICE else 1
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = (

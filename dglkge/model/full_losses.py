@@ -174,8 +174,7 @@ class FullSoftmax(FullLoss):
         scores, greatest = block.scores, numbers[GREATEST]
         numbers[TARGET] += (block.labels * scores).sum(1)
         new = torch.maximum(greatest, scores.amax(1))
-        powers = (scores - new[:, None]).exp().sum(1)
-        numbers[TOTAL] = numbers[TOTAL] * (greatest - new).exp() + powers
+        numbers[TOTAL] = numbers[TOTAL] * (greatest - new).exp() + (scores - new[:, None]).exp().sum(1)
         numbers[GREATEST] = new
 
     @quietly

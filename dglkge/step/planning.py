@@ -237,11 +237,6 @@ class EdgePlanner:
     known: KnownAnswers | None = None
     range_of: RangeOf | None = None
 
-    @property
-    def sides(self) -> list[Side]:
-        """Sides that are trained."""
-        return list(self.samplers)
-
     def plan(
         self,
         batch: EdgeBatch,

@@ -121,6 +121,8 @@ class GlobalVectors(RowTransform, Parameters):
     sum_over_trainers: Callable[[np.ndarray], np.ndarray]
     clip_value: float = 0.0
 
+    is_collective = False
+
     def __post_init__(self) -> None:
         self.vectors = {name: torch.zeros(self.dim) for name in self.tables}
         self._sums = {name: torch.zeros(self.dim) for name in self.tables}
@@ -152,10 +154,6 @@ class GlobalVectors(RowTransform, Parameters):
             # A type without gradients stays as it is: 0 / (0 + EPS).
             self._sums[name].add_(gradient.square())
             self.vectors[name].sub_(self.group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
-
-    @property
-    def is_collective(self) -> bool:
-        return False
 
     def state_dict(self) -> dict[str, Tensor]:
         return {path: values.clone() for path, values in self._by_path().items()}

@@ -123,14 +123,10 @@ class StaticScore(BigraphScore):
     FACTS = ("acts", "has_bias", "operators", "maps_widths", "complex_valued", "relation_init", "help")
 
     def __init__(self, pair: BigraphScore) -> None:
-        self.pair = pair
+        self.pair, self.settings = pair, pair.settings
         # Instances, as the facts of a pair are those of its class.
         for fact in self.FACTS:
             setattr(self, fact, getattr(pair, fact))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.pair.options
 
     def static(self) -> ScoreFunction:
         return self
@@ -324,5 +320,4 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         facts["matmul_operations"], facts["memory_passes"] = compares.matmul_operations, 0
         facts["help"] += ", the first number of a row being a bias"
     words = [acts.name.replace(SEPARATOR, "_"), comparator, *(["bias"] if bias else [])]
-    title = "".join(word.capitalize() for part in words for word in part.split("_"))
-    return type(title, bases, facts)
+    return type("".join(word.capitalize() for word in "_".join(words).split("_")), bases, facts)

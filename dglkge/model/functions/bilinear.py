@@ -101,8 +101,7 @@ class QuatE(Dot, ScoreFunction):
         parts = drawn.double().unflatten(-1, (4, -1))
         norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
         # A quaternion of four numbers 0 stays 0.
-        unit = parts / norms.clamp_min(torch.finfo(torch.float64).tiny)
-        return unit.flatten(1).float()
+        return (parts / norms.clamp_min(torch.finfo(torch.float64).tiny)).flatten(1).float()
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         return _hamilton_product(entity, _unit_quaternions(relation))

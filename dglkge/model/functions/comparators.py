@@ -257,8 +257,7 @@ class _SummedTerms(Comparator):
         For moduli it is D / 2 for the sum, 5 for a modulus, the rest to spare.
         """
         dim = query.shape[1]
-        rounding_of_query = 2 * FLOAT32_UNIT * query.abs().sum(1)
-        bound = SAFETY * ((dim + 8) * FLOAT32_UNIT * -true_scores + rounding_of_query)
+        bound = SAFE_UNIT * ((dim + 8) * -true_scores + 2 * query.abs().sum(1))
         magnitude = (query.norm(dim=1) + max_candidate_norm).square() * dim
         return unless_overflow(bound + dim * TINY_MODULUS_PER_DIM, magnitude)
 

@@ -239,19 +239,17 @@ class CandidateLoss(Objective):
         """Write the gradients of a batch's rows."""
         self.clock.enter("score")
         pieces, take_back = self.maker.make(plan, rows)
-        order = [[place for place, piece in enumerate(pieces) if piece.table == name] for name in self.blocks]
-        dims = self.blocks.values()
-        blocks = [_block([pieces[place] for place in places], dim) for places, dim in zip(order, dims)]
+        of_table = {name: [piece for piece in pieces if piece.table == name] for name in self.blocks}
+        blocks = [_block(of_table[name], dim) for name, dim in self.blocks.items()]
         loss, gradients, row_gradients = self._run(blocks)
         self.clock.enter("backward")
         # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
         # pieces.
-        piece_gradients = [torch.empty(0)] * len(pieces)
-        for places, block_gradients in zip(order, gradients):
-            parts = block_gradients.split([len(pieces[place].keys) for place in places])
-            for place, part in zip(places, parts):
-                piece_gradients[place] = part
-        loss += take_back(piece_gradients)
+        parts = {
+            name: iter(gradient.split([len(piece.keys) for piece in of_table[name]]))
+            for name, gradient in zip(of_table, gradients)
+        }
+        loss += take_back([next(parts[piece.table]) for piece in pieces])
         return Gradients(loss * plan.divisor, row_gradients)
 
     def _run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:

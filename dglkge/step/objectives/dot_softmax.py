@@ -58,7 +58,7 @@ class DotSoftmax(SampledLoss):
         model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
         self._queries: Callable[[QueryRuns, Rows], CompiledQueries | DifferentiatedQueries]
         if model.score_function.compiled:
-            penalty = EdgePenalty(model, self.regularizer, self.planner.sides)
+            penalty = EdgePenalty(model, self.regularizer, self.planner.samplers)
             self._queries = functools.partial(CompiledQueries, model, penalty)
         else:
             self._queries = functools.partial(DifferentiatedQueries, model, self.regularizer)
@@ -94,7 +94,7 @@ class DotSoftmax(SampledLoss):
                 runs[piece.group][piece.side] = piece.run
         # A side that is not trained has no negatives: its queries lie behind those that have.
         num = trained = blocks[-1].room.stop
-        for side in (side for side in Side if side not in self.planner.sides):
+        for side in (side for side in Side if side not in self.planner.samplers):
             for group, group_runs in zip(groups, runs):
                 group_runs[side] = slice(num, num + len(group))
                 num += len(group)
@@ -232,14 +232,13 @@ def blocks_of(groups: Sequence[Group]) -> list[Block]:
             if side in group.negatives:
                 members.setdefault(id(group.negatives[side]), []).append((number, side))
     blocks, start = [], 0
-    sizes = [len(group) for group in groups]
     for pieces in members.values():
         block_pieces, end = [], start
         for number, side in pieces:
-            block_pieces.append(Piece(number, side, slice(end, end + sizes[number])))
-            end += sizes[number]
+            block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
+            end += len(groups[number])
         room = slice(start, start + rounded(end - start))
-        number, side = pieces[0]
+        # Those of any of the pieces.
         blocks.append(Block(groups[number].negatives[side], block_pieces, slice(start, end), room))
         start = room.stop
     return blocks
