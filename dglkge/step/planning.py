@@ -279,7 +279,8 @@ class EdgePlanner:
             ranges = self._ranges(types, heads, tails, drawn_of)
             facts = (weights, *places, drawn_of, known, labels, relation_places)
             group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
-            group.inputs = inputs_of and inputs_of(group)
+            if inputs_of is not None:
+                group.inputs = inputs_of(group)
             groups.append(group)
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups)

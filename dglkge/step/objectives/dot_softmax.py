@@ -238,7 +238,7 @@ def blocks_of(groups: Sequence[Group]) -> list[Block]:
             block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
             end += len(groups[number])
         room = slice(start, start + rounded(end - start))
-        # Those of any of the pieces.
+        # The pieces have the same negatives: those of the last one.
         blocks.append(Block(groups[number].negatives[side], block_pieces, slice(start, end), room))
         start = room.stop
     return blocks
