@@ -165,7 +165,7 @@ class MixedSettings(SamplerSettings):
     """Settings of the sampler that mixes three sources."""
 
     global_share: float = setting(1.0, "share drawn from the whole graph; the three sum to 1", ge=0)
-    local_share: float = setting(0.0, "share drawn from the machine's own partition", ge=0)
+    local_share: float = setting(0.0, "share drawn from the machine's partition (one machine: all)", ge=0)
     in_batch_share: float = setting(0.0, "share drawn from the trainer's positives of the chunk", ge=0)
     degree_power: float = setting(
         0.0, "draw global and local negatives by this power of their degree (word2vec: 0.75); 0: evenly", ge=0

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -253,8 +253,7 @@ class Piece:
         return self.upload.copies[self.dtype][self.place]
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(NamedTuple):
     """What is on its way to the device for a plan, by table.
 
     ``places`` are the place among the distinct rows of each place of the batch; ``routes``, where rows are on

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -108,8 +108,7 @@ def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], A
     return answers_of
 
 
-@dataclass(frozen=True)
-class _Scored:
+class _Scored(NamedTuple):
     """A block of queries with the candidates and answers of this trainer's shard."""
 
     number: int
@@ -119,8 +118,7 @@ class _Scored:
     answers: Answers
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Queries (q, D) of one group, with keys (q,) and factors (q,), and the table of their candidates."""
 
     table: str
@@ -147,8 +145,7 @@ class QueryMaker(Protocol):
         """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
 
 
-@dataclass(frozen=True)
-class QueryOptions:
+class QueryOptions(NamedTuple):
     """What queries are made of.
 
     ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +48,7 @@ class AllEntities:
         return self._node_ids
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Queries (B,) of one kind, ``chunk_size`` in a chunk, and the candidates (C * N,) of their chunks.
 
     ``ids`` (C, N) are numbers of the candidates, int32, ``answers`` (B,) those of the answers; ``factors``
@@ -228,8 +228,7 @@ class DeviceSoftmax(Objective):
         return losses, query_gradients, pair_gradients
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Consecutive rows (w, D) of a shard in the type of the products, with the shares (Q, w) of their scores
     in the sum of powers of the panel, and the logarithm of each query's sum (Q,). Rows of 0 with shares of 0
     follow those of ``run``.
