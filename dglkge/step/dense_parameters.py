@@ -176,9 +176,8 @@ class DenseParameters(Parameters):
 
     def statistics(self) -> dict[str, float]:
         """Return the fields of a line of statistics: of the loss scale, where there is one."""
-        if self.loss_scale is None:
-            return {}
-        return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
+        scale = self.loss_scale
+        return {} if scale is None else {"loss_scale": scale.scale, "skipped_batches": scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
         if factor != 1:
@@ -259,7 +258,6 @@ class DenseParameters(Parameters):
             for key, dataset in group.get(f"{NUMBERS}/{name}", {}).items():
                 number = float(dataset[()])
                 state[key] = int(number) if number.is_integer() else number
+            self.optimizer.state.pop(parameter, None)
             if state:
                 self.optimizer.state[parameter] = state
-            else:
-                self.optimizer.state.pop(parameter, None)

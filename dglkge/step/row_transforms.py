@@ -206,8 +206,7 @@ class AddedFeatures(RowTransform):
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the projections: those of e + f(x) are those of f(x), and of e."""
-        if len(ids):
-            self.features.backward(table, self.original_ids[table][ids], gradients)
+        self.features.backward(table, self.original_ids[table][ids], gradients)
 
 
 @dataclass
