@@ -53,10 +53,8 @@ class KgeModel:
         if allowed := score_function.other_dims(dim):
             raise InputError(f"the dimension must be {allowed}, got {dim}")
         if score_function.needs_reciprocal and not reciprocal:
-            name = type(score_function).__name__
-            raise InputError(
-                f"model.reciprocal_relations must be true: {name} computes queries from heads only"
-            )
+            function = f"the score function {type(score_function).__name__} computes queries from heads only"
+            raise InputError(f"model.reciprocal_relations is false and {function}; allowed: true")
         self.score_function = (score_function if reciprocal else score_function.static()).bound(dim, seed)
         self.dim = dim
         self.reciprocal = reciprocal
