@@ -351,6 +351,7 @@ class AutogradShard:
 
     @torch.no_grad()
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
+        """As :meth:`ProductShard.score_answers`."""
         self._queries = queries.to(self.device.device)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
@@ -363,6 +364,7 @@ class AutogradShard:
 
     @torch.no_grad()
     def score(self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores) -> ShardNumbers:
+        """As :meth:`ProductShard.score`."""
         self._queries, self._rows = queries.to(self.device.device), rows
         self._take_answers(answers, scores)
         self._kept = {}
@@ -376,6 +378,7 @@ class AutogradShard:
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
+        """As :meth:`ProductShard.differentiate`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory, if that is where the queries are.
         is_here = query_gradients.device == queries.device
