@@ -129,10 +129,11 @@ class Loss(ABC):
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
     def __init__(self, settings: LossSettings | None = None) -> None:
-        self.settings: Any = settings or self.Settings()
-        if self.settings.has_adversarial_weights:
-            self.reduction = Adversarial(self.settings.adversarial_temperature)
-        elif getattr(self.settings, "reduction", "mean") == "sum":
+        options: Any = settings or self.Settings()
+        self.settings = options
+        if options.has_adversarial_weights:
+            self.reduction = Adversarial(options.adversarial_temperature)
+        elif getattr(options, "reduction", "mean") == "sum":
             self.reduction = Sum()
 
     @property

@@ -130,7 +130,8 @@ class ParameterShards:
             by_device.setdefault(parameter.device, {})[name] = parameter
         self._groups = {device: groups.group(device) for device in by_device}
         self._names = {device: list(members) for device, members in by_device.items()}
-        holders, self._gathered = {}, {}
+        holders: dict[torch.device, nn.ParameterList] = {}
+        self._gathered: dict[str, tuple[nn.ParameterList, str]] = {}
         for device, members in by_device.items():
             parts = (nn.Parameter(part.detach(), part.requires_grad) for part in members.values())
             holders[device] = nn.ParameterList(parts)

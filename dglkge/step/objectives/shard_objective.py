@@ -64,7 +64,7 @@ class Answers:
 
     def sum_by_query(self, values: np.ndarray) -> Doubles:
         """Sum one number of each answer (A,) over the answers of each query, (Q,)."""
-        return np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
+        return np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1).astype(np.float64)
 
 
 @dataclass(frozen=True)
