@@ -7,8 +7,8 @@ DGL. The samplers compile loops: an entry here has the facts, and the place of t
 from __future__ import annotations
 
 import functools
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -30,10 +30,7 @@ class Choice:
 
     def load(self) -> Any:
         """Return the class."""
-        if callable(self.place):
-            return self.place
-        module, _, name = self.place.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return self.place if callable(self.place) else pkgutil.resolve_name(self.place)
 
 
 BIGRAPH_OPTIMIZER = "row_adagrad"
@@ -50,8 +47,7 @@ class ScheduleSettings(FreeSettings):
 
     every: Literal["epoch", "batch"] = setting(
         "epoch",
-        "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
-        "ranking of the valid split",
+        "one step after each epoch or batch; ReduceLROnPlateau: after each ranking of the valid split",
     )
 
 
@@ -66,34 +62,20 @@ class OptimizerSettings(ComponentSettings):
 
     lr: float = setting(0.1, "learning rate", gt=0)
     weight_decay: float = setting(
-        0.0,
-        "multiple of a row that is added to its gradient, as in torch's Adagrad and Adam; rows that a batch "
-        "does not touch do not decay",
-        ge=0,
+        0.0, "multiple of a row added to its gradient, as torch has it; untouched rows do not decay", ge=0
     )
-    decoupled_weight_decay: bool = setting(
-        False, "multiply a touched row by 1 - lr * weight_decay instead, as torch's AdamW does"
-    )
+    decoupled_weight_decay: bool = setting(False, "multiply touched rows by 1 - lr * weight_decay, as AdamW")
     clip_norm: float = setting(
-        0.0,
-        "limit of the 2-norm of a batch's gradient, over all rows of all tables and trainers, and dense "
-        "parameters; 0: none",
-        ge=0,
+        0.0, "limit of the 2-norm of a batch's gradient, of all rows and dense parameters; 0: none", ge=0
     )
     clip_value: float = setting(
-        0.0,
-        "limit of the size of each number of a row's or dense parameter's gradient, before the norm is "
-        "taken; 0: none",
-        ge=0,
+        0.0, "limit of each number of a row's or dense parameter's gradient, before clip_norm; 0: none", ge=0
     )
     schedule: ScheduleSettings | None = setting(
         None,
-        "class of torch.optim.lr_scheduler that changes the learning rates, with its options, e.g. "
-        "{name: CosineAnnealingLR, T_max: 20}; every: batch steps it after each batch, not epoch; null: none",
+        "class of torch.optim.lr_scheduler with options: {name: CosineAnnealingLR, T_max: 20}; null: none",
     )
-    warmup_batches: int = setting(
-        0, "batches in which the learning rates grow linearly to those of the schedule; 0: none", ge=0
-    )
+    warmup_batches: int = setting(0, "batches in which the rates grow linearly to the schedule's", ge=0)
 
 
 Family = TypeVar("Family", bound=ComponentSettings)
@@ -134,9 +116,7 @@ class NegativeSettings(ComponentSettings):
     num_for_heads: int = setting(-1, "0: heads are not predicted; -1: they are", ge=-1, le=0)
     num_for_tails: int = setting(-1, "0: tails are not predicted; -1: they are", ge=-1, le=0)
     chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
-    mask_known: bool = setting(
-        False, "a negative that is a known answer in the training triples does not count"
-    )
+    mask_known: bool = setting(False, "negatives that are known answers in training do not count")
 
     @property
     def scores_own(self) -> bool:
@@ -171,40 +151,24 @@ class AllEntitiesSettings(NegativeSettings):
 class SamplerSettings(NegativeSettings):
     """Settings of a sampler that draws negatives."""
 
-    num_uniform: int = setting(
-        1000, "negatives of the right entity type, shared by the positives of a chunk", ge=1
-    )
+    num_uniform: int = setting(1000, "negatives of the right type, shared by a chunk's positives", ge=1)
     num_for_heads: int = setting(
         -1, "negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted", ge=-1
     )
     num_for_tails: int = setting(
-        -1,
-        "negatives of (h, r, ?); -1: num_uniform; 0: tails are not predicted; both sides share their "
-        "negatives where the numbers are equal, and otherwise draw their own",
-        ge=-1,
+        -1, "negatives of (h, r, ?), as num_for_heads; equal numbers: both sides share their negatives", ge=-1
     )
-    own_entity: bool = setting(
-        True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
-    )
+    own_entity: bool = setting(True, "the query's own entity is one negative more: (h, r, h) for (h, r, ?)")
 
 
 class MixedSettings(SamplerSettings):
     """Settings of the sampler that mixes three sources."""
 
-    global_share: float = setting(
-        1.0, "share of them that is uniform over the whole graph; the three shares sum to 1", ge=0
-    )
-    local_share: float = setting(
-        0.0, "share that is uniform over the machine's own partition (on one machine: global)", ge=0
-    )
-    in_batch_share: float = setting(
-        0.0, "share that is drawn from the entities of the trainer's positives of the chunk", ge=0
-    )
+    global_share: float = setting(1.0, "share drawn from the whole graph; the three sum to 1", ge=0)
+    local_share: float = setting(0.0, "share drawn from the machine's partition (one machine: all)", ge=0)
+    in_batch_share: float = setting(0.0, "share drawn from the trainer's positives of the chunk", ge=0)
     degree_power: float = setting(
-        0.0,
-        "draw global and local negatives in proportion to this power of their number of training triples "
-        "(0.75 in word2vec: Mikolov et al. 2013); 0: uniformly",
-        ge=0,
+        0.0, "draw global and local negatives by this power of their degree (word2vec: 0.75); 0: evenly", ge=0
     )
 
     @property
@@ -223,20 +187,13 @@ class SamplerChoice(Choice):
 
 
 NEGATIVE_SAMPLERS: Registry[SamplerChoice] = Registry("negative sampler")
-NEGATIVE_SAMPLERS.register("mixed")(
-    SamplerChoice(
-        "uniform over the graph, the machine's partition and the batch, by the three shares",
-        "dglkge.sampling.negatives:MixedNegatives",
-        MixedSettings,
-    )
-)
+_SAMPLERS = "dglkge.sampling.negatives"
+_MIXED = "uniform over the graph, the machine's partition and the batch, by the three shares"
+_ALL = "every entity of the type; training.objective one_vs_all is the same loss of means, at less cost"
 ALL_ENTITIES = "all_entities"
+NEGATIVE_SAMPLERS.register("mixed")(SamplerChoice(_MIXED, f"{_SAMPLERS}:MixedNegatives", MixedSettings))
 NEGATIVE_SAMPLERS.register(ALL_ENTITIES)(
-    SamplerChoice(
-        "every entity of the type; training.objective one_vs_all is the same loss of means, at less cost",
-        "dglkge.sampling.negatives:AllNegatives",
-        AllEntitiesSettings,
-    )
+    SamplerChoice(_ALL, f"{_SAMPLERS}:AllNegatives", AllEntitiesSettings)
 )
 
 
@@ -278,9 +235,7 @@ class CandidateSettings(ObjectiveSettings):
 
     over_all: ClassVar[bool] = True
 
-    label_smoothing: float = setting(
-        0.0, "share of each label that is spread evenly over all candidates", ge=0, lt=1
-    )
+    label_smoothing: float = setting(0.0, "share of each label spread over all candidates", ge=0, lt=1)
 
 
 class QuerySettings(CandidateSettings):
@@ -303,17 +258,8 @@ NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = "negative_sampling", "one_vs_all", "k_
 
 OBJECTIVES: Registry[ObjectiveChoice] = Registry("objective")
 OBJECTIVES.register(NEGATIVE_SAMPLING)(ObjectiveChoice("each answer against sampled negatives", ""))
-OBJECTIVES.register(ONE_VS_ALL)(
-    ObjectiveChoice(
-        "each answer against all entities of the type, without sampled negatives",
-        "dglkge.step.objectives.one_vs_all:edge_queries",
-        CandidateSettings,
-    )
-)
-OBJECTIVES.register(K_VS_ALL)(
-    ObjectiveChoice(
-        "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)",
-        "dglkge.step.objectives.one_vs_all:AnsweredQueries",
-        QuerySettings,
-    )
-)
+_QUERIES = "dglkge.step.objectives.one_vs_all"
+_ONE = "each answer against all entities of the type, without sampled negatives"
+_K = "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)"
+OBJECTIVES.register(ONE_VS_ALL)(ObjectiveChoice(_ONE, f"{_QUERIES}:edge_queries", CandidateSettings))
+OBJECTIVES.register(K_VS_ALL)(ObjectiveChoice(_K, f"{_QUERIES}:AnsweredQueries", QuerySettings))

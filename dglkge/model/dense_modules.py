@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dglkge.errors import InputError
+from dglkge.model.functions import hashing
 from dglkge.model.functions.comparators import complex_product
 from dglkge.model.initializers import normal_rows, uniform_rows
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    from dglkge.kernels import hashing
-else:
-    hashing = deferred("dglkge.kernels.hashing")  # numba takes a fifth of a second
 
 ROWS_WITHOUT_GRADIENTS = 256
 """Rows that a module computes at a time where nothing is kept for a backward pass: ranking and prediction."""
@@ -47,13 +42,10 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     ``build`` takes dim and seed; the name is for messages. An InputError if a parameter is not float32, or a
     layer has random dropout or batch normalization.
     """
-    before = torch.random.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         # A module of the user's may draw its initial values by torch.
         torch.default_generator.manual_seed(int(hashing.stream_key(seed, "module").reshape(-1)[0]) >> 1)
         module = build(dim, seed)
-    finally:
-        torch.random.set_rng_state(before)
     if module is None:
         raise InputError(f"the score function {name} built no module; expected a torch.nn.Module")
     for parameter, values in module.named_parameters():
@@ -61,18 +53,14 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
             # A checkpoint has a dataset of this name, in which it would be a folder.
             raise InputError(f"the parameter {parameter!r} of the score function {name} has a / in its name")
         if values.dtype != torch.float32:
-            raise InputError(
-                f"the parameter {parameter} of the score function {name} is {values.dtype}; allowed: "
-                "torch.float32"
-            )
+            raise InputError(f"the parameter {parameter} of {name} is {values.dtype}; allowed: torch.float32")
     for path, layer in module.named_modules():
         is_dropout = isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
         # The common base of batch and instance normalization, which keeps running statistics.
         if is_dropout or isinstance(layer, nn.modules.batchnorm._NormBase):
             raise InputError(
-                f"the layer {path} of the score function {name} is a {type(layer).__name__}, whose result "
-                "depends on how a batch is divided among trainers; allowed: LayerNorm, and "
-                "model.entity_dropout and relation_dropout"
+                f"the layer {path} of {name} is a {type(layer).__name__}, whose result depends on how a "
+                "batch is divided; allowed: LayerNorm, model.entity_dropout and relation_dropout"
             )
     return module
 
@@ -84,9 +72,7 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
     """
     shape = torch.broadcast_shapes(*(row.shape[:-1] for row in rows))
     flat = tuple(row.expand(*shape, row.shape[-1]).reshape(-1, row.shape[-1]) for row in rows)
-    dtype, step = flat[0].dtype, len(flat[0])
-    if not torch.is_grad_enabled():
-        step = ROWS_WITHOUT_GRADIENTS
+    dtype, step = flat[0].dtype, len(flat[0]) if torch.is_grad_enabled() else ROWS_WITHOUT_GRADIENTS
     converted: dict[str, Tensor] = {}
     if dtype != torch.float32:
         # Ranking is exact in float64: the parameters are converted for this call, the module keeps its own.
@@ -111,9 +97,7 @@ def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], wh
         raise InputError(f"{where}: the dense parameter {wrong[0]!r} is {state}")
     for name, shape in shapes.items():
         if (got := tuple(values[name].shape)) != tuple(shape):
-            raise InputError(
-                f"{where}: the dense parameter {name!r} has shape {got}, expected {tuple(shape)}"
-            )
+            raise InputError(f"{where}: dense parameter {name!r} has shape {got}, expected {tuple(shape)}")
     return [values[name] for name in shapes]
 
 
@@ -219,8 +203,7 @@ class EncoderLayer(nn.Module):
         weights = (queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])).softmax(-1)
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
         tokens = self.first_norm(tokens + self.mixed(mixed))
-        inner = functional.gelu(self.inner(tokens))
-        return self.second_norm(tokens + self.outer(inner))
+        return self.second_norm(tokens + self.outer(functional.gelu(self.inner(tokens))))
 
 
 class EncoderModule(nn.Module):
@@ -256,8 +239,7 @@ class TimeRows(nn.Module):
     def forward(self, relation: Tensor) -> Tensor:
         """Return r u of relations (n, D + 1), r u + r' of relations (n, 2 D + 1): (n, D)."""
         dim = self.rows.shape[1]
-        moments = self.rows[relation[:, -1].long()]
-        real, imaginary = moments.chunk(2, dim=1)
+        real, imaginary = self.rows[relation[:, -1].long()].chunk(2, dim=1)
         products = complex_product(relation[:, :dim], real, imaginary)
         return products if relation.shape[1] == dim + 1 else products + relation[:, dim : 2 * dim]
 
@@ -304,17 +286,12 @@ class FeatureProjections(nn.Module):
         self._activation = ACTIVATIONS[activation]
         sizes = [*hidden, dim]
         # A plain dict: torch allows no dot in the name of a registered module, an entity type may have one.
-        self._layers = {
-            name: [
-                Linear(seed, f"{PREFIX}{name}.{number}", before, after)
-                for number, (before, after) in enumerate(zip([width, *sizes], sizes))
-            ]
-            for name, width in self.widths.items()
-        }
+        self._layers: dict[str, list[Linear]] = {}
+        for name, width in widths.items():
+            steps = enumerate(zip([width, *sizes], sizes))
+            self._layers[name] = [Linear(seed, f"{PREFIX}{name}.{number}", *step) for number, step in steps]
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, layers in self._layers.items():
             for number, layer in enumerate(layers):
                 for parameter, values in layer.named_parameters():
@@ -323,11 +300,9 @@ class FeatureProjections(nn.Module):
     def project(self, name: str, vectors: Tensor) -> Tensor:
         """Return f(x), (n, D), of vectors (n, F) of an entity type, in their type of numbers."""
         rows = vectors
-        layers = self._layers[name]
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(self._layers[name]):
+            rows = self._activation(rows) if number else rows
             rows = functional.linear(rows, layer.weight.to(rows.dtype), layer.bias.to(rows.dtype))
-            if number + 1 < len(layers):
-                rows = self._activation(rows)
         return rows
 
 
@@ -343,10 +318,9 @@ def projections_of(
         if kind == "weight":
             layers.setdefault(entity_type, {})[int(number)] = values
     widths = {name: int(weights[0].shape[1]) for name, weights in layers.items()}
-    hidden = {tuple(int(weights[i].shape[0]) for i in sorted(weights)[:-1]) for weights in layers.values()}
-    if len(hidden) != 1:
-        raise InputError(f"{where}: the projections of features have different layers")
-    made = FeatureProjections(widths, dim, hidden.pop(), activation, 0)
+    weights = next(iter(layers.values()))  # the layers of all types have the same widths
+    hidden = [int(weights[number].shape[0]) for number in sorted(weights)[:-1]]
+    made = FeatureProjections(widths, dim, hidden, activation, 0)
     load_parameters(made, parameters, where)
     made.requires_grad_(False)
     return made
@@ -359,9 +333,7 @@ class JoinedModules(nn.Module):
         super().__init__()
         self._parts = modules
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self._parts:
             yield from part.named_parameters()
 
@@ -386,10 +358,9 @@ class ProjectedFeatures:
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
         unique, places = _distinct(ids)
-        made = [self.projections.project(name, block) for block in self._blocks(name, unique)]
-        if not made:
-            return torch.zeros(0, self.projections.dim)
-        rows = made[0] if len(made) == 1 else torch.cat(made)
+        rows = torch.empty(len(unique), self.projections.dim)
+        for run, block in self._blocks(name, unique):
+            rows[run] = self.projections.project(name, block)
         return rows if places is None else rows[places]
 
     @torch.no_grad()
@@ -399,12 +370,10 @@ class ProjectedFeatures:
         Computed in float64: a product in float32 has other last bits for another number of rows, and rankings
         of live tables and of files would differ.
         """
-        made = torch.empty(len(ids), self.projections.dim)
-        start = 0
-        for block in self._blocks(name, ids.numpy()):
-            made[start : start + len(block)] = self.projections.project(name, block.double())
-            start += len(block)
-        return made
+        rows = torch.empty(len(ids), self.projections.dim)
+        for run, block in self._blocks(name, ids.numpy()):
+            rows[run] = self.projections.project(name, block.double())
+        return rows
 
     def backward(self, name: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the parameters, given those (n, D) of the rows of original ids (n,).
@@ -415,18 +384,15 @@ class ProjectedFeatures:
         merged = gradients
         if places is not None:
             merged = torch.zeros(len(unique), gradients.shape[1]).index_add_(0, places, gradients)
-        start = 0
-        for block in self._blocks(name, unique):
+        for run, block in self._blocks(name, unique):
             with torch.enable_grad():
-                self.projections.project(name, block).backward(merged[start : start + len(block)])
-            start += len(block)
+                self.projections.project(name, block).backward(merged[run])
 
-    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[Tensor]:
-        """Yield the vectors of original ids in blocks, float32."""
-        vectors = self._vectors[name]
+    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
+        """Yield runs of original ids with their vectors, float32."""
         for start in range(0, len(ids), ROWS_AT_A_TIME):
-            some: Any = np.asarray(vectors[ids[start : start + ROWS_AT_A_TIME]], dtype=np.float32)
-            yield torch.from_numpy(some)
+            run = slice(start, start + ROWS_AT_A_TIME)
+            yield run, torch.from_numpy(np.asarray(self._vectors[name][ids[run]], dtype=np.float32))
 
 
 def _distinct(ids: Tensor) -> tuple[np.ndarray, Tensor | None]:

@@ -12,16 +12,16 @@ the module is not concerned: only the gradients of the module's parameters are l
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shlex
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,15 +59,13 @@ class ComputeDevice:
         """Streams and synchronization: ``torch.cuda``, or ``torch.cpu``, whose streams do nothing."""
         return getattr(torch, self.device.type)
 
-    @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> contextlib.AbstractContextManager[None]:
         """Compute by torch's operations inside the block where the device has no compiled loops.
 
         Loops are chosen by the device of a tensor. The stand-in's tensors are on the CPU, and it must take
         the operations that a GPU takes.
         """
-        with without_loops() if self.is_staged else contextlib.nullcontext():
-            yield
+        return without_loops() if self.is_staged else contextlib.nullcontext()
 
     def autocast(self, dtype: torch.dtype) -> torch.autocast:
         """Return a context in which matmuls are in a type; float32 changes nothing."""
@@ -96,12 +94,9 @@ def open_device(name: str, setting: str, index: int = 0) -> ComputeDevice:
     """
     if name == AUTO_DEVICE:
         name = CPU_DEVICE if problem_of(CUDA_DEVICE) else CUDA_DEVICE
-    problem = problem_of(name)
-    if problem:
-        raise InputError(
-            f"{setting} is {name} and {problem}; allowed here: {CPU_DEVICE}, {AUTO_DEVICE} or "
-            f"{STAGED_CPU_DEVICE}"
-        )
+    if problem := problem_of(name):
+        allowed = f"{CPU_DEVICE}, {AUTO_DEVICE} or {STAGED_CPU_DEVICE}"
+        raise InputError(f"{setting} is {name} and {problem}; allowed here: {allowed}")
     if name != CUDA_DEVICE:
         return ComputeDevice(name)
     device = torch.device(CUDA_DEVICE, index)
@@ -138,8 +133,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
     if flops < MIN_FLOPS:
         return FLOAT32
     # A device computes the chunks of a batch together; one of them would measure its start.
-    is_gpu = device.device.type == CUDA_DEVICE
-    num_chunks = max(1, DEVICE_FLOPS // flops) if is_gpu else 1
+    num_chunks = max(1, DEVICE_FLOPS // flops) if device.device.type == CUDA_DEVICE else 1
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = (
@@ -148,10 +142,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
         )
         rates[dtype] = num_chunks * flops / matmul_seconds(left, right) / 1e9
     faster = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
-    logger.info(
-        "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
-        *(faster, rates[torch.float32], rates[torch.bfloat16]),
-    )
+    logger.info("matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f", faster, *rates.values())
     return faster
 
 
@@ -181,15 +172,13 @@ LEAST_COMPILED = 16
 """Queries from which the compiled module is used. torch.compile makes code of its own for 0, for 1, and where
 there is a convolution for fewer than 16."""
 
-_GREATEST_SCALE = float(np.finfo(np.float32).max)
-
 
 @dataclass
 class LossScale:
     """Factor on gradients in float16, by the rule of ``torch.amp.GradScaler``; equal on all trainers.
 
-    It is multiplied by a factor after ``growth_interval`` steps in succession that were made, and by another
-    one after a step that was skipped.
+    It is doubled after ``growth_interval`` steps in succession that were made, and halved after one that was
+    skipped.
 
     Examples
     --------
@@ -201,8 +190,6 @@ class LossScale:
     """
 
     scale: float = 2.0**16
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
@@ -213,23 +200,21 @@ class LossScale:
         :data:`LEAST_SCALE`.
         """
         if overflows:
-            self.scale *= self.backoff_factor
+            self.scale /= 2
             self.num_good = 0
             self.num_skipped += 1
             if self.scale < LEAST_SCALE:
                 raise FloatingPointError(
-                    f"dense.autocast is float16 and the gradient is not finite even with a loss scale of "
-                    f"{self.scale:g} ({self.num_skipped} batches were skipped, none was trained with numbers "
-                    "that are not finite); resume with dense.autocast bfloat16 or none, or train anew with a "
-                    "smaller dense.lr"
+                    f"the gradient is not finite even with a loss scale of {self.scale:g} ("
+                    f"{self.num_skipped} batches were skipped); resume with dense.autocast bfloat16 or none, "
+                    "or train anew with a smaller dense.lr"
                 )
             return
         self.num_good += 1
         if self.num_good == self.growth_interval:
-            grown = self.scale * self.growth_factor
             # torch keeps the scale in float32, and does not let it become infinite.
-            if grown <= _GREATEST_SCALE:
-                self.scale = grown
+            if 2 * self.scale <= torch.finfo(torch.float32).max:
+                self.scale *= 2
             self.num_good = 0
 
     def state(self) -> dict[str, float]:
@@ -255,6 +240,7 @@ class _GradientTimes(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
+@functools.cache
 def compiled_forward(module: torch.nn.Module) -> Callable[..., Tensor]:
     """Return a module's forward by ``torch.compile``, for any number of rows without compiling again."""
     from torch._inductor import config
@@ -278,16 +264,11 @@ class ModulePrecision:
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
-        self._compiled: dict[int, Callable[..., Tensor]] = {}
         self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
         """Return what computes a module's forward."""
-        if not self.is_compiled:
-            return module
-        if id(module) not in self._compiled:
-            self._compiled[id(module)] = compiled_forward(module)
-        return self._compiled[id(module)]
+        return compiled_forward(module) if self.is_compiled else module
 
     def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return a function of rows, computed under autocast, in the type of the rows.
@@ -315,9 +296,8 @@ def autocast_problem(device_type: str, dtype: torch.dtype) -> str | None:
     # Tried: torch switches an autocast that it does not have off, and only warns.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        problem = (
-            f"torch {torch.__version__} has no {str(dtype).rpartition('.')[2]} autocast on {device_type}"
-        )
+        kind = str(dtype).rpartition(".")[2]
+        problem = f"torch {torch.__version__} has no {kind} autocast on {device_type}"
         try:
             image = torch.ones(1, 1, 2, 2, device=device_type, requires_grad=True)
             with torch.autocast(device_type, dtype):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +44,7 @@ SOFTMAX, CROSS_ENTROPY = "softmax", "cross_entropy"
 quietly = np.errstate(invalid="ignore", over="ignore", divide="ignore")
 
 
-@dataclass(frozen=True)
-class AnswerScores:
+class AnswerScores(NamedTuple):
     """Scores (A,) of the true answers of all shards, and the query of each.
 
     ``local`` are those of this shard's rows, in the order of its answers.
@@ -57,16 +56,14 @@ class AnswerScores:
 
     def shares(self) -> Floats:
         """Return 1 / k of each answer (A,) of a query with k answers."""
-        counts = np.bincount(self.query_of)
-        return (1 / counts[self.query_of]).astype(np.float32)
+        return (1 / np.bincount(self.query_of)[self.query_of]).astype(np.float32)
 
 
 NO_ANSWERS = AnswerScores(np.empty(0, np.int64), np.empty(0, np.float32), slice(0, 0))
 """For a loss that does not read them."""
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """What the numbers of all shards give.
 
     Attributes
@@ -84,8 +81,7 @@ class Totals:
     pulls: Doubles
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Answers of all shards on the device of the scores, (A,) each; none if the loss does not read them."""
 
     query_of: Tensor
@@ -175,8 +171,7 @@ class FullSoftmax(FullLoss):
         scores, greatest = block.scores, numbers[GREATEST]
         numbers[TARGET] += (block.labels * scores).sum(1)
         new = torch.maximum(greatest, scores.amax(1))
-        powers = (scores - new[:, None]).exp().sum(1)
-        numbers[TOTAL] = numbers[TOTAL] * (greatest - new).exp() + powers
+        numbers[TOTAL] = numbers[TOTAL] * (greatest - new).exp() + (scores - new[:, None]).exp().sum(1)
         numbers[GREATEST] = new
 
     @quietly

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dglkge.registry import Registry, deferred
-
-if TYPE_CHECKING:
-    from dglkge.kernels import hashing
-else:
-    hashing = deferred("dglkge.kernels.hashing")  # numba takes a fifth of a second
+from dglkge.model.functions import hashing
+from dglkge.registry import Registry
 
 BLOCK_PAIRS = 1 << 15
 """Pairs of columns drawn at a time: the working arrays stay in cache."""

@@ -53,10 +53,8 @@ class KgeModel:
         if allowed := score_function.other_dims(dim):
             raise InputError(f"the dimension must be {allowed}, got {dim}")
         if score_function.needs_reciprocal and not reciprocal:
-            raise InputError(
-                f"model.reciprocal_relations is false and the score function {type(score_function).__name__} "
-                "computes queries from heads only; allowed: true"
-            )
+            function = f"the score function {type(score_function).__name__} computes queries from heads only"
+            raise InputError(f"model.reciprocal_relations is false and {function}; allowed: true")
         self.score_function = (score_function if reciprocal else score_function.static()).bound(dim, seed)
         self.dim = dim
         self.reciprocal = reciprocal
@@ -72,11 +70,9 @@ class KgeModel:
         An InputError that says ``where`` if a parameter is missing, has another shape, or is none of the
         module's.
         """
-        module = self.module
-        if module is None:
-            return
-        load_parameters(module, values, where)
-        module.requires_grad_(False)
+        if self.module is not None:
+            load_parameters(self.module, values, where)
+            self.module.requires_grad_(False)
 
     def on_device(self, device: torch.device) -> KgeModel:
         """Return this model if its module is on a device or it has none; otherwise with a copy there."""
@@ -167,8 +163,7 @@ class KgeModel:
 
     def entity_product(self, anchor: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
-        is_forward = self.reciprocal or side is Side.TAIL
-        head, tail = (anchor, answer) if is_forward else (answer, anchor)
+        head, tail = (anchor, answer) if self.reciprocal or side is Side.TAIL else (answer, anchor)
         return self.score_function.relation_product(head, tail)
 
     def relation_query(self, anchor: Tensor, answer: Tensor, times: Tensor | None = None) -> Tensor:

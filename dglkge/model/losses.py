@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from dglkge.model.functions import Tensor, functional, torch
-from dglkge.model.negative_terms import (
-    IGNORED_SCORE,
-    Adversarial,
-    Mean,
-    Reduction,
-    Sum,
-    adversarial_log_shares,
-    counted,
-    without,
-)
+from dglkge.model.negative_terms import IGNORED_SCORE, Adversarial, Mean, Reduction, Sum, counted, without
 from dglkge.registry import Registry, deferred
 from dglkge.settings import ComponentSettings, setting, settings_of
 
@@ -46,8 +37,7 @@ class LossSettings(ComponentSettings):
     )
     relation_weights: dict[str, Annotated[float, Field(ge=0)]] = setting(
         {},
-        "weights of relations by name, e.g. {born_in: 2, near: 0.5}; others have 1; they multiply the loss "
-        "and the regularizer of a triple, as its own weight does",
+        "weights of relations, e.g. {born_in: 2, near: 0.5}; others: 1; they multiply loss and regularizer",
     )
 
     @property
@@ -73,22 +63,16 @@ class AdversarialSettings(LossSettings):
     """Settings of losses that can weigh their negatives."""
 
     adversarial_weights: bool = setting(
-        False,
-        "weigh the negatives of a query by the softmax of their scores times adversarial_temperature, as the "
-        "loss self_adversarial always does (Sun et al. 2019)",
+        False, "weigh negatives by the softmax of their scores, as self_adversarial does (Sun et al. 2019)"
     )
-    adversarial_temperature: float = setting(
-        1.0, "factor on the scores in the softmax of a self-adversarial loss's weights", ge=0
-    )
+    adversarial_temperature: float = setting(1.0, "factor on the scores in this softmax", ge=0)
 
 
 class ConfidenceSettings(LossSettings):
     """Settings of losses that take confidences as labels."""
 
     confidences: bool = setting(
-        False,
-        "the weights of the triples are confidences in [0, 1], and the labels of the true answers "
-        "(Chen et al. 2019); false: weights multiply losses",
+        False, "weights of triples are confidences in [0, 1], labels of the true answers (Chen et al. 2019)"
     )
 
 
@@ -145,7 +129,7 @@ class Loss(ABC):
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
     def __init__(self, settings: LossSettings | None = None) -> None:
-        options: Any = self.Settings() if settings is None else settings
+        options: Any = settings or self.Settings()
         self.settings = options
         if options.has_adversarial_weights:
             self.reduction = Adversarial(options.adversarial_temperature)
@@ -270,10 +254,9 @@ class Softmax(Loss):
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
         kept = without(negative, ignored)
-        if self.adversarial_temperature is not None:
-            shares = adversarial_log_shares(negative, ignored, self.adversarial_temperature)
+        if isinstance(self.reduction, Adversarial):
             # Masked again: the share of an ignored negative is about -1e30 too, and float32 ends at 3e38.
-            kept = without(negative + shares, ignored)
+            kept = without(negative + self.reduction.log_shares(negative, ignored), ignored)
         # The true answer is column 0 of every row; cross_entropy then subtracts the row's maximum, so no
         # exponential overflows.
         scores = torch.cat([positive.unsqueeze(1), kept], dim=1)
@@ -330,8 +313,7 @@ class BCE(Logistic):
         if not isinstance(self.reduction, Mean):
             return super().__call__(positive, negative, ignored, labels)
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
-        terms = self.false(without(negative, ignored))
-        return (true + terms.sum(1)) / (1 + counted(negative, ignored))
+        return (true + self.false(without(negative, ignored)).sum(1)) / (1 + counted(negative, ignored))
 
 
 @LOSSES.register("margin_ranking")
@@ -413,7 +395,7 @@ class SelfAdversarial(PointwiseLoss):
 
         margin: float = setting(9.0, "distance of an answer that is as likely as not (gamma in DGL-KE)", ge=0)
         adversarial_temperature: float = setting(
-            1.0, "factor on the scores in the softmax of the weights; 0 weighs all negatives the same", ge=0
+            1.0, "factor on the scores in the softmax of the weights; 0: equal weights", ge=0
         )
 
     def __init__(self, settings: LossSettings | None = None) -> None:

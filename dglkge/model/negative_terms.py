@@ -29,33 +29,29 @@ class Sum:
 
 
 class Adversarial:
-    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5)."""
+    """Mean weighed by the softmax of temperature times score (Sun et al. 2019, eq. 5).
+
+    No gradient flows through the weights.
+    """
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
+        return (self._scores(negative, ignored).softmax(1) * terms).sum(1)
+
+    def log_shares(self, negative: Tensor, ignored: Tensor | None) -> Tensor:
+        """Return log(K w) of the weights w of K negatives, (B, N): 0 for equal ones, undefined if ignored."""
+        weights = self._scores(negative, ignored).log_softmax(1)
+        return weights + counted(negative, ignored).clamp_min(1).log().unsqueeze(1)
+
+    def _scores(self, negative: Tensor, ignored: Tensor | None) -> Tensor:
+        # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and
+        # ignored negatives would get weight.
+        return without(negative.detach() * self.temperature, ignored)
 
 
 Reduction = Mean | Sum | Adversarial
-
-
-def adversarial_weights(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
-    """Return the softmax (B, N) of temperature times score, through which no gradient flows."""
-    return _adversarial_scores(negative, ignored, temperature).softmax(1)
-
-
-def adversarial_log_shares(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
-    """Return log(K w) of the weights w of K negatives, (B, N); 0 for equal weights, undefined if ignored."""
-    weights = _adversarial_scores(negative, ignored, temperature).log_softmax(1)
-    return weights + counted(negative, ignored).clamp_min(1).log().unsqueeze(1)
-
-
-def _adversarial_scores(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
-    # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and ignored
-    # negatives would get weight.
-    return without(negative.detach() * temperature, ignored)
 
 
 def without(scores: Tensor, ignored: Tensor | None, value: float = IGNORED_SCORE) -> Tensor:

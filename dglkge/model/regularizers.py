@@ -125,10 +125,6 @@ class Regularizer(ABC):
         """Return the weighted penalty of each entity's row by itself: (..., D) -> (...)."""
         return self.weight * self.entity_ratio * self.penalty(rows)
 
-    def relation_penalties(self, rows: Tensor) -> Tensor:
-        """Return the weighted penalty of each relation's row by itself: (..., Dr) -> (...)."""
-        return self.weight * self.relation_ratio * self.penalty(rows)
-
     def product_penalties(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each product of rows: (..., D) -> (...)."""
         return self.weight * self.product_ratio * self.penalty(rows)
@@ -157,7 +153,7 @@ class Regularizer(ABC):
         if model.score_function.relation_init == PHASE:
             return total
         relation = model.score_function.penalized(model.direction(relation_row, side))
-        return total + self.relation_penalties(relation)
+        return total + self.weight * self.relation_ratio * self.penalty(relation)
 
     def penalties(
         self,

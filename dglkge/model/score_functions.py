@@ -107,7 +107,7 @@ class ScoreFunction(Comparator):
     needs_reciprocal: ClassVar[bool] = False
     has_times: ClassVar[bool] = False
     # Dimension and seed of the module of a bound score function, and the module once it is built.
-    _binding: tuple[int, int] | None = None
+    _binding: Any = None
     _module: torch.nn.Module | None = None
     # How the module computes in training.
     _precision: ModulePrecision | None = None
@@ -170,10 +170,6 @@ class ScoreFunction(Comparator):
     def module(self) -> torch.nn.Module:
         """The module of a bound score function, built when it is used; an InputError if it is refused."""
         if self._module is None:
-            if self._binding is None:
-                raise RuntimeError(
-                    f"{type(self).__name__} has no module; bound(dim, seed) returns one that has"
-                )
             self._module = dense_modules.built(type(self).__name__, self.build_module, *self._binding)
         return self._module
 
@@ -242,9 +238,12 @@ class ScoreFunction(Comparator):
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Carry a head to where its tail should be: (..., D), (..., Dr) -> (..., Dq), see ``query_dim``."""
 
-    @abstractmethod
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return the row of the relation read backwards: (..., Dr) -> (..., Dr)."""
+        """Return the row of the relation read backwards: (..., Dr) -> (..., Dr).
+
+        A class without it has reciprocal relations only, or a :meth:`query` of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no adjoint row")
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         """Return the query that candidates for one side of a triple are compared with.
@@ -308,14 +307,9 @@ class ScoreFunction(Comparator):
         return self.compare_pairs(carried, answer.unsqueeze(1))
 
 
+_FAMILIES = [f"dglkge.model.functions.{family}" for family in ("bilinear", "projected", "dense")]
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
-    "score function",
-    lambda name: bigraph_scores.bigraph_score(name),
-    also=(
-        "dglkge.model.functions.bilinear",
-        "dglkge.model.functions.projected",
-        "dglkge.model.functions.dense",
-    ),
+    "score function", lambda name: bigraph_scores.bigraph_score(name), also=_FAMILIES
 )
 
 

@@ -23,8 +23,6 @@ MEASURES = ("reg", "violators_lhs", "violators_rhs")
 """PyTorch-BigGraph's names. Means over triples: the regularizer's part of the loss, both sides summed; and
 the number of negatives that score above the true head, and above the true tail."""
 
-_VIOLATORS = {Side.HEAD: 1, Side.TAIL: 2}
-
 
 class BatchMeasures:
     """Sums of :data:`MEASURES` over the triples of a trainer in one batch, (3,) float64; (0,) if not counted.
@@ -49,7 +47,7 @@ class BatchMeasures:
 
     def add_violators(self, side: Side, count: int) -> None:
         """Add negatives of a side that score above the true answer."""
-        self.sums[_VIOLATORS[side]] += count
+        self.sums[1 if side is Side.HEAD else 2] += count
 
 
 class RowGradients(NamedTuple):
@@ -210,23 +208,11 @@ class StepResult:
     flag_sum: int
 
 
-PHASES = (
-    "order",
-    "edges",
-    "negatives",
-    "gather",
-    "score",
-    "loss",
-    "backward",
-    "merge",
-    "exchange",
-    "update",
-    "waiting",
-    "other",
+PHASES: tuple[str, ...] = (
+    *("order", "edges", "negatives", "gather", "score", "loss", "backward"),
+    *("merge", "exchange", "update", "waiting", "other"),
 )
 """Phases of a trainer, in the order of a batch; the last is all time outside the others."""
-
-_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 
 
 class PhaseClock:
@@ -250,12 +236,9 @@ class PhaseClock:
 
     def enter(self, phase: str) -> None:
         """End the running phase and begin another."""
-        if not self.is_on:
-            return
-        now = time.perf_counter()
-        if self._running >= 0:
-            self._seconds[self._running] += now - self._since
-        self._running, self._since = _NUMBER[phase], now
+        self.stop()
+        if self.is_on:
+            self._running, self._since = PHASES.index(phase), time.perf_counter()
 
     def stop(self) -> None:
         """End the running phase; the time until the next one begins is not counted."""

@@ -115,20 +115,17 @@ class DenseParameters(Parameters):
         parameters = list(self._updated.values())
         self._unscale()
         sums, num_asking = self._sums(rows_are_finite)
-        # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
-        verdict = torch.zeros(len(parameters) + 2, dtype=torch.float64)
         are_finite = [torch.isfinite(gradient).all() for gradient in sums]
-        for parameter, gradient in zip(parameters, sums):
-            parameter.grad = gradient.float()
+        narrow = [gradient.float() for gradient in sums]
+        for parameter, gradient in zip(parameters, narrow):
+            parameter.grad = gradient
         if self.clip_value:
             torch.nn.utils.clip_grad_value_(parameters, self.clip_value)
-        squares = [
-            parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
-        ]
+        squares = [gradient.double().square().sum() for gradient in narrow]
+        # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
         # The first numbers that are read: a device has computed all of them until then.
-        verdict[: len(parameters)] = torch.tensor([not is_all for is_all in are_finite])
-        verdict[-2] = num_asking
-        verdict[-1] = sum(float(square) for square in squares)
+        are_bad = [float(not is_all) for is_all in are_finite]
+        verdict = torch.tensor([*are_bad, num_asking, sum(map(float, squares))], dtype=torch.float64)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
             verdict = self.groups.sum(verdict)
@@ -140,9 +137,8 @@ class DenseParameters(Parameters):
                 return None
         for name, num_bad in zip(self._updated, verdict.tolist()):
             if num_bad:
-                raise FloatingPointError(
-                    f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
-                )
+                problem = f"the gradient of the dense parameter {name!r} is not finite"
+                raise FloatingPointError(f"{problem}; nothing was updated")
         return float(verdict[-1])
 
     def _sums(self, rows_are_finite: bool) -> tuple[list[Tensor], float]:
@@ -180,9 +176,8 @@ class DenseParameters(Parameters):
 
     def statistics(self) -> dict[str, float]:
         """Return the fields of a line of statistics: of the loss scale, where there is one."""
-        if self.loss_scale is None:
-            return {}
-        return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
+        scale = self.loss_scale
+        return {} if scale is None else {"loss_scale": scale.scale, "skipped_batches": scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
         if factor != 1:
@@ -234,11 +229,9 @@ class DenseParameters(Parameters):
         return self._shards is not None
 
     def load_state_dict(self, state: h5py.File) -> None:
-        if self._shards is None:
-            load_parameters(self.module, dense_parameters(state), state.filename)
-        else:
-            # Of each dataset only this trainer's slice is read, however many trainers wrote it.
-            self._shards.load(state.get(dense_path("parameters"), {}), state.filename)
+        # Where they are sharded only this trainer's slice of each dataset is read, however many wrote it.
+        datasets = state.get(dense_path("parameters"), {})
+        self.take(dense_parameters(state) if self._shards is None else datasets, state.filename)
         self.take_state(state)
         if self.loss_scale is not None:
             scale = {key: float(dataset[()]) for key, dataset in state.get(dense_path(SCALE), {}).items()}
@@ -265,7 +258,6 @@ class DenseParameters(Parameters):
             for key, dataset in group.get(f"{NUMBERS}/{name}", {}).items():
                 number = float(dataset[()])
                 state[key] = int(number) if number.is_integer() else number
+            self.optimizer.state.pop(parameter, None)
             if state:
                 self.optimizer.state[parameter] = state
-            else:
-                self.optimizer.state.pop(parameter, None)

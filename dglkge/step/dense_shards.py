@@ -18,6 +18,9 @@ any, and have no numbers otherwise. A numpy view of a whole parameter keeps FSDP
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,16 +39,7 @@ BLOCK_NUMBERS = 1 << 20
 """Numbers that are sent to each trainer at a time; also in ``planning/memory.py``."""
 
 
-class _Holder(nn.Module):
-    """A module that only has parameters: ``p0``, ``p1``, ..."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__()
-        for number, parameter in enumerate(parameters):
-            self.register_parameter(f"p{number}", nn.Parameter(parameter.detach(), parameter.requires_grad))
-
-
-def _sharded(holder: _Holder, device: torch.device, group: Any) -> Any:
+def _sharded(holder: nn.ParameterList, device: torch.device, group: Any) -> Any:
     """Cut the parameters of a holder by FSDP."""
     # Imported here: importing FSDP takes a second.
     from torch.distributed.device_mesh import DeviceMesh
@@ -88,50 +82,21 @@ class _BlockGather:
             dist.all_gather([part[start:stop] for part in slices], input_tensor[start:stop].clone(), group)
 
 
-class _Spool:
-    """A temporary file without a name: a killed process leaves none, and its pages can leave the memory.
+def _room(folder: Path, num_bytes: int) -> np.ndarray:
+    """Map a temporary file without a name: a killed process leaves none, its pages can leave the memory."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Now, as a full disk would end the process where it writes to the mapped pages.
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return np.memmap(file, np.uint8, "r+", shape=(num_bytes,))
 
-    An error is raised at the end, when everything has been received that other trainers send in any case.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        self.end = 0
-        self._folder = folder
-        self._problem: OSError | None = None
-        self._file: Any = None
-
-    def __enter__(self) -> _Spool:
-        try:
-            # Unbuffered: closing it has nothing left to write, which could fail.
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
-        except OSError as error:
-            self._problem = error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def align(self) -> None:
-        """Let the next numbers begin at a multiple of 8 bytes, whatever their type is."""
-        self.write(np.zeros(-self.end % 8, np.uint8))
-
-    def write(self, values: np.ndarray) -> None:
-        """Append an array."""
-        self.end += values.nbytes
-        data = values.view(np.uint8).data
-        try:
-            while self._problem is None and len(data):
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            self._problem = error
-
-    def mapped(self) -> np.ndarray:
-        """Return the bytes, mapped until nothing refers to them; an error if they could not be written."""
-        if self._problem is not None:
-            raise write_error(f"cannot write to {self._folder}", self._problem) from self._problem
-        # Copy-on-write only because torch takes no tensor of memory that cannot be written.
-        return np.memmap(self._file, np.uint8, "c", shape=(self.end,)) if self.end else np.empty(0, np.uint8)
+def _cut(parts: Sequence[Tensor], start: int) -> list[Tensor]:
+    """Return the numbers of a block, from a place on, of tensors (n,) that are laid end to end."""
+    pieces = []
+    for part in parts:
+        pieces.append(part[max(0, start) : max(0, start + BLOCK_NUMBERS)])
+        start -= len(part)
+    return pieces
 
 
 class ParameterShards:
@@ -165,14 +130,14 @@ class ParameterShards:
             by_device.setdefault(parameter.device, {})[name] = parameter
         self._groups = {device: groups.group(device) for device in by_device}
         self._names = {device: list(members) for device, members in by_device.items()}
-        holders = {device: _Holder(list(members.values())) for device, members in by_device.items()}
+        holders: dict[torch.device, nn.ParameterList] = {}
+        self._gathered: dict[str, tuple[nn.ParameterList, str]] = {}
+        for device, members in by_device.items():
+            parts = (nn.Parameter(part.detach(), part.requires_grad) for part in members.values())
+            holders[device] = nn.ParameterList(parts)
+            self._gathered |= {name: (holders[device], str(number)) for number, name in enumerate(members)}
         self._let_go()
         self._sharded = [_sharded(holder, device, self._groups[device]) for device, holder in holders.items()]
-        self._gathered = {
-            name: (holders[device], f"p{number}")
-            for device, names in self._names.items()
-            for number, name in enumerate(names)
-        }
         self._is_whole = False
         self.slices = {}
         for name, parameter in self._whole.items():
@@ -195,7 +160,7 @@ class ParameterShards:
         return (rows.stop - rows.start, *self.shapes[name][1:])
 
     def _slice_numbers(self, name: str, rank: int) -> int:
-        return int(np.prod(self._slice_shape(name, rank), dtype=np.int64))
+        return math.prod(self._slice_shape(name, rank))
 
     def gather(self) -> None:
         """Give the module's parameters all their numbers; a collective, unless they have them already."""
@@ -251,36 +216,28 @@ class ParameterShards:
         self, names: Sequence[str], gradients: Sequence[Tensor | None], device: torch.device, group: Any
     ) -> Tensor:
         """Return the sums of this trainer's slices of parameters on a device, one after the other."""
-        flat = [None if gradient is None else gradient.detach().reshape(-1) for gradient in gradients]
+        pairs = list(zip(names, gradients))
+        slices = [[self._slice_of(*pair, rank, device) for pair in pairs] for rank in range(self.size)]
         # Numbers of each trainer's slices, in the order of ranks.
-        counts = [sum(self._slice_numbers(name, rank) for name in names) for rank in range(self.size)]
+        counts = [sum(map(len, parts)) for parts in slices]
         total = torch.zeros(counts[self.rank], dtype=torch.float64, device=device)
         # In blocks: the messages take 2 * size * BLOCK_NUMBERS numbers, not two copies of all gradients.
-        for start in range(0, max(counts, default=0), BLOCK_NUMBERS):
-            ends = [min(count, start + BLOCK_NUMBERS) for count in counts]
-            lengths = [max(0, end - start) for end in ends]
-            sent = torch.zeros(sum(lengths), device=device)
-            for rank, part in enumerate(sent.split(lengths)):
-                self._copy_slices(names, flat, rank, start, part)
+        for start in range(0, max(counts), BLOCK_NUMBERS):
+            blocks = [_cut(parts, start) for parts in slices]
+            lengths = [sum(map(len, block)) for block in blocks]
             mine = lengths[self.rank]
             received = torch.empty(self.size * mine, device=device)
+            sent = torch.cat(list(itertools.chain(*blocks)))
             dist.all_to_all_single(received, sent, [mine] * self.size, lengths, group=group)
             for part in received.split(mine) if mine else ():
                 total[start : start + mine] += part
         return total
 
-    def _copy_slices(
-        self, names: Sequence[str], flat: Sequence[Tensor | None], rank: int, start: int, target: Tensor
-    ) -> None:
-        """Fill a target with the numbers of a trainer's slices, one after the other, from a place on."""
-        stop, place = start + len(target), 0
-        for name, values in zip(names, flat):
-            count = self._slice_numbers(name, rank)
-            first, last = max(start, place), min(stop, place + count)
-            if values is not None and first < last:
-                offset = self.rows(name, rank).start * (values.numel() // self.shapes[name][0]) - place
-                target[first - start : last - start] = values[offset + first : offset + last]
-            place += count
+    def _slice_of(self, name: str, gradient: Tensor | None, rank: int, device: torch.device) -> Tensor:
+        """Return the numbers (n,) of a trainer's slice of a gradient; 0 where there is none."""
+        if gradient is None:
+            return torch.zeros(1, device=device).expand(self._slice_numbers(name, rank))
+        return gradient.detach()[self.rows(name, rank)].reshape(-1)
 
     def load(self, values: Mapping[str, Any], where: str) -> None:
         """Take this trainer's slices of whole parameters, tensors or datasets by name; no collective.
@@ -310,21 +267,25 @@ class ParameterShards:
                 for start in range(0, len(flat), BLOCK_NUMBERS):
                     dist.send(flat[start : start + BLOCK_NUMBERS], 0)
             return {}
-        places: dict[str, int] = {}
-        with _Spool(self._folder) as spool:
-            for key, (name, mine) in slices.items():
-                spool.align()
-                places[key] = spool.end
-                for block in self._blocks(name, mine.detach()):
-                    spool.write(block)
-            mapped = spool.mapped()
-        tensors = {}
-        for key, (name, mine) in slices.items():
-            shape = self.shapes[name]
-            count = int(np.prod(shape, dtype=np.int64)) * mine.element_size()
-            part = torch.from_numpy(mapped[places[key] : places[key] + count])
-            tensors[key] = part.view(mine.dtype).view(shape)
-        return tensors
+        sizes = [math.prod(self.shapes[name]) * mine.element_size() for name, mine in slices.values()]
+        # Each tensor begins at a multiple of 8 bytes, whatever its type is.
+        starts = np.cumsum([0, *(-(-size // 8) * 8 for size in sizes)]).tolist()
+        problem: OSError | None = None
+        try:
+            room = _room(self._folder, max(8, starts[-1]))
+        except OSError as error:
+            # Raised when everything has been received that other trainers send in any case.
+            problem = error
+        for start, (name, mine) in zip(starts, slices.values()):
+            for block in self._blocks(name, mine.detach()):
+                if problem is None:
+                    room[start : start + block.nbytes] = block.view(np.uint8)
+                start += block.nbytes
+        if problem is not None:
+            raise write_error(f"cannot write to {self._folder}", problem) from problem
+        parts = [torch.from_numpy(room[start : start + size]) for start, size in zip(starts, sizes)]
+        whole = zip(slices.items(), parts)
+        return {key: part.view(mine.dtype).view(self.shapes[name]) for (key, (name, mine)), part in whole}
 
     def _blocks(self, name: str, mine: Tensor) -> Iterator[np.ndarray]:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""

@@ -58,15 +58,7 @@ class RowIds:
 
 
 class PlannedGroup:
-    """Part of a batch that is scored at once."""
-
-    def staged(self, upload: Upload) -> PlannedGroup:
-        """Return the group with what its loss takes besides rows on a device: here nothing."""
-        return self
-
-
-class WeightedGroup(PlannedGroup):
-    """Edges or queries with weights (B,), None: all 1."""
+    """Edges or queries that are scored at once, with weights (B,), None: all 1."""
 
     weights: Floats | None
 
@@ -77,6 +69,10 @@ class WeightedGroup(PlannedGroup):
         """Return the factor (B,) of the loss of each: its weight by the plan's divisor."""
         factors = np.full(len(self), 1 / divisor, np.float32)
         return factors if self.weights is None else factors * self.weights
+
+    def staged(self, upload: Upload) -> PlannedGroup:
+        """Return the group with what its loss takes besides rows on a device: here nothing."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class AnswerRanges(NamedTuple):
 
 
 @dataclass
-class Group(WeightedGroup):
+class Group(PlannedGroup):
     """Edges of a batch that join the same pair of entity types and share their negatives.
 
     Attributes
@@ -140,8 +136,8 @@ class Group(WeightedGroup):
         Confidences that the edges are true.
     relation_places : (B,) int64 or None
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
-    inputs : HostInputs, StagedInputs or None
-        Returns what the loss takes besides rows, where it takes that as tensors.
+    inputs : GroupInputs or None
+        What the loss takes besides rows, where that is copied to a device.
     ranges : mapping of Side to AnswerRanges
         Of the sides that are trained; empty where no score depends on them.
     chunk : int
@@ -174,12 +170,11 @@ class Group(WeightedGroup):
         return len(self.head_ids)
 
     def staged(self, upload: Upload) -> Group:
-        inputs = None if self.inputs is None else self.inputs.staged(upload)
-        return dataclasses.replace(self, inputs=inputs)
+        return dataclasses.replace(self, inputs=None if self.inputs is None else self.inputs.mapped(upload))
 
 
 @dataclass(frozen=True)
-class QueryGroup(WeightedGroup):
+class QueryGroup(PlannedGroup):
     """Queries of a batch of one side, that of the missing entity, and pair of entity types.
 
     ``relation_ids`` (B,) are node ids. Where ``relations`` holds each relation once (U,), ``relation_places``
@@ -200,7 +195,7 @@ class QueryGroup(WeightedGroup):
 
 
 @dataclass(frozen=True)
-class PairGroup(WeightedGroup):
+class PairGroup(PlannedGroup):
     """Queries (h, ?, t) of a batch with the same entity types; ``times`` (B,) are numbers."""
 
     pair_ids: Ids
@@ -242,16 +237,11 @@ class EdgePlanner:
     known: KnownAnswers | None = None
     range_of: RangeOf | None = None
 
-    @property
-    def sides(self) -> list[Side]:
-        """Sides that are trained."""
-        return list(self.samplers)
-
     def plan(
         self,
         batch: EdgeBatch,
         shares_relations: bool = False,
-        inputs_of: Callable[[Group], Any] = lambda group: None,
+        inputs_of: Callable[[Group], Any] | None = None,
     ) -> Plan:
         """Draw the negatives of a batch and ask for all its rows.
 
@@ -268,7 +258,7 @@ class EdgePlanner:
                 drawn[key] = ids.add(entity_type, self.samplers[side].sample(entity_type, batch, chunk))
             return drawn[key]
 
-        groups = []
+        groups, sides = [], [side for side in Side if side in self.samplers]
         for edges in batch.groups:
             run = slice(edges.start, edges.end)
             lhs, rhs = self.pairs[edges.pair]
@@ -278,9 +268,7 @@ class EdgePlanner:
                 distinct, relation_places = np.unique(relations, return_inverse=True)
             places = (ids.add(lhs, heads), ids.add(RELATION, distinct), ids.add(rhs, tails))
             types = {Side.HEAD: lhs, Side.TAIL: rhs}
-            drawn_of = {
-                side: negatives(side, types[side], edges.chunk) for side in Side if side in self.samplers
-            }
+            drawn_of = {side: negatives(side, types[side], edges.chunk) for side in sides}
             anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
             known: dict[Side, KnownNegatives] = {}
             if self.known is not None:
@@ -291,7 +279,8 @@ class EdgePlanner:
             ranges = self._ranges(types, heads, tails, drawn_of)
             facts = (weights, *places, drawn_of, known, labels, relation_places)
             group = Group(lhs, rhs, heads, tails, *facts, ranges=ranges, chunk=edges.chunk)
-            group.inputs = inputs_of(group)
+            if inputs_of is not None:
+                group.inputs = inputs_of(group)
             groups.append(group)
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups)
@@ -307,11 +296,8 @@ class EdgePlanner:
         # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
         first = head_ranges[0]
         is_first = {Side.HEAD: head_ranges == first, Side.TAIL: tail_ranges == first}
-        anchors = {Side.HEAD: is_first[Side.TAIL], Side.TAIL: is_first[Side.HEAD]}
-        return {
-            side: AnswerRanges(anchors[side], is_first[side], range_of(types[side], negatives.ids) == first)
-            for side, negatives in drawn.items()
-        }
+        answers = {side: range_of(types[side], negatives.ids) == first for side, negatives in drawn.items()}
+        return {side: AnswerRanges(is_first[side.other], is_first[side], answers[side]) for side in drawn}
 
 
 @dataclass

@@ -16,7 +16,7 @@ then, and computes the scores again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,8 +97,7 @@ def share_in_one_pass(scores: Tensor) -> Tensor:
     return logs
 
 
-@dataclass(frozen=True)
-class ChunkedScores:
+class ChunkedScores(NamedTuple):
     """Scores of queries (B, D) against the candidates (C, N, D) of their chunks, of ``chunk_size`` queries.
 
     The last chunk may have fewer queries. A candidate that is the answer of the query itself, by ``answers``

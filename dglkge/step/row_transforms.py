@@ -57,8 +57,6 @@ class RowDropout(RowTransform):
         limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in self.rates.items()}
         self._limits = {name: limit for name, limit in limits.items() if limit}
         self.tables = list(self._limits)
-        self._original_ids = {name: self.original_ids[name].numpy() for name in self._limits}
-        self._is_reference = self.kernels == "reference"
         self._batch = 0
 
     def start_batch(self, number: int) -> None:
@@ -73,8 +71,8 @@ class RowDropout(RowTransform):
         node_ids = ids.numpy()
         scale = _LEVELS / (_LEVELS - limit)
         key = stream_key(self.seed, "dropout", table, self._batch)
-        original_ids, dim = self._original_ids[table], rows.shape[1]
-        if rows.device.type == "cpu" and not self._is_reference:
+        original_ids, dim = self.original_ids[table].numpy(), rows.shape[1]
+        if rows.device.type == "cpu" and self.kernels != "reference":
             drop_numbers(rows.numpy(), original_ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
             return
         num_words = -(-dim // 4)
@@ -123,6 +121,8 @@ class GlobalVectors(RowTransform, Parameters):
     sum_over_trainers: Callable[[np.ndarray], np.ndarray]
     clip_value: float = 0.0
 
+    is_collective = False
+
     def __post_init__(self) -> None:
         self.vectors = {name: torch.zeros(self.dim) for name in self.tables}
         self._sums = {name: torch.zeros(self.dim) for name in self.tables}
@@ -155,10 +155,6 @@ class GlobalVectors(RowTransform, Parameters):
             self._sums[name].add_(gradient.square())
             self.vectors[name].sub_(self.group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
 
-    @property
-    def is_collective(self) -> bool:
-        return False
-
     def state_dict(self) -> dict[str, Tensor]:
         return {path: values.clone() for path, values in self._by_path().items()}
 
@@ -166,9 +162,8 @@ class GlobalVectors(RowTransform, Parameters):
         for path, values in self._by_path().items():
             saved = state[path][...]
             if saved.shape != tuple(values.shape):
-                raise CheckpointError(
-                    f"{state.filename}:{path} has shape {saved.shape}, expected {tuple(values.shape)}"
-                )
+                shapes = f"{saved.shape}, expected {tuple(values.shape)}"
+                raise CheckpointError(f"{state.filename}:{path} has shape {shapes}")
             values.copy_(torch.from_numpy(saved))
 
     def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:
@@ -211,8 +206,7 @@ class AddedFeatures(RowTransform):
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the projections: those of e + f(x) are those of f(x), and of e."""
-        if len(ids):
-            self.features.backward(table, self.original_ids[table][ids], gradients)
+        self.features.backward(table, self.original_ids[table][ids], gradients)
 
 
 @dataclass

@@ -23,8 +23,8 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,12 +73,16 @@ class Transforms:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie."""
+    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie.
+
+    On a device there are copies and gradients for each of the ``places`` (n,) of ids (U,).
+    """
 
     ids: Tensor
-    copies: Tensor | None
+    copies: Any
     gradients: Tensor
     in_place: Any = None
+    places: Any = None
 
     @functools.cached_property
     def gradient_addresses(self) -> Ids:
@@ -94,14 +98,13 @@ class CopiedRows(Rows):
 
     def leaf(self, places: Places) -> Tensor:
         rows = self.tables[places.table]
-        if rows.copies is None:
-            raise RuntimeError(
-                f"rows of {places.table} are read in place: an objective by autograd copies them"
-            )
         leaf = rows.copies[places.run].detach().requires_grad_()
         # Set before backward(): autograd then accumulates into this memory in place.
         leaf.grad = rows.gradients[places.run]
         return leaf
+
+    def in_place(self, places: Places) -> FoundRows:
+        return self.tables[places.table].in_place.part(places.run)
 
     def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
@@ -114,9 +117,6 @@ class CopiedRows(Rows):
 
 class HostRows(CopiedRows):
     """Rows of a batch in the host's memory."""
-
-    def in_place(self, places: Places) -> FoundRows:
-        return self.tables[places.table].in_place.part(places.run)
 
     def collect(self) -> list[RowGradients]:
         return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
@@ -253,8 +253,7 @@ class Piece:
         return self.upload.copies[self.dtype][self.place]
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(NamedTuple):
     """What is on its way to the device for a plan, by table.
 
     ``places`` are the place among the distinct rows of each place of the batch; ``routes``, where rows are on
@@ -267,22 +266,11 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class DeviceTableRows(TableRows):
-    """Rows (n, D) of one table on a device, one for each place (n,) of its ids (U,)."""
-
-    places: Tensor = field(kw_only=True)
-
-
-@dataclass(frozen=True)
 class StagedRows(CopiedRows):
     """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
-    tables: Mapping[str, DeviceTableRows]
     host: Mapping[str, Scratch] | None
     device: ComputeDevice
-
-    def in_place(self, places: Places) -> FoundRows:
-        raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
 
     def collect(self) -> list[RowGradients]:
         collected = []
@@ -345,11 +333,9 @@ class StagedStore(RowStore):
 
     def rows(self, plan: Plan) -> StagedRows:
         distinct = self._fetched(plan)
-        tables = {}
         for name, rows in distinct.items():
             self._transforms.forward(name, plan.ids[name], rows)
-        for name, rows in distinct.items():
-            tables[name] = self._repeated(name, plan, self._on_device(name, rows))
+        tables = {name: self._repeated(name, plan, rows) for name, rows in distinct.items()}
         return StagedRows(tables, self._host if self._returns else None, self._device)
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
@@ -364,15 +350,15 @@ class StagedStore(RowStore):
         """Begin to copy rows to the device."""
         return self._there[name].take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
-    def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> DeviceTableRows:
+    def _repeated(self, name: str, plan: Plan, rows: Tensor) -> TableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
-        memory, dim = self._there[name], self._tables[name].dim
+        memory, dim, distinct = self._there[name], self._tables[name].dim, self._on_device(name, rows)
         plan.staged.upload.wait()
         places = plan.staged.places[name].tensor
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))
         # Autograd adds to gradients that exist.
         gradients = memory.take("gradients", len(places), dim).zero_()
-        return DeviceTableRows(plan.ids[name], rows, gradients, places=places)
+        return TableRows(plan.ids[name], rows, gradients, places=places)
 
 
 class DeviceStore(StagedStore):

@@ -42,14 +42,6 @@ class RowUpdates:
     frozen: Collection[str] = ()
     touched: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._embeddings = {name: table.embedding for name, table in self.tables.items()}
-
-    @property
-    def network_bytes(self) -> int:
-        """Bytes of gradients that this trainer sent to other machines."""
-        return int(self.optimizer.network_bytes)
-
     def __call__(
         self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
     ) -> UpdateResult:
@@ -71,7 +63,7 @@ class RowUpdates:
         if table in self.touched:
             here = torch.from_numpy(self.touched[table][ids.numpy()])
             ids, rows = ids[here], rows[here]
-        return self._embeddings[table], ids, rows
+        return self.tables[table].embedding, ids, rows
 
 
 @dataclass
@@ -179,4 +171,4 @@ class TrainStep:
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
-        return self.store.sent_bytes + self.objective.sent_bytes + self.updates.network_bytes
+        return self.store.sent_bytes + self.objective.sent_bytes + int(self.updates.optimizer.network_bytes)

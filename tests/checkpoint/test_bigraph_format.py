@@ -22,13 +22,13 @@ from dglkge.formats import relation_parameters
 from dglkge.formats.bigraph_files import bigraph_config
 from dglkge.formats.operators import OPERATORS
 from dglkge.formats.relation_parameters import is_dynamic, operator_of, to_parameters
-from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint import toy_checkpoint as toy
 from tests.checkpoint.test_bigraph_reader import strip, theirs_of_type
 from tests.checkpoint.toy_checkpoint import META
+from tests.model.score_oracle import BIGRAPH_NAMES
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 DIM = 6
@@ -438,11 +438,11 @@ def a_new_one(monkeypatch):
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_there_and_back_bit_for_bit(relations, reciprocal):
     """Of every score function, and of every operator with every comparator."""
-    for name in [*SCORE_FUNCTIONS, *NAMES, "a new one"]:
+    for name in [*SCORE_FUNCTIONS, *BIGRAPH_NAMES, "a new one"]:
         meta = toy.toy_meta(name, relations, reciprocal, dim=2)
         # 8 numbers, or as many as an operator has.
         width = 4 if name == "rescal" and not reciprocal else 8
-        if name in NAMES:
+        if name in BIGRAPH_NAMES:
             width = build_model(name, meta.dim, reciprocal).relation_width
         bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), width), dtype=np.uint32)
         rows = np.zeros_like(bits) if name.startswith("none") else bits

@@ -8,8 +8,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dglkge.model.functions.bigraph_operators import OPERATORS
+from dglkge.model.functions.bigraph_scores import BIAS, COMPARATORS, NAMED
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from tests.model.dense_oracle import DENSE, Row, numbers
+
+_PAIRS = ("_".join(pair) for pair in itertools.product(OPERATORS, COMPARATORS))
+BIGRAPH_NAMES = [pair + bias for pair in _PAIRS for bias in ("", BIAS) if pair + bias not in NAMED]
+"""Pairs of an operator and a comparator that have no name of their own."""
 
 
 def transe_l1(head: Row, relation: Row, tail: Row) -> float:

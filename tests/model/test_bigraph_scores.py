@@ -11,19 +11,20 @@ import torch
 from dglkge.errors import InputError
 from dglkge.formats.operators import operator_of, pair_name, score_function_of
 from dglkge.model.functions.bigraph_operators import OPERATORS
-from dglkge.model.functions.bigraph_scores import COMPARATORS, NAMES
+from dglkge.model.functions.bigraph_scores import COMPARATORS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.model.dense_oracle import Row, numbers
 from tests.model.rounding import check_bound
+from tests.model.score_oracle import BIGRAPH_NAMES
 
 DIM = 6
 PAIRS = {
     pair_name(operator, comparator, bias): (operator, comparator, bias)
     for operator, comparator, bias in itertools.product(OPERATORS, COMPARATORS, (False, True))
 }
-NEW = {name: pair for name, pair in PAIRS.items() if name in NAMES}
+NEW = {name: pair for name, pair in PAIRS.items() if name in BIGRAPH_NAMES}
 # Those without a name of their own: 8, less one or two.
 BY_OPERATOR = {operator: [name for name in NEW if PAIRS[name][0] == operator] for operator in OPERATORS}
 each_operator = pytest.mark.parametrize("names", BY_OPERATOR.values(), ids=BY_OPERATOR)

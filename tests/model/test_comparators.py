@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dglkge.model.functions import autograd as distances
 from dglkge.model.functions import comparators
 from dglkge.model.functions.autograd import EuclideanDistance, ManhattanDistance, ModulusDistance
-from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.functions.comparators import Dot, NegativeL1, NegativeL2, NegativeModulus
 from dglkge.model.functions.projected import ProjectedDistance, ScaledL1
 from dglkge.model.kge_model import build_model
@@ -23,6 +22,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.rounding import check_bound
+from tests.model.score_oracle import BIGRAPH_NAMES
 
 SQUARED, COSINE = comparators.NegativeSquaredL2(), comparators.Cosine()
 NARROW = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), SQUARED, COSINE]
@@ -214,7 +214,7 @@ def scores_and_gradients(model, side, is_narrow):
 
 
 # Every third of PyTorch-BigGraph's pairs has each operator and each comparator.
-@pytest.mark.parametrize("name", [*SCORE_FUNCTIONS, *NAMES[::3]])
+@pytest.mark.parametrize("name", [*SCORE_FUNCTIONS, *BIGRAPH_NAMES[::3]])
 def test_scores_and_gradients_are_near_those_of_float32(name):
     for reciprocal in (True, False):
         if name in FORWARD_ONLY and not reciprocal:

@@ -100,9 +100,8 @@ def check_failures(folder: Path) -> None:
         dense.sum_gradients([])
     assert all(torch.equal(values, before[name]) for name, values in dense._updated.items())
 
-    full = mock.Mock()
-    full.write.side_effect = OSError(28, "No space left on device")
-    with mock.patch.object(dense_shards.tempfile, "TemporaryFile", return_value=full):
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(dense_shards.os, "posix_fallocate", side_effect=full):
         check_storage_error(dense, "No space left on device")
     dense._shards._folder = folder / "absent"
     check_storage_error(dense, "absent: No such file")

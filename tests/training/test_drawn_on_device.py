@@ -71,7 +71,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_shards_are_those_of_the_host(case, kept_shares, tmp_path, monkeypatch):
     """Without room for shares they are computed by autograd."""
-    monkeypatch.setattr(device_softmax, "MOST_COLUMNS", 7)
+    monkeypatch.setattr(reductions, "MOST_COLUMNS", 7)
     monkeypatch.setattr(device_softmax, "KEPT_SHARES", kept_shares)
     objective = assert_equal_runs(case, tmp_path)
     assert all(isinstance(candidates.shard, DeviceSoftmaxShard) for candidates in objective.candidates)

@@ -266,7 +266,7 @@ def test_what_is_not_finite_stays_so(kind: FullForm, poison: float) -> None:
 def test_few_queries_and_a_shard_without_rows(num_queries: int, num_rows: int) -> None:
     shard = ProductShard(FullObjective(SOFTMAX, NUM_ROWS, 0.1), torch.bfloat16)
     answers = Answers(np.zeros(num_queries + 1, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-    numbers, _ = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers)
+    numbers, _ = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers, NO_ANSWERS)
     assert numbers.shape == (3, num_queries)
     query_gradients, row_gradients = (torch.full((num, DIM), torch.nan) for num in (num_queries, num_rows))
     normalizers = np.full(num_queries, DIM, np.float64)

@@ -7,7 +7,7 @@ functions here give a gradient of 0 where float32 cannot tell two rows apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -74,8 +74,7 @@ class EuclideanDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
         # Sums of D float32 products lose some units in the last place; rounding a sum to bfloat16 loses half.
-        share = 8 if ctx.dtype == query.dtype else 0.5
-        noise = share * torch.finfo(ctx.dtype).eps
+        noise = (8 if ctx.dtype == query.dtype else 0.5) * torch.finfo(ctx.dtype).eps
         if _compiled(query):
             weights = torch.empty(distances.shape, dtype=ctx.dtype)
             query_sums, candidate_sums = torch.empty_like(query_squares), torch.empty_like(candidate_squares)
@@ -255,8 +254,7 @@ def _differences(query: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """Return real and imaginary parts of all differences, (b, n, D / 2) each."""
     half = query.shape[1] // 2
     real = query[:, None, :half] - candidates[None, :, :half]
-    imaginary = query[:, None, half:] - candidates[None, :, half:]
-    return real, imaginary
+    return real, query[:, None, half:] - candidates[None, :, half:]
 
 
 class GroupedProducts(torch.autograd.Function):
@@ -269,13 +267,12 @@ class GroupedProducts(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, matrices: Tensor, places: Tensor) -> Tensor:
         """Return row i times matrix ``places[i]``: (B, D), (U, D, E), (B,) int64 -> (B, E)."""
         order = places.argsort(stable=True)
-        ends = torch.bincount(places, minlength=len(matrices)).cumsum(0).tolist()
+        ctx.sizes = torch.bincount(places, minlength=len(matrices)).tolist()
         sorted_rows = rows[order]
         products = rows.new_empty(len(rows), matrices.shape[2])
-        for matrix, run in zip(matrices, _runs(ends)):
-            torch.mm(sorted_rows[run], matrix, out=products[run])
+        for matrix, part, out in zip(matrices, sorted_rows.split(ctx.sizes), products.split(ctx.sizes)):
+            torch.mm(part, matrix, out=out)
         ctx.save_for_backward(sorted_rows, matrices, order)
-        ctx.ends = ends
         return torch.empty_like(products).index_copy_(0, order, products)
 
     @staticmethod
@@ -286,18 +283,11 @@ class GroupedProducts(torch.autograd.Function):
         grad_rows = torch.empty_like(sorted_rows)
         # Of the same layout as the matrices, which may be transposed.
         grad_matrices = torch.empty_like(matrices)
-        for number, run in enumerate(_runs(ctx.ends)):
-            torch.mm(grad_products[run], matrices[number].T, out=grad_rows[run])
-            grad_matrices[number] = sorted_rows[run].T @ grad_products[run]
+        groups = zip(*(part.split(ctx.sizes) for part in (sorted_rows, grad_products, grad_rows)))
+        for number, (part, grads, out) in enumerate(groups):
+            torch.mm(grads, matrices[number].T, out=out)
+            grad_matrices[number] = part.T @ grads
         return torch.empty_like(grad_rows).index_copy_(0, order, grad_rows), grad_matrices, None
-
-
-def _runs(ends: list[int]) -> Iterator[slice]:
-    """Yield the runs that end there, each beginning where the one before ends."""
-    start = 0
-    for end in ends:
-        yield slice(start, end)
-        start = end
 
 
 class SummedModuli(torch.autograd.Function):
@@ -345,17 +335,18 @@ class ByBlocks(torch.autograd.Function):
     """A function of every pair of rows, called for each block, and once more with autograd for its gradients.
 
     It takes queries (b, Q) and candidates (n, D) and returns (b, n). ``blocks`` are the places of both, and
-    hold each pair once. Nothing is kept but the rows.
+    hold each pair once; None: blocks of few numbers. Nothing is kept but the rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, function: Callable[..., Tensor], blocks: Sequence[Block], query: Tensor, candidates: Tensor
+        ctx: Any, function: Callable[..., Tensor], blocks: Any, query: Tensor, candidates: Tensor
     ) -> Tensor:
-        ctx.function, ctx.blocks = function, blocks
+        ctx.function = function
+        ctx.blocks = blocks or list(_blocks(query, candidates, CALLED_BLOCK_NUMBERS))
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
-        for rows, columns in blocks:
+        for rows, columns in ctx.blocks:
             scores[rows, columns] = function(query[rows], candidates[columns])
         return scores
 
@@ -374,17 +365,12 @@ class ByBlocks(torch.autograd.Function):
         return None, None, query_gradients, candidate_gradients
 
 
-def small_blocks(query: Tensor, candidates: Tensor) -> list[Block]:
-    """Return blocks of which a function of pairs has few numbers at a time."""
-    return list(_blocks(query, candidates, CALLED_BLOCK_NUMBERS))
-
-
 def blocks_of_equal(keys: Tensor) -> list[Block]:
     """Return a block with all candidates for the queries of each key (B,)."""
     keys, places = keys.unique(return_inverse=True)
     order = places.argsort(stable=True)
-    ends = torch.bincount(places, minlength=len(keys)).cumsum(0).tolist()
-    return [(order[run], slice(None)) for run in _runs(ends)]
+    sizes = torch.bincount(places, minlength=len(keys)).tolist()
+    return [(part, slice(None)) for part in order.split(sizes)]
 
 
 class ScaledManhattan(torch.autograd.Function):

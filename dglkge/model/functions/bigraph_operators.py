@@ -66,9 +66,9 @@ class BigraphOperator:
         """Return b, (..., D); 0 for an operator that has none."""
         return row.new_zeros(*row.shape[:-1], dim)
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return bounds (...) of |A| and |b| in |A x + b| <= |A| |x| + |b|."""
-        return torch.ones_like(row[..., 0]), torch.zeros_like(row[..., 0])
+    def gain(self, row: Tensor, dim: int) -> Tensor:
+        """Return a bound (...) of |A| in |A x| <= |A| |x|."""
+        return torch.ones_like(row[..., 0])
 
 
 class TranslationOperator(BigraphOperator):
@@ -92,9 +92,6 @@ class TranslationOperator(BigraphOperator):
     def offset(self, row: Tensor, dim: int) -> Tensor:
         return row
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        return torch.ones_like(row[..., 0]), row.norm(dim=-1)
-
 
 class DiagonalOperator(BigraphOperator):
     """Element-wise product d x (Yang et al. 2015)."""
@@ -110,8 +107,8 @@ class DiagonalOperator(BigraphOperator):
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         return entity * row
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        return row.abs().amax(-1), torch.zeros_like(row[..., 0])
+    def gain(self, row: Tensor, dim: int) -> Tensor:
+        return row.abs().amax(-1)
 
 
 class LinearOperator(BigraphOperator):
@@ -133,9 +130,9 @@ class LinearOperator(BigraphOperator):
     def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
         return torch.einsum("...ji,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the Frobenius norm of W, which is at least its spectral norm, and 0."""
-        return row.norm(dim=-1), torch.zeros_like(row[..., 0])
+    def gain(self, row: Tensor, dim: int) -> Tensor:
+        """Return the Frobenius norm of W, which is at least its spectral norm."""
+        return row[..., : dim * dim].norm(dim=-1)
 
     @staticmethod
     def _matrix(row: Tensor, dim: int) -> Tensor:
@@ -160,9 +157,6 @@ class AffineOperator(LinearOperator):
     def offset(self, row: Tensor, dim: int) -> Tensor:
         return row[..., -dim:]
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        return row[..., :-dim].norm(dim=-1), self.offset(row, dim).norm(dim=-1)
-
 
 class ComplexDiagonalOperator(BigraphOperator):
     """Element-wise product of complex numbers (Trouillon et al. 2016); the row holds real, then imaginary."""
@@ -186,22 +180,12 @@ class ComplexDiagonalOperator(BigraphOperator):
         real, imaginary = row.chunk(2, dim=-1)
         return complex_product(entity, real, -imaginary)
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        moduli = torch.hypot(*row.chunk(2, dim=-1))
-        return moduli.amax(-1), torch.zeros_like(row[..., 0])
+    def gain(self, row: Tensor, dim: int) -> Tensor:
+        return torch.hypot(*row.chunk(2, dim=-1)).amax(-1)
 
 
-OPERATORS = {
-    operator.name: operator
-    for operator in (
-        BigraphOperator(),
-        TranslationOperator(),
-        DiagonalOperator(),
-        LinearOperator(),
-        AffineOperator(),
-        ComplexDiagonalOperator(),
-    )
-}
+_PRODUCTS = (DiagonalOperator, LinearOperator, AffineOperator, ComplexDiagonalOperator)
+OPERATORS = {kind.name: kind() for kind in (BigraphOperator, TranslationOperator, *_PRODUCTS)}
 """By PyTorch-BigGraph's name."""
 
 NUMBERS = {name: number for number, name in enumerate(OPERATORS)}
@@ -253,9 +237,8 @@ class OperatorByRelation(BigraphOperator):
     def offset(self, row: Tensor, dim: int) -> Tensor:
         return self._by_row(lambda g, r: g.offset(r, dim), row, dim)
 
-    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        both = self._by_row(lambda g, r: torch.stack(g.gains(r, dim), dim=-1), row, dim)
-        return both[..., 0], both[..., 1]
+    def gain(self, row: Tensor, dim: int) -> Tensor:
+        return self._by_row(lambda g, r: g.gain(r, dim).unsqueeze(-1), row, dim).squeeze(-1)
 
     @staticmethod
     def _by_row(compute: Callable[[BigraphOperator, Tensor], Tensor], row: Tensor, dim: int) -> Tensor:

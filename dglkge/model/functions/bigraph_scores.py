@@ -23,32 +23,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dglkge.model.functions import Tensor, autograd_functions, torch
-from dglkge.model.functions.bigraph_operators import (
-    MATRICES,
-    OPERATORS,
-    SEPARATOR,
-    BigraphOperator,
-    OperatorByRelation,
-)
-from dglkge.model.functions.comparators import (
-    FLOAT32_UNIT,
-    SAFETY,
-    Comparator,
-    Cosine,
-    Dot,
-    NegativeL2,
-    NegativeSquaredL2,
-)
+from dglkge.model.functions import Tensor, autograd_functions, bigraph_operators, comparators, torch
+from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR, BigraphOperator, OperatorByRelation
+from dglkge.model.functions.comparators import Comparator, Cosine, Dot, NegativeL2, NegativeSquaredL2
 from dglkge.model.score_functions import ScoreFunction
 from dglkge.typing import Side
 
-COMPARATORS: dict[str, type[Comparator]] = {
-    "dot": Dot,
-    "cos": Cosine,
-    "l2": NegativeL2,
-    "squared_l2": NegativeSquaredL2,
-}
+COMPARATORS: dict[str, Any] = {"dot": Dot, "cos": Cosine, "l2": NegativeL2, "squared_l2": NegativeSquaredL2}
 """By PyTorch-BigGraph's name."""
 
 BIAS = "_bias"
@@ -74,9 +55,8 @@ class Biased(Comparator):
         return self.unbiased.compare(query[:, 1:], candidates[:, 1:]) + query[:, :1] + candidates[:, 0]
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + (
-            query[..., 0] + candidates[..., 0]
-        )
+        biases = query[..., 0] + candidates[..., 0]
+        return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + biases
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the bound of the comparator at any score, and 4 u of what is added."""
@@ -86,7 +66,7 @@ class Biased(Comparator):
         # The greatest score of the comparator: a product or square, a length, or 1.
         is_square = isinstance(self.unbiased, (Dot, NegativeSquaredL2))
         greatest = lengths.square() if is_square else lengths + 1
-        return bound + SAFETY * 4 * FLOAT32_UNIT * (lengths + greatest)
+        return bound + 4 * comparators.SAFE_UNIT * (lengths + greatest)
 
 
 class BigraphScore(ScoreFunction):
@@ -117,7 +97,7 @@ class BigraphScore(ScoreFunction):
     def adjoint(self, relation: Tensor) -> Tensor:
         if type(self.acts) is BigraphOperator:
             return relation
-        raise NotImplementedError(f"{type(self).__name__} has no adjoint row; its static() form answers both")
+        return super().adjoint(relation)  # refuses: the static() form answers both sides
 
     def static(self) -> ScoreFunction:
         """Return the form whose operator acts on the tail, whatever side is asked for."""
@@ -143,14 +123,10 @@ class StaticScore(BigraphScore):
     FACTS = ("acts", "has_bias", "operators", "maps_widths", "complex_valued", "relation_init", "help")
 
     def __init__(self, pair: BigraphScore) -> None:
-        self.pair = pair
+        self.pair, self.settings = pair, pair.settings
         # Instances, as the facts of a pair are those of its class.
         for fact in self.FACTS:
             setattr(self, fact, getattr(pair, fact))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.pair.options
 
     def static(self) -> ScoreFunction:
         return self
@@ -182,9 +158,8 @@ class StaticProductPlus(StaticScore):
             vector = torch.cat([torch.ones_like(constant), vector[..., 1:]], dim=-1)
         if side is Side.TAIL:
             if self.acts.has_offset:
-                constant = constant + (vector * self.acts.offset(relation, entity.shape[-1])).sum(
-                    -1, keepdim=True
-                )
+                products = vector * self.acts.offset(relation, entity.shape[-1])
+                constant = constant + products.sum(-1, keepdim=True)
             vector = self.acts.transposed(vector, relation)
         return torch.cat([vector, constant.expand(*vector.shape[:-1], 1)], dim=-1)
 
@@ -198,8 +173,7 @@ class StaticProductPlus(StaticScore):
         """Return the bound of the product and 4 u of both terms."""
         rows, constants = query[:, :-1], query[:, -1]
         bound = Dot.rounding_bound(self, rows, max_candidate_norm, true_scores)  # type: ignore[arg-type]
-        terms = constants.abs() + rows.norm(dim=1) * max_candidate_norm
-        return bound + SAFETY * 4 * FLOAT32_UNIT * terms
+        return bound + 4 * comparators.SAFE_UNIT * (constants.abs() + rows.norm(dim=1) * max_candidate_norm)
 
 
 class StaticDistance(StaticScore):
@@ -208,9 +182,9 @@ class StaticDistance(StaticScore):
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         if side is Side.HEAD:
             return entity + relation
-        if not self.has_bias:
-            return entity - relation
         moved = entity - relation
+        if not self.has_bias:
+            return moved
         return torch.cat([entity[..., :1] + relation[..., :1], moved[..., 1:]], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
@@ -299,31 +273,27 @@ class StaticPairs(StaticScore):
         dim = query.shape[1] - 1
         dim = next(width for width in range(1, dim + 1) if width + self.relation_dim(width) == dim)
         entity, relation = query[:, :dim], query[:, dim:-1]
-        gain, offset = self.acts.gains(relation, dim)
-        longest = gain * max_candidate_norm + offset
+        offset = self.acts.offset(relation, dim).norm(dim=-1)
+        longest = self.acts.gain(relation, dim) * max_candidate_norm + offset
         longest = torch.where(query[:, -1] == NO_RELATION, max_candidate_norm, longest)
         wide: Any = 1.75 * (entity.norm(dim=1) + longest)
         return self.pair.rounding_bound(entity, wide, true_scores)
 
 
+@functools.cache
 def bigraph_score(name: str) -> type[BigraphScore] | None:
     """Return the score function of a pair by name; None where it is no name of a pair.
 
     ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and ``+``
     between them.
     """
-    return _CLASSES.get(name) or _class_of_several(name)
-
-
-@functools.cache
-def _class_of_several(name: str) -> type[BigraphScore] | None:
-    """Make the class of several operators and a comparator; None where it is no such name."""
     for comparator in COMPARATORS:
         for bias in ("", BIAS):
             operators = name.removesuffix(f"_{comparator}{bias}").split(SEPARATOR)
             is_named = name.endswith(f"_{comparator}{bias}") and set(operators) <= set(OPERATORS)
-            if is_named and len(operators) == len(set(operators)) > 1:
-                return _class_of(OperatorByRelation(operators), comparator, bool(bias))
+            if is_named and len(operators) == len(set(operators)) and name not in NAMED:
+                acts = OPERATORS[operators[0]] if len(operators) == 1 else OperatorByRelation(operators)
+                return _class_of(acts, comparator, bool(bias))
     return None
 
 
@@ -341,7 +311,7 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         "has_bias": bias,
         "has_parameters": type(acts) is not BigraphOperator,
         "operators": tuple(acts.name.split(SEPARATOR)) if isinstance(acts, OperatorByRelation) else (),
-        "maps_widths": set(acts.name.split(SEPARATOR)) <= MATRICES,
+        "maps_widths": set(acts.name.split(SEPARATOR)) <= bigraph_operators.MATRICES,
     }
     bases: tuple[type, ...] = (compares, BigraphScore)
     if bias:
@@ -350,17 +320,4 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         facts["matmul_operations"], facts["memory_passes"] = compares.matmul_operations, 0
         facts["help"] += ", the first number of a row being a bias"
     words = [acts.name.replace(SEPARATOR, "_"), comparator, *(["bias"] if bias else [])]
-    title = "".join(word.capitalize() for part in words for word in part.split("_"))
-    return type(title, bases, facts)
-
-
-_CLASSES = {
-    name: _class_of(acts, comparator, bias)
-    for acts in OPERATORS.values()
-    for comparator in COMPARATORS
-    for bias in (False, True)
-    if (name := f"{acts.name}_{comparator}" + (BIAS if bias else "")) not in NAMED
-}
-
-NAMES = tuple(_CLASSES)
-"""All pairs that have no name of their own."""
+    return type("".join(word.capitalize() for word in "_".join(words).split("_")), bases, facts)

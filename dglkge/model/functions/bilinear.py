@@ -13,27 +13,14 @@ DE-SimplE the entities' rows depend on the time.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import LinearOperator
-from dglkge.model.functions.comparators import (
-    FLOAT32_UNIT,
-    SAFETY,
-    TINY_PER_DIM,
-    Dot,
-    complex_product,
-    unless_overflow,
-)
+from dglkge.model.functions.comparators import SAFE_UNIT, TINY_PER_DIM, Dot, complex_product, unless_overflow
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings, product_by_adjoint
-from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    from dglkge.model import dense_modules
-else:
-    dense_modules = deferred("dglkge.model.dense_modules")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""
@@ -114,8 +101,7 @@ class QuatE(Dot, ScoreFunction):
         parts = drawn.double().unflatten(-1, (4, -1))
         norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
         # A quaternion of four numbers 0 stays 0.
-        unit = parts / norms.clamp_min(torch.finfo(torch.float64).tiny)
-        return unit.flatten(1).float()
+        return (parts / norms.clamp_min(torch.finfo(torch.float64).tiny)).flatten(1).float()
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         return _hamilton_product(entity, _unit_quaternions(relation))
@@ -181,38 +167,28 @@ class Keci(Dot, ScoreFunction):
         q: int = setting(1, "basis vectors of the Clifford algebra with square -1", ge=0)
 
     @property
-    def p(self) -> int:
-        """Basis vectors with square 1."""
-        return int(self.settings.p)
-
-    @property
-    def q(self) -> int:
-        """Basis vectors with square -1."""
-        return int(self.settings.q)
-
-    @property
     def dim_multiple(self) -> tuple[int, str]:
-        return 1 + self.p + self.q, "1 + p + q"
+        return 1 + self.settings.p + self.settings.q, "1 + p + q"
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the relation, without the parts of two vectors."""
         scalar, vectors = self._parts(entity)
         relation_scalar, relation_vectors = self._parts(relation)
         # The scalar of the product: products of equal basis vectors, with the sign of their square.
-        positive, negative = (vectors * relation_vectors).split([self.p, self.q], dim=-2)
+        positive, negative = (vectors * relation_vectors).split([self.settings.p, self.settings.q], dim=-2)
         product = scalar * relation_scalar + positive.sum(-2) - negative.sum(-2)
         mixed = scalar.unsqueeze(-2) * relation_vectors + relation_scalar.unsqueeze(-2) * vectors
         return torch.cat([product, mixed.flatten(-2)], dim=-1)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        kept = relation.shape[-1] * (1 + self.p) // (1 + self.p + self.q)
+        kept = relation.shape[-1] * (1 + self.settings.p) // self.dim_multiple[0]
         return torch.cat([relation[..., :kept], -relation[..., kept:]], dim=-1)
 
     relation_product = product_by_adjoint
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scalars (..., m) and the parts of the basis vectors (..., p + q, m) of rows."""
-        parts = rows.unflatten(-1, (1 + self.p + self.q, -1))
+        parts = rows.unflatten(-1, (self.dim_multiple[0], -1))
         return parts[..., 0, :], parts[..., 1:, :]
 
 
@@ -225,9 +201,7 @@ class TimeSettings(ScoreSettings):
 class RowSettings(TimeSettings):
     """Settings of score functions whose times have rows."""
 
-    smoothness: float = setting(
-        0.0, "factor on the differences of the rows of consecutive times (Lacroix et al. 2020)", ge=0
-    )
+    smoothness: float = setting(0.0, "factor on differences of consecutive times (Lacroix et al. 2020)", ge=0)
     smoothness_power: float = setting(3.0, "power of the complex moduli of these differences", ge=1, le=5)
 
 
@@ -254,8 +228,9 @@ class TemporalScore(Dot, TimedScore):
     Settings = RowSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        settings = self.settings
-        return dense_modules.TimeRows(seed, settings.num_times, dim, settings.smoothness_power)
+        from dglkge.model.dense_modules import TimeRows  # here: it imports torch
+
+        return TimeRows(seed, self.settings.num_times, dim, self.settings.smoothness_power)
 
     def module_numbers(self, dim: int) -> int:
         return int(self.settings.num_times) * dim
@@ -275,12 +250,9 @@ class TemporalScore(Dot, TimedScore):
         real, imaginary = self.composed(relation).chunk(2, dim=-1)
         return complex_product(entity, real, imaginary if side is Side.TAIL else -imaginary)
 
+    # No adjoint: conj(q) is of no relation's row, as the time's is not conjugated.
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         return self.query(entity, relation, Side.TAIL)
-
-    def adjoint(self, relation: Tensor) -> Tensor:
-        """Refuse: conj(q) is of no relation's row, as the time's is not conjugated; see :meth:`query`."""
-        raise NotImplementedError(f"{type(self).__name__} has no adjoint row: queries are asked for by side")
 
 
 @SCORE_FUNCTIONS.register("tcomplex")
@@ -341,9 +313,7 @@ def _adjoint_product(left: Tensor, right: Tensor) -> Tensor:
 class DiachronicSettings(TimeSettings):
     """Settings of DE-SimplE."""
 
-    temporal_share: float = setting(
-        0.64, "share of the numbers of an entity at a time that change with it", gt=0, le=1
-    )
+    temporal_share: float = setting(0.64, "share of an entity's numbers that change with time", gt=0, le=1)
 
 
 @SCORE_FUNCTIONS.register("de_simple")
@@ -409,8 +379,7 @@ class DESimplE(TimedScore):
         return autograd_functions.ByBlocks.apply(self._at_one_time, blocks, query, candidates)
 
     def _at_one_time(self, query: Tensor, candidates: Tensor) -> Tensor:
-        moved = self.at_time(candidates, query[0, -1:].detach())
-        return autograd_functions.product(query[:, :-1], moved)
+        return autograd_functions.product(query[:, :-1], self.at_time(candidates, query[0, -1:].detach()))
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
@@ -424,6 +393,6 @@ class DESimplE(TimedScore):
         lengths, times = query[:, :-1].norm(dim=1), query[:, -1]
         dim = query.shape[1]
         swings = 3 * (times + 1) * max_candidate_norm
-        bound = SAFETY * FLOAT32_UNIT * lengths * max_candidate_norm * (dim + 8 + swings)
+        bound = SAFE_UNIT * lengths * max_candidate_norm * (dim + 8 + swings)
         magnitude = torch.maximum(lengths * max_candidate_norm, swings)
         return unless_overflow(bound + dim * TINY_PER_DIM, magnitude)

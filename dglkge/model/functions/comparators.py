@@ -19,6 +19,7 @@ FLOAT32_SAFE_MAX = 1e37
 """Limit of products and squares: above it float32 may overflow (at 3.4e38), and no bound holds."""
 SAFETY = 1.05
 """Factor for the second-order terms that the bounds omit (D u is below 0.01 for D up to 160,000)."""
+SAFE_UNIT = SAFETY * FLOAT32_UNIT
 TINY_PER_DIM = 1e-37
 """Error of underflow per product of two float32 numbers (2^-126, even if flushed to 0)."""
 TINY_MODULUS_PER_DIM = 1e-18
@@ -130,11 +131,16 @@ class Comparator(ABC):
         """
 
 
-class Dot(Comparator):
-    """Inner product, q.c (PyTorch-BigGraph's comparator ``dot``)."""
+class ByMatmul(Comparator):
+    """Comparator whose scores come from one matmul."""
 
     matmul_operations = 2
     memory_passes = 0
+
+
+class Dot(ByMatmul):
+    """Inner product, q.c (PyTorch-BigGraph's comparator ``dot``)."""
+
     metric = INNER_PRODUCT
     is_product = True
 
@@ -149,15 +155,12 @@ class Dot(Comparator):
         dim = query.shape[1]
         products = query.norm(dim=1) * max_candidate_norm
         # Cauchy-Schwarz: sum_k |q_k c_k| <= |q| |c|, so one norm of all candidates serves every score.
-        bound = SAFETY * (dim + 2) * FLOAT32_UNIT * products + dim * TINY_PER_DIM
+        bound = SAFE_UNIT * (dim + 2) * products + dim * TINY_PER_DIM
         return unless_overflow(bound, products)
 
 
-class NegativeL2(Comparator):
+class NegativeL2(ByMatmul):
     """Minus the Euclidean distance, -|q - c| (PyTorch-BigGraph's comparator ``l2``)."""
-
-    matmul_operations = 2
-    memory_passes = 0
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by one matrix product; distances below float32's resolution are noise."""
@@ -183,11 +186,8 @@ class NegativeL2(Comparator):
         return unless_overflow(bound, squares)
 
 
-class NegativeSquaredL2(Comparator):
+class NegativeSquaredL2(ByMatmul):
     """Minus the squared Euclidean distance, -|q - c|^2 (PyTorch-BigGraph's comparator ``squared_l2``)."""
-
-    matmul_operations = 2
-    memory_passes = 0
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         products = autograd_functions.product(query, candidates)
@@ -202,11 +202,9 @@ class NegativeSquaredL2(Comparator):
         return unless_overflow(_square_error(squares, query.shape[1]), squares)
 
 
-class Cosine(Comparator):
+class Cosine(ByMatmul):
     """Cosine, q.c / (|q| |c|) (PyTorch-BigGraph's comparator ``cos``); 0 where a row is 0, there NaN."""
 
-    matmul_operations = 2
-    memory_passes = 0
     metric = COSINE
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
@@ -224,7 +222,7 @@ class Cosine(Comparator):
         """
         dim = query.shape[1]
         norms = query.norm(dim=1)
-        bound = torch.full_like(norms, SAFETY * (2 * dim + 40) * FLOAT32_UNIT)
+        bound = torch.full_like(norms, SAFE_UNIT * (2 * dim + 40))
         bound = torch.where((norms < SHORTEST_UNIT_ROW) & (norms > 0), 2 * SAFETY, bound)
         return unless_overflow(bound, norms * max_candidate_norm)
 
@@ -245,7 +243,7 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 def _square_error(squares: Tensor, dim: int) -> Tensor:
     """Return E = (D + 8) u (|q| + max|c|)^2, the error of |q|^2 + |c|^2 - 2 q.c, from those squares."""
-    return SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
+    return SAFE_UNIT * (dim + 8) * squares + dim * TINY_PER_DIM
 
 
 class _SummedTerms(Comparator):
@@ -259,8 +257,7 @@ class _SummedTerms(Comparator):
         For moduli it is D / 2 for the sum, 5 for a modulus, the rest to spare.
         """
         dim = query.shape[1]
-        rounding_of_query = 2 * FLOAT32_UNIT * query.abs().sum(1)
-        bound = SAFETY * ((dim + 8) * FLOAT32_UNIT * -true_scores + rounding_of_query)
+        bound = SAFE_UNIT * ((dim + 8) * -true_scores + 2 * query.abs().sum(1))
         magnitude = (query.norm(dim=1) + max_candidate_norm).square() * dim
         return unless_overflow(bound + dim * TINY_MODULUS_PER_DIM, magnitude)
 

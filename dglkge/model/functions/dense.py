@@ -38,9 +38,6 @@ class DenseScore(Dot, ScoreFunction):
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         return self.run_module(entity, relation)
 
-    def adjoint(self, relation: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no adjoint row: it needs reciprocal relations")
-
 
 @SCORE_FUNCTIONS.register("tucker")
 class TuckER(Dot, ScoreFunction):
@@ -110,17 +107,13 @@ class TuckER(Dot, ScoreFunction):
 
         return self.run_precisely(compute, entity, relations)
 
+    # No adjoint: M(r)^T is the matrix of no other row.
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         return self.query(entity, relation, Side.TAIL)
 
-    def adjoint(self, relation: Tensor) -> Tensor:
-        """Refuse: M(r)^T is the matrix of no other row; :meth:`query` knows both sides."""
-        raise NotImplementedError("TuckER has no adjoint row; its query() answers both sides")
-
     def relation_product(self, anchor: Tensor, answer: Tensor) -> Tensor:
         def compute(anchor: Tensor, answer: Tensor) -> Tensor:
-            pairs = anchor.unsqueeze(-1) * answer.unsqueeze(-2)
-            return pairs.flatten(-2) @ self._core(anchor).T
+            return (anchor.unsqueeze(-1) * answer.unsqueeze(-2)).flatten(-2) @ self._core(anchor).T
 
         return self.run_precisely(compute, anchor, answer)
 

@@ -11,15 +11,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from dglkge.model.functions import Tensor, autograd_functions, torch
-from dglkge.model.functions.comparators import (
-    FLOAT32_UNIT,
-    SAFETY,
-    TINY_MODULUS_PER_DIM,
-    Comparator,
-    unit_rows,
-    unless_overflow,
-)
+from dglkge.model.functions import Tensor, autograd_functions, comparators, torch
+from dglkge.model.functions.comparators import SAFE_UNIT, Comparator, unit_rows, unless_overflow
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
 
 
@@ -54,7 +47,7 @@ class ScaledL1(Comparator):
         dim = offset.shape[1]
         lengths = scale.norm(dim=1)
         rounded = 2 * offset.abs().sum(1) + (dim + 14) * lengths
-        bound = SAFETY * FLOAT32_UNIT * ((dim + 8) * -true_scores + rounded) + dim * TINY_MODULUS_PER_DIM
+        bound = SAFE_UNIT * ((dim + 8) * -true_scores + rounded) + dim * comparators.TINY_MODULUS_PER_DIM
         # The candidates' norm counts: beyond float32's range a row has no direction.
         magnitude = (offset.norm(dim=1) + lengths).square() * dim + max_candidate_norm**2
         return unless_overflow(bound, magnitude)
@@ -77,9 +70,7 @@ class ProjectedDistance(Comparator):
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair, in blocks: one matmul projects candidates by the matrices of several queries."""
-        return -autograd_functions.ByBlocks.apply(
-            self._distances, autograd_functions.small_blocks(query, candidates), query, candidates
-        )
+        return -autograd_functions.ByBlocks.apply(self._distances, None, query, candidates)
 
     def _distances(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Return the distances (b, n) of a block."""
@@ -106,10 +97,10 @@ class ProjectedDistance(Comparator):
         point, matrix = query[:, :dim].norm(dim=1), query[:, dim:].norm(dim=1)
         error = 2 * point + (dim + 4) * max_candidate_norm * matrix
         factor = math.sqrt(dim) if self.norm == 1 else 1.0
-        bound = SAFETY * FLOAT32_UNIT * (factor * error + (dim + 8) * -true_scores)
+        bound = SAFE_UNIT * (factor * error + (dim + 8) * -true_scores)
         # Only the Euclidean norm squares.
         magnitude = (point + max_candidate_norm * matrix).pow(self.norm) * dim
-        return unless_overflow(bound + dim * TINY_MODULUS_PER_DIM, magnitude)
+        return unless_overflow(bound + dim * comparators.TINY_MODULUS_PER_DIM, magnitude)
 
 
 @SCORE_FUNCTIONS.register("pairre")

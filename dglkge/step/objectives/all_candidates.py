@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -102,16 +102,13 @@ def only_answers(first: int, stop: int, num_times: int = 1) -> Callable[[Ids], A
     def answers_of(keys: Ids) -> Answers:
         keys = keys // num_times
         is_here = (keys >= first) & (keys < stop)
-        starts = np.zeros(len(keys) + 1, np.int64)
-        np.cumsum(is_here, out=starts[1:])
-        places = keys[is_here] - first
+        starts, places = np.append(0, np.cumsum(is_here)), keys[is_here] - first
         return Answers(starts, places, np.ones(len(places), np.float32))
 
     return answers_of
 
 
-@dataclass(frozen=True)
-class _Scored:
+class _Scored(NamedTuple):
     """A block of queries with the candidates and answers of this trainer's shard."""
 
     number: int
@@ -121,8 +118,7 @@ class _Scored:
     answers: Answers
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Queries (q, D) of one group, with keys (q,) and factors (q,), and the table of their candidates."""
 
     table: str
@@ -149,8 +145,7 @@ class QueryMaker(Protocol):
         """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
 
 
-@dataclass(frozen=True)
-class QueryOptions:
+class QueryOptions(NamedTuple):
     """What queries are made of.
 
     ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the
@@ -178,20 +173,18 @@ class ModelQueries(QueryMaker):
         self._made = torch.compile(self._make, dynamic=True) if options.is_compiled else self._make
 
     def _make(
-        self,
-        side: Side,
-        anchors: Tensor,
-        relations: Tensor,
-        answers: Tensor | None,
-        ids: Tensor | None,
-        places: Tensor | None,
+        self, side: Side, anchors: Tensor, relations: Tensor, *more: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return queries (n, D), and their penalties (n,) if there is a regularizer."""
+        """Return queries (n, D), and their penalties (n,) if there is a regularizer.
+
+        Besides: the rows of the answers, the ids of the relations, and their places if they are shared.
+        """
+        answers, ids, places = more
         query = self._model.query(anchors, relations, side, ids, places)
         if self._regularizer is None:
             return query, None
-        rows_of_query = (anchors, relations, answers, side, query, places)
-        return query, self._regularizer.penalties(self._model, *rows_of_query)
+        rows = (anchors, relations, answers)
+        return query, self._regularizer.penalties(self._model, *rows, side, query, places)
 
 
 @dataclass
@@ -243,21 +236,17 @@ class CandidateLoss(Objective):
         """Write the gradients of a batch's rows."""
         self.clock.enter("score")
         pieces, take_back = self.maker.make(plan, rows)
-        order = [[place for place, piece in enumerate(pieces) if piece.table == name] for name in self.blocks]
-        blocks = [
-            _block([pieces[place] for place in places], dim)
-            for places, dim in zip(order, self.blocks.values())
-        ]
+        of_table = {name: [piece for piece in pieces if piece.table == name] for name in self.blocks}
+        blocks = [_block(of_table[name], dim) for name, dim in self.blocks.items()]
         loss, gradients, row_gradients = self._run(blocks)
         self.clock.enter("backward")
         # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
         # pieces.
-        piece_gradients = [torch.empty(0)] * len(pieces)
-        for places, block_gradients in zip(order, gradients):
-            parts = block_gradients.split([len(pieces[place].keys) for place in places])
-            for place, part in zip(places, parts):
-                piece_gradients[place] = part
-        loss += take_back(piece_gradients)
+        parts = {
+            name: iter(gradient.split([len(piece.keys) for piece in of_table[name]]))
+            for name, gradient in zip(of_table, gradients)
+        }
+        loss += take_back([next(parts[piece.table]) for piece in pieces])
         return Gradients(loss * plan.divisor, row_gradients)
 
     def _run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
@@ -292,9 +281,8 @@ class CandidateLoss(Objective):
             self._memory(block.queries.device).take(f"query gradients~{number}", *block.queries.shape)
             for number, block in enumerate(gathered)
         ]
-        loss, gradients = self._differentiate(scored, totals, parts)
+        loss, row_gradients = self._differentiate(scored, totals, parts)
         self.clock.enter("exchange")
-        row_gradients = [RowGradients(name, self._owned[name], rows) for name, rows in gradients.items()]
         return loss, self.exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
@@ -326,15 +314,15 @@ class CandidateLoss(Objective):
 
     def _differentiate(
         self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[Tensor]
-    ) -> tuple[float, dict[str, Tensor]]:
-        """Write this shard's part of the queries' gradients; returns the loss and gradients by table."""
-        gradients: dict[str, Tensor] = {}
-        loss = 0.0
+    ) -> tuple[float, list[RowGradients]]:
+        """Write this shard's part of the queries' gradients; returns the loss and the gradients of rows."""
+        gradients, loss = [], 0.0
         for block, total in zip(scored, totals):
             candidates, factors = block.candidates, block.block.factors
             table, size = candidates.table, (candidates.stop - candidates.first, candidates.table.dim)
-            gradients[table.name] = self._memory(candidates.device).take(f"dense~{table.name}", *size)
-            row_gradients = candidates.each(gradients[table.name])
+            rows = self._memory(candidates.device).take(f"dense~{table.name}", *size)
+            gradients.append(RowGradients(table.name, self._owned[table.name], rows))
+            row_gradients = candidates.each(rows)
             candidates.shard.differentiate(total, factors, parts[block.number], row_gradients)
             loss += self._penalize(block.rows, block.answers, factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:
@@ -362,9 +350,7 @@ class CandidateLoss(Objective):
 
     def _memory(self, device: torch.device) -> Scratch:
         """Return memory on a device."""
-        if device not in self._scratch_of:
-            self._scratch_of[device] = Scratch(device)
-        return self._scratch_of[device]
+        return self._scratch_of.setdefault(device, Scratch(device))
 
 
 def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:

@@ -14,27 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.model.full_losses import GREATEST, NO_ANSWERS, TARGET, TOTAL, AnswerScores, Totals
+from dglkge.model.full_losses import GREATEST, TARGET, TOTAL, AnswerScores, Totals
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.model.regularizers import Regularizer
 from dglkge.planning.memory import KEPT_SHARES
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch
+from dglkge.step import reductions
 from dglkge.step.contracts import Computation, Gradients, Objective, Rows
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, ShardNumbers
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
-from dglkge.step.reductions import (
-    MOST_COLUMNS,
-    ChunkedScores,
-    differentiate_chunks,
-    share_scores,
-    sum_by_place,
-)
+from dglkge.step.reductions import ChunkedScores, differentiate_chunks, share_scores, sum_by_place
 from dglkge.typing import RELATION, Floats, Side
 
 NO_IDS = np.empty(0, np.int64)
@@ -52,8 +48,7 @@ class AllEntities:
         return self._node_ids
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Queries (B,) of one kind, ``chunk_size`` in a chunk, and the candidates (C * N,) of their chunks.
 
     ``ids`` (C, N) are numbers of the candidates, int32, ``answers`` (B,) those of the answers; ``factors``
@@ -76,6 +71,10 @@ class ChunkedGroup(PlannedGroup):
     tails: Places
     is_loop: Tensor
     comparisons: list[Comparison]
+
+
+Scored = tuple[Tensor, Tensor, Tensor | None]
+"""Queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,) of a comparison."""
 
 
 @dataclass
@@ -118,10 +117,8 @@ class DeviceSoftmax(Objective):
 
         heads, tails = ask(batch.heads), ask(batch.tails)
         # Sides with the same sampler share their negatives.
-        drawn = {
-            sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
-            for sampler in dict.fromkeys(self.samplers.values())
-        }
+        distinct = dict.fromkeys(self.samplers.values())
+        drawn = {sampler: sampler.sample(batch.epoch, batch.index, num_chunks) for sampler in distinct}
         places = {sampler: ask(chunk_ids.view(-1)) for sampler, chunk_ids in drawn.items()}
         divisor = 1 if self.sums_batch else len(batch)
         factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
@@ -163,11 +160,9 @@ class DeviceSoftmax(Objective):
         loss = torch.zeros((), device=heads.device)
         outputs, outer = [], []
         for comparison, (query, pairs, penalty) in zip(group.comparisons, scored):
-            losses, query_gradients, pair_gradients = self._compare(
-                comparison, query.detach(), pairs.detach(), rows
-            )
+            losses, *gradients = self._compare(comparison, query.detach(), pairs.detach(), rows)
             outputs += [query, pairs]
-            outer += [query_gradients, pair_gradients]
+            outer += gradients
             if penalty is not None:
                 losses += penalty.detach()
                 outputs.append(penalty)
@@ -181,10 +176,8 @@ class DeviceSoftmax(Objective):
 
         return finish
 
-    def _score(
-        self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor
-    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return for each comparison queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
+    def _score(self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor) -> list[Scored]:
+        """Score the queries of each comparison.
 
         The pairs are those with the true answers, and with the own entities. A function of tensors, which
         ``torch.compile`` fuses.
@@ -228,17 +221,14 @@ class DeviceSoftmax(Objective):
             pair_gradients[:, run] = (scores - totals).exp() * factors
             return (logs - totals).exp() * factors
 
-        facts = comparison.answers, comparison.ids, comparison.chunk_size
-        chunks = ChunkedScores(query, candidates, *facts)
-        query_gradients = differentiate_chunks(
-            chunks, self.computation.matmul_dtype, weigh, candidate_gradients
-        )
+        chunks = ChunkedScores(query, candidates, comparison.answers, comparison.ids, comparison.chunk_size)
+        dtype = self.computation.matmul_dtype
+        query_gradients = differentiate_chunks(chunks, dtype, weigh, candidate_gradients)
         pair_gradients[0] -= comparison.factors
         return losses, query_gradients, pair_gradients
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Consecutive rows (w, D) of a shard in the type of the products, with the shares (Q, w) of their scores
     in the sum of powers of the panel, and the logarithm of each query's sum (Q,). Rows of 0 with shares of 0
     follow those of ``run``.
@@ -258,9 +248,7 @@ class DeviceSoftmaxShard(AutogradShard):
     """
 
     @torch.no_grad()
-    def score(
-        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
-    ) -> ShardNumbers:
+    def score(self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores) -> ShardNumbers:
         self._panels: list[Panel] = []
         if not 0 < len(queries) * len(rows) <= KEPT_SHARES:
             return super().score(queries, rows, answers, scores)
@@ -272,8 +260,8 @@ class DeviceSoftmaxShard(AutogradShard):
         true = (queries[query_of] * rows[places]).sum(1)
         self._answer_tensors = places, query_of, labels, true
         operand = queries.to(self._dtype)
-        for start in range(0, len(rows), MOST_COLUMNS):
-            run = slice(start, min(start + MOST_COLUMNS, len(rows)))
+        for start in range(0, len(rows), reductions.MOST_COLUMNS):
+            run = slice(start, min(start + reductions.MOST_COLUMNS, len(rows)))
             width = run.stop - run.start
             # Products of a width that is no multiple of 8 take four times as long.
             candidates = rows.new_zeros(-(-width // 8) * 8, rows.shape[1], dtype=self._dtype)
@@ -296,13 +284,10 @@ class DeviceSoftmaxShard(AutogradShard):
         """Return the numbers (3, Q) of this shard."""
         _, query_of, labels, true = self._answer_tensors
         queries, num = self._queries, len(self._queries)
-        logs = (
-            torch.stack([panel.logs for panel in self._panels]) if self._panels else queries.new_empty(0, num)
-        )
+        logs = torch.stack([panel.logs for panel in self._panels])
         numbers = queries.new_full((3, num), IGNORED_SCORE)
         greatest = numbers[GREATEST].scatter_reduce_(0, query_of, true, "amax")
-        if len(logs):
-            torch.maximum(greatest, logs.amax(0), out=greatest)
+        torch.maximum(greatest, logs.amax(0), out=greatest)
         both = torch.stack([(true - greatest[query_of]).exp(), labels * true], 1)
         powers, targets = sum_by_place(both, query_of, num).T
         numbers[TOTAL] = (logs - greatest).exp().sum(0) + powers
@@ -312,17 +297,14 @@ class DeviceSoftmaxShard(AutogradShard):
             numbers[TARGET] += self.objective.background * (queries @ self._sum_of_rows)
         return numbers
 
+    @torch.no_grad()
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
-        through = self._differentiate if self._panels else super().differentiate
-        through(totals, factors, query_gradients, row_gradients)
-
-    @torch.no_grad()
-    def _differentiate(
-        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
-    ) -> None:
-        """Write the gradients from shares that are kept."""
+        if not self._panels:
+            with torch.enable_grad():
+                super().differentiate(totals, factors, query_gradients, row_gradients)
+            return
         places, query_of, labels, true = self._answer_tensors
         queries, weights = self._queries, self._there(torch.from_numpy(factors))
         normalizers = self._there(torch.from_numpy(totals.normalizers.astype(np.float32)))

@@ -29,8 +29,6 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
     """Return the weights with which compiled loops compute a model's regularizer; None if they do not."""
     if regularizer is None or not regularizer.compiled:
         return None
-    if regularizer.complex_valued != model.score_function.complex_valued:
-        return None
     return regularizer.loop_weights
 
 
@@ -46,13 +44,11 @@ class QueryRuns:
     @functools.cached_property
     def places(self) -> tuple[Ids, Ids]:
         """The row of the tail query and that of the head query of each edge, (B,) of all groups."""
-        ends = np.cumsum([len(group) for group in self.groups])
-        edges, tails, heads = np.arange(ends[-1]), [], []
-        for edge, runs in zip([0, *ends.tolist()], self.runs):
-            tails.append(runs[Side.TAIL].start - edge)
-            heads.append(runs[Side.HEAD].start - edge)
-        sizes = np.diff(ends, prepend=0)
-        return edges + np.repeat(tails, sizes), edges + np.repeat(heads, sizes)
+        tails, heads = (
+            np.concatenate([np.arange(runs[side].start, runs[side].stop) for runs in self.runs])
+            for side in (Side.TAIL, Side.HEAD)
+        )
+        return tails, heads
 
     def edges(self) -> Iterator[slice]:
         """Yield the place of each group's edges among those of all."""
@@ -86,9 +82,8 @@ class EdgePenalty:
 
     def __post_init__(self) -> None:
         self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
-        self._weights = weights = (
-            loop_weights(self.model, self.regularizer) if len(self.sides) == len(Side) else None
-        )
+        has_both = len(self.sides) == len(Side)
+        self._weights = weights = loop_weights(self.model, self.regularizer) if has_both else None
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class DotSoftmax(SampledLoss):
         model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
         self._queries: Callable[[QueryRuns, Rows], CompiledQueries | DifferentiatedQueries]
         if model.score_function.compiled:
-            penalty = EdgePenalty(model, self.regularizer, self.planner.sides)
+            penalty = EdgePenalty(model, self.regularizer, self.planner.samplers)
             self._queries = functools.partial(CompiledQueries, model, penalty)
         else:
             self._queries = functools.partial(DifferentiatedQueries, model, self.regularizer)
@@ -94,7 +94,7 @@ class DotSoftmax(SampledLoss):
                 runs[piece.group][piece.side] = piece.run
         # A side that is not trained has no negatives: its queries lie behind those that have.
         num = trained = blocks[-1].room.stop
-        for side in (side for side in Side if side not in self.planner.sides):
+        for side in (side for side in Side if side not in self.planner.samplers):
             for group, group_runs in zip(groups, runs):
                 group_runs[side] = slice(num, num + len(group))
                 num += len(group)
@@ -103,9 +103,7 @@ class DotSoftmax(SampledLoss):
         queries = self._scratch.take("queries", num, self.model.dim, self._dtype)
         query_runs = QueryRuns(groups, runs)
         tails, heads = query_runs.places
-        each_factor = np.full(len(tails), 1 / divisor, np.float32)
-        if groups[0].weights is not None:
-            each_factor *= np.concatenate([group.weights for group in groups])
+        each_factor = np.concatenate([group.factors(divisor) for group in groups])
         factors[tails] = factors[heads] = each_factor
         labels.fill(1)
         if groups[0].labels is not None:
@@ -123,9 +121,8 @@ class DotSoftmax(SampledLoss):
         for block in blocks:
             # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
             queries[block.run.stop : block.room.stop] = 0
-            arrays = (queries[block.room], query_gradients[block.room])
-            in_block = (numbers[:, block.run], true_ids[block.run])
-            loss += self._against(block, groups, *arrays, *in_block, batch_rows, measures)
+            arrays = (queries[block.room], query_gradients[block.room], numbers[:, block.run])
+            loss += self._against(block, groups, batch_rows, measures, *arrays, true_ids[block.run])
         penalty = chunk_queries.differentiate(query_gradients, missing, own_shares, each_factor)
         measures.add_penalty(penalty * divisor)
         return loss + penalty
@@ -148,31 +145,22 @@ class DotSoftmax(SampledLoss):
                 own_scores[runs[side]][known.is_own_known] = IGNORED_SCORE
 
     def _against(
-        self,
-        block: Block,
-        groups: Sequence[Group],
-        queries: torch.Tensor,
-        query_gradients: torch.Tensor,
-        numbers: np.ndarray,
-        true_ids: np.ndarray,
-        rows: Rows,
-        measures: BatchMeasures,
+        self, block: Block, groups: Sequence[Group], rows: Rows, measures: BatchMeasures, *arrays: Any
     ) -> float:
         """Score the queries of a block against its negatives and write their gradients; returns the loss.
 
-        ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each, as are the ``true_ids``.
-        Queries beyond the n only fill the shape of the products: what they and ``query_gradients`` hold there
-        has no effect.
+        The arrays are queries (m, D) and their gradients, the numbers of
+        :func:`dglkge.kernels.losses.loss_loop`, (n,) each, and ids (n,) of the true answers. Queries beyond
+        the n only fill the shape of the products: what they and their gradients hold there has no effect.
         """
+        queries, query_gradients, numbers, true_ids = arrays
         negatives, scratch, clock = block.negatives, self._scratch, self._clock
         located, gradients = rows.in_place(negatives), rows.gradients(negatives)
-        num, num_queries = len(negatives.ids), numbers.shape[1]
+        num, num_queries, dim = len(negatives.ids), numbers.shape[1], self.model.dim
         clock.enter("gather")
-        candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
+        candidates = scratch.take("candidates", num, dim, self._dtype)
         candidate_words = words(candidates)
-        workspace.split(
-            num, self.model.dim, lambda part: dot.gather(located.addresses[part], candidate_words[part])
-        )
+        workspace.split(num, dim, lambda part: dot.gather(located.addresses[part], candidate_words[part]))
         clock.enter("score")
         scores = scratch.take("scores", len(queries), num, self._dtype)
         workspace.matmul(queries, candidates.T, scores)
@@ -204,7 +192,7 @@ class DotSoftmax(SampledLoss):
         if self._dtype == torch.float32:
             workspace.matmul(scores.T, queries, gradients)
         else:
-            narrow = scratch.take("negative gradients", num, self.model.dim, self._dtype)
+            narrow = scratch.take("negative gradients", num, dim, self._dtype)
             workspace.matmul(scores.T, queries, narrow)
             gradients.copy_(narrow)
         return float(sum(losses))
@@ -244,14 +232,13 @@ def blocks_of(groups: Sequence[Group]) -> list[Block]:
             if side in group.negatives:
                 members.setdefault(id(group.negatives[side]), []).append((number, side))
     blocks, start = [], 0
-    sizes = [len(group) for group in groups]
     for pieces in members.values():
         block_pieces, end = [], start
         for number, side in pieces:
-            block_pieces.append(Piece(number, side, slice(end, end + sizes[number])))
-            end += sizes[number]
+            block_pieces.append(Piece(number, side, slice(end, end + len(groups[number]))))
+            end += len(groups[number])
         room = slice(start, start + rounded(end - start))
-        number, side = pieces[0]
+        # The pieces have the same negatives: those of the last one.
         blocks.append(Block(groups[number].negatives[side], block_pieces, slice(start, end), room))
         start = room.stop
     return blocks

@@ -32,14 +32,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.workspace import Scratch
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Gradients, Objective, Rows
-from dglkge.step.objectives.all_candidates import (
-    CandidateLoss,
-    ModelQueries,
-    Piece,
-    QueryMaker,
-    QueryOptions,
-    TakeBack,
-)
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
 from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Places, Plan
@@ -54,15 +47,11 @@ def relation_pieces(
     ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one;
     ``times`` (B,) as of :meth:`KgeModel.relation_query`.
     """
-    forwards = model.relation_query(heads, tails, torch.from_numpy(times))
     # Without reciprocal rows both directions have the same scores: one query with twice the factor.
-    if not model.reciprocal:
-        return [Piece(RELATION, forwards, keys, 2 * factors)]
-    backwards = model.relation_query(tails, heads, torch.from_numpy(times))
-    return [
-        Piece(RELATION, forwards, 2 * keys, factors),
-        Piece(RELATION, backwards, 2 * keys + 1, factors),
-    ]
+    pairs = [(heads, tails), (tails, heads)] if model.reciprocal else [(heads, tails)]
+    queries = [model.relation_query(*pair, torch.from_numpy(times)) for pair in pairs]
+    num, factors = len(pairs), 2 // len(pairs) * factors
+    return [Piece(RELATION, query, num * keys + place, factors) for place, query in enumerate(queries)]
 
 
 class RelationQueries(QueryMaker):
@@ -114,7 +103,7 @@ class WithRelations(Objective):
     """
 
     objective: Objective
-    relations: CandidateLoss
+    relations: Objective
 
     def __post_init__(self) -> None:
         self.reads_in_place = self.objective.reads_in_place
@@ -139,9 +128,11 @@ class WithRelations(Objective):
         return finish
 
 
-def places_on(places: Ids | None, device: torch.device) -> Tensor | None:
-    """Return places on a device, None where there are none."""
-    return None if places is None else torch.from_numpy(places).to(device)
+def relations_on(group: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return the ids of a group's relations, and their places or None, on a device."""
+    ids, places = group.relation_ids, group.relation_places
+    there = None if places is None else torch.from_numpy(places).to(device)
+    return torch.from_numpy(ids).to(device), there
 
 
 class AutogradQueries(ModelQueries):
@@ -153,14 +144,12 @@ class AutogradQueries(ModelQueries):
         for group in plan.groups:
             factors = group.factors(plan.divisor)
             heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-            places, ids = (
-                places_on(array, heads.device) for array in (group.relation_places, group.relation_ids)
-            )
+            numbers = relations_on(group, heads.device)
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query, penalty = self._made(side, anchors, relations, answers, ids, places)
+                query, penalty = self._made(side, anchors, relations, answers, *numbers)
                 pieces.append(Piece(block, query, keys, factors))
                 if penalty is not None:
                     weights = torch.from_numpy(factors).to(penalty.device)
@@ -173,13 +162,12 @@ class AutogradQueries(ModelQueries):
 
 def differentiated(queries: Sequence[Tensor], penalty: Tensor, gradients: Sequence[Tensor]) -> float:
     """Write the gradients of the rows, given those of queries on the host; returns the penalty."""
-    tensors = list(queries)
     outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
     if penalty.requires_grad:
         # One backward pass for queries and penalty, which have the same leaves.
-        tensors, outer = [*tensors, penalty], [*outer, torch.ones_like(penalty)]
-    if tensors:
-        torch.autograd.backward(tensors, outer)
+        queries, outer = [*queries, penalty], [*outer, torch.ones_like(penalty)]
+    if queries:
+        torch.autograd.backward(queries, outer)
     return penalty.item()
 
 
@@ -251,9 +239,8 @@ class AnsweredQueries(ModelQueries):
             anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = group.factors(plan.divisor)
-            arrays = (group.relation_places, group.relation_ids)
-            places, ids = (places_on(array, anchors.device) for array in arrays)
-            query, penalty = self._made(group.side, anchors, relations, None, ids, places)
+            numbers = relations_on(group, anchors.device)
+            query, penalty = self._made(group.side, anchors, relations, None, *numbers)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if penalty is not None:
                 total = total + (penalty * torch.from_numpy(factors).to(penalty.device)).sum()

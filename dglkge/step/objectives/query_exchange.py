@@ -50,7 +50,9 @@ class QueryExchange:
 
     def __init__(self, group: Alltoall, dims: Sequence[int], trainers_per_machine: int) -> None:
         self._group = group
-        self._dims = list(dims)
+        # What a query is in a message.
+        query_of = [("key", np.int64), ("factor", np.float32)]
+        self._records = [np.dtype([*query_of, ("query", np.float32, (dim,))]) for dim in dims]
         # Ranks are numbered machine by machine; used for the count of sent bytes only.
         machines = np.arange(group.size) // trainers_per_machine
         self._is_remote = machines != machines[group.rank]
@@ -66,36 +68,32 @@ class QueryExchange:
         self._ends = np.cumsum(self._counts, axis=0)
         if size == 1:
             return list(blocks)
-        # For each block keys, factors and queries.
-        arrays = [
-            array for block in blocks for array in (block.keys, block.factors, block.queries.cpu().numpy())
-        ]
-        message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
-        # Of a query: key 8 bytes, factor 4, and 4 for each number.
-        row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
-        in_bytes = (self._counts * row_bytes).sum(1).tolist()
+        messages = []
+        for block, record in zip(blocks, self._records):
+            records = np.empty(len(block), record)
+            records["key"], records["factor"] = block.keys, block.factors
+            records["query"] = block.queries.cpu().numpy()
+            messages.append(records.view(np.uint8))
+        in_bytes = (self._counts * [record.itemsize for record in self._records]).sum(1).tolist()
         received = self._scratch.bytes("received", sum(in_bytes))
-        self._send(message, received, in_bytes)
+        self._send(np.concatenate(messages), received, in_bytes)
         return self._unpack(received)
 
     def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:
         """Sort the messages of all ranks by block."""
-        totals = self._ends[-1].tolist()
-        gathered = [
-            QueryBlock(
-                self._scratch.take(block, total, dim), np.empty(total, np.int64), np.empty(total, np.float32)
-            )
-            for block, (total, dim) in enumerate(zip(totals, self._dims))
-        ]
-        place = 0
+        gathered = []
+        for number, (total, record) in enumerate(zip(self._ends[-1].tolist(), self._records)):
+            queries = self._scratch.take(number, total, *record["query"].shape)
+            gathered.append(QueryBlock(queries, np.empty(total, np.int64), np.empty(total, np.float32)))
+        start = 0
         for rank in range(self._group.size):
-            for number, block in enumerate(gathered):
+            for number, (block, record) in enumerate(zip(gathered, self._records)):
                 run = self._run(rank, number)
-                for array in (block.keys, block.factors, block.queries.numpy()):
-                    target = array[run]
-                    piece = received[place : place + target.nbytes]
-                    target[...] = piece.view(array.dtype).reshape(target.shape)
-                    place += target.nbytes
+                end = start + record.itemsize * (run.stop - run.start)
+                records = received[start:end].view(record)
+                block.keys[run], block.factors[run] = records["key"], records["factor"]
+                block.queries.numpy()[run] = records["query"]
+                start = end
         return gathered
 
     def _run(self, rank: int, block: int) -> slice:
@@ -148,36 +146,26 @@ class QueryExchange:
         size, rank = self._group.size, self._group.rank
         if size == 1:
             return list(parts)
-        widths = _FLOAT_BYTES * np.array(self._dims)
-        out_bytes = (self._counts * widths).sum(1)
+        runs = [[self._run(other, block) for block in range(len(parts))] for other in range(size)]
+        pieces = [[part[run] for part, run in zip(parts, of_rank)] for of_rank in runs]
+        num_bytes = np.array([_FLOAT_BYTES * sum(map(torch.numel, of_rank)) for of_rank in pieces])
         # The own part is added from `parts` directly.
-        out_bytes[rank] = 0
+        is_other = np.arange(size) != rank
+        out_bytes, in_bytes = num_bytes * is_other, num_bytes[rank] * is_other
         message = self._scratch.bytes("sent", int(out_bytes.sum()))
-        place = 0
-        for other in range(size):
-            for number, part in enumerate(parts):
-                piece = part[self._run(other, number)]
-                if other != rank and len(piece):
-                    num_bytes = _FLOAT_BYTES * piece.numel()
-                    message[place : place + num_bytes] = piece.reshape(-1).numpy().view(np.uint8)
-                    place += num_bytes
-        own_bytes = int((self._counts[rank] * widths).sum())
-        in_bytes = [0 if other == rank else own_bytes for other in range(size)]
-        received = self._scratch.bytes("received", sum(in_bytes))
-        self._group.messages(message, out_bytes.tolist(), received, in_bytes)
+        others = np.flatnonzero(is_other)
+        sent = [piece.reshape(-1).numpy() for other in others for piece in pieces[other]]
+        np.concatenate(sent, out=message.view(np.float32))
+        received = self._scratch.bytes("received", int(in_bytes.sum()))
+        self._group.messages(message, out_bytes.tolist(), received, in_bytes.tolist())
         self.sent_bytes += int(out_bytes[self._is_remote].sum())
+        lengths = (size - 1) * [piece.numel() for piece in pieces[rank]]
+        arrived = iter(torch.from_numpy(received.view(np.float32)).split(lengths))
         # Sums in the order of ranks, so that a repeated run has the same bits.
-        sums = [torch.zeros(int(count), dim) for count, dim in zip(self._counts[rank], self._dims)]
-        place = 0
+        sums = [torch.zeros(piece.shape) for piece in pieces[rank]]
         for other in range(size):
-            for number, total in enumerate(sums):
-                if other == rank:
-                    total += parts[number][self._run(rank, number)]
-                    continue
-                num_bytes = _FLOAT_BYTES * total.numel()
-                got = received[place : place + num_bytes].view(np.float32).reshape(tuple(total.shape))
-                total += torch.from_numpy(got)
-                place += num_bytes
+            for total, piece in zip(sums, pieces[rank]):
+                total += piece if other == rank else next(arrived).view_as(total)
         return sums
 
     def _send(

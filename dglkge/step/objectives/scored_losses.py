@@ -8,10 +8,9 @@ autograd.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import find_equal
 from dglkge.step.contracts import BatchMeasures, Computation, Gradients, Objective, Rows
-from dglkge.step.planning import EdgePlanner, Group, Plan, Upload
+from dglkge.step.planning import EdgePlanner, Group, Plan
 from dglkge.typing import Mask, Side
 
 LossFunction = Callable[..., Tensor]
@@ -40,16 +39,13 @@ def with_loops(loss: Loss) -> LossFunction:
     """
     if not loss.compiled:
         return loss
-    loop = loss.loop()
+    loop, call = loss.loop(), cast(LossFunction, loss)
 
-    def compute(
-        positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
-    ) -> Tensor:
+    def compute(positive: Tensor, negative: Tensor, ignored: Tensor | None = None, *labels: Tensor) -> Tensor:
         """Return the loss of each query."""
         if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
-            return _ByLoop.apply(positive, negative, ignored, labels, loop)
-        call: Any = loss
-        return call(positive, negative, ignored, *([] if labels is None else [labels]))
+            return _ByLoop.apply(positive, negative, ignored, labels[0] if labels else None, loop)
+        return call(positive, negative, ignored, *labels)
 
     return compute
 
@@ -58,19 +54,12 @@ class _ByLoop(torch.autograd.Function):
     """Loss of each query; the forward pass computes the gradients too."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        positive: Tensor,
-        negative: Tensor,
-        ignored: Tensor | None,
-        labels: Tensor | None,
-        loop: Callable[..., float],
-    ) -> Tensor:
+    def forward(ctx: Any, *operands: Any) -> Tensor:
+        positive, negative, ignored, labels, loop = operands
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
             gradients.masked_fill_(ignored, IGNORED_SCORE)
-        num = len(negative)
-        queries = torch.ones(7, num)
+        queries = torch.ones(7, len(negative))
         queries[0], queries[1] = positive.detach(), IGNORED_SCORE
         if labels is not None:
             queries[5] = labels
@@ -122,7 +111,7 @@ class SampledLoss(Objective):
 
 @dataclass(frozen=True)
 class GroupInputs:
-    """Inputs of a group: tensors on the device of its rows; arrays, or what is being copied, before.
+    """What the losses of a group take besides rows: arrays, copies of them on their way to a device, tensors.
 
     Attributes
     ----------
@@ -133,7 +122,8 @@ class GroupInputs:
     weights, labels : (B,) or None
         Weight and confidence of each edge.
     ignored : mapping of Side to (B, N) bool
-        Which scores of a side are of no negative; own entities are the last column.
+        Which scores of a side are of no negative; own entities are the last column. On the way to a device:
+        the places of these scores, row by row, which are fewer bytes.
     ranges : mapping of Side to three arrays
         Those of :class:`AnswerRanges`; empty where no score depends on them.
     """
@@ -158,202 +148,9 @@ class GroupInputs:
         return GroupInputs(*map(mapped, vars(self).values()))
 
 
-@dataclass(frozen=True)
-class HostInputs:
-    """Inputs in the host's memory, made when they are called for.
-
-    ``own_entity``: the query's own entity is one negative more, if it has the type of the answers;
-    ``plainly``: find known answers without compiled loops.
-    """
-
-    group: Group
-    own_entity: bool
-    plainly: bool
-
-    def __call__(self) -> GroupInputs:
-        """Return the tensors."""
-        return self._arrays().mapped(torch.from_numpy)
-
-    def staged(self, upload: Upload) -> StagedInputs:
-        """Add the inputs to what is copied to a device."""
-        arrays = self._arrays()
-        # Places of the scores, row by row: fewer bytes to copy than a mask.
-        places = {side: np.flatnonzero(mask) for side, mask in arrays.ignored.items()}
-        shapes = {side: mask.shape for side, mask in arrays.ignored.items()}
-        return StagedInputs(dataclasses.replace(arrays, ignored=places).mapped(upload), shapes)
-
-    def _arrays(self) -> GroupInputs:
-        """Return the arrays."""
-        group = self.group
-        ignored = {side: self._ignored(side) for side in group.negatives}
-        places = group.relation_places
-        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
-
-    def _ignored(self, side: Side) -> Mask:
-        """Return which scores of a side are of no negative, (B, N)."""
-        group, negatives = self.group, self.group.negatives[side]
-        ends = (group.head_ids, group.tail_ids)
-        anchor_ids, true_ids = ends if side is Side.TAIL else reversed(ends)
-        ignored = np.zeros((len(group), len(negatives.ids)), bool)
-        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
-        ignored[find_equal(true_ids, negatives.ids)] = True
-        known = group.known.get(side)
-        if known is not None:
-            known.ignore(ignored, self.plainly)
-        # With two entity types the anchor is no candidate of the answer's type.
-        if self.own_entity and group.lhs == group.rhs:
-            is_truth = anchor_ids == true_ids
-            is_known = is_truth if known is None else is_truth | known.is_own_known
-            ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
-        return ignored
-
-
-@dataclass(frozen=True)
-class StagedInputs:
-    """Inputs that are copied to a device: places in place of masks, whose shapes stand beside them."""
-
-    copied: GroupInputs
-    shapes: Mapping[Side, tuple[int, ...]]
-
-    def __call__(self) -> GroupInputs:
-        """Return the tensors, once they are there."""
-        inputs = self.copied.mapped(lambda copy: copy.tensor)
-        masks = {}
-        for side, places in inputs.ignored.items():
-            mask = torch.zeros(self.shapes[side], dtype=torch.bool, device=places.device)
-            mask.view(-1).index_fill_(0, places, True)
-            masks[side] = mask
-        return dataclasses.replace(inputs, ignored=masks)
-
-
 LEAST_COMPILED = 2
 """Queries, and negatives, from which the compiled function is used: torch.compile makes code of its own for 0
 and for 1."""
-
-
-class ScoredLosses:
-    """Scores queries against their true answers and negatives, and returns their losses.
-
-    A function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and losses then go
-    through memory once, and the terms of a distance never do. ``counts_above`` and ``range_offset`` as of
-    :class:`SampledLoss`.
-    """
-
-    def __init__(
-        self, model: KgeModel, loss: Loss, computation: Computation, counts_above: bool, range_offset: float
-    ) -> None:
-        self._model, self._counts_above, self._range_offset = model, counts_above, range_offset
-        is_reference = computation.is_reference
-        self._device, self._matmul_dtype = computation.device, computation.matmul_dtype
-        self._compare = model.compare_plainly if is_reference else model.compare
-        self._loss: LossFunction = loss if is_reference else with_loops(loss)
-        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
-        if computation.is_compiled:
-            from torch._inductor import config
-
-            # Otherwise each trainer starts a process for each core to compile a few small graphs.
-            config.compile_threads = 1
-            self._compare, self._loss = model.compare_fused, loss
-            # One graph where terms of all pairs would be in memory without it.
-            self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
-
-    def __call__(
-        self,
-        query: Tensor,
-        candidates: Tensor,
-        own_rows: Tensor | None,
-        truths: Tensor,
-        ignored: Tensor,
-        labels: Tensor | None = None,
-        ranges: RangeTensors | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the losses of queries.
-
-        Parameters
-        ----------
-        query : (B, query_dim) tensor
-        candidates : (N, D) tensor
-            Rows of the negatives.
-        own_rows : (B, D) tensor, optional
-            Row of one negative more for each query.
-        truths : (B, D) tensor
-        ignored : (B, N) or (B, N + 1) bool tensor
-            Which scores are of no negative; the last column is that of ``own_rows``.
-        labels : (B,) tensor, optional
-            Confidences, where the loss takes them.
-        ranges : three bool tensors, optional
-            In which of two ranges the queries' entities, the true answers and the negatives are.
-
-        Returns
-        -------
-        losses : (B,) tensor
-        above : () int64 tensor or None
-            Negatives that score above the true answer, of all queries; None unless they are counted.
-        """
-        if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
-            return self._compute(query, candidates, own_rows, truths, ignored, labels, ranges)
-        # Copies: torch.compile makes further code for rows that begin within a larger tensor.
-        own_rows = None if own_rows is None else own_rows.clone()
-        return self._run(query, candidates.clone(), own_rows, truths.clone(), ignored, labels, ranges)
-
-    def try_out(self, dim: int, own_entity: bool) -> None:
-        """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
-        call.
-        """
-        query_dim, device = self._model.query_dim, self._device.device
-        # Sizes that are equal in the first call would be taken to be always equal.
-        sizes = [size for size in (37, 41, 43, 47) if size not in (dim, query_dim)]
-        num_queries, num_negatives = sizes[:2]
-
-        def rows(number: int, width: int) -> Tensor:
-            values = torch.linspace(-1, 1, number * width, device=device)
-            return values.view(number, width).requires_grad_()
-
-        leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
-        query, candidates, truths = leaves
-        own_rows = rows(num_queries, dim) if own_entity else None
-        num_scores = num_negatives + own_entity
-        ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
-        # As queries are in training: results of a function of the rows.
-        ranges: RangeTensors | None = None
-        if self._range_offset:
-            query_ranges, negative_ranges = (
-                torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
-            )
-            ranges = query_ranges, query_ranges.flip(0), negative_ranges
-        losses, _ = self(query * 1, candidates, own_rows, truths, ignored, None, ranges)
-        torch.autograd.grad(losses.sum(), leaves if own_rows is None else [*leaves, own_rows])
-
-    def _compute(
-        self,
-        query: Tensor,
-        candidates: Tensor,
-        own_rows: Tensor | None,
-        truths: Tensor,
-        ignored: Tensor,
-        labels: Tensor | None,
-        ranges: RangeTensors | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        with self._device.autocast(self._matmul_dtype):
-            scores = self._compare(query, candidates).to(query.dtype)
-        positive = self._model.compare_pairs(query, truths)
-        own_scores = None if own_rows is None else self._model.compare_pairs(query, own_rows)
-        if ranges is not None:
-            anchors, true_ranges, negative_ranges = ranges
-            # 1 where both are in the same of two ranges: the product goes through the scores once, where a
-            # mask of their size takes three passes.
-            same = _columns(anchors, scores.dtype), _columns(negative_ranges, scores.dtype).T
-            scores = torch.addmm(scores, *same, alpha=-self._range_offset)
-            positive = positive - self._range_offset * (anchors == true_ranges)
-            own_scores = None if own_scores is None else own_scores - self._range_offset
-        if own_scores is not None:
-            scores = torch.cat([scores, own_scores[:, None]], dim=1)
-        above = None
-        if self._counts_above:
-            above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
-        # Only a loss that declares confidences gets labels, and has the parameter.
-        more = {} if labels is None else {"labels": labels}
-        return self._loss(positive, scores, ignored, **more), above
 
 
 def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
@@ -365,6 +162,9 @@ def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
 class AutogradLoss(SampledLoss):
     """Losses against sampled negatives and their gradients, by autograd.
 
+    Scores and losses are a function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and
+    losses then go through memory once, and the terms of a distance never do.
+
     With ``computation.is_reference`` negatives are scored by their definition
     (:meth:`KgeModel.compare_plainly`), and known answers are found in numpy.
     """
@@ -372,14 +172,54 @@ class AutogradLoss(SampledLoss):
     reads_in_place = False
 
     def __post_init__(self) -> None:
-        scored = (self.model, self.loss, self.computation, self.has_measures, self.range_offset)
-        self.scored = ScoredLosses(*scored)
+        model, is_reference = self.model, self.computation.is_reference
+        self._compare = model.compare_plainly if is_reference else model.compare
+        self._loss_of: LossFunction = self.loss if is_reference else with_loops(self.loss)
+        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
+        if self.computation.is_compiled:
+            from torch._inductor import config
+
+            # Otherwise each trainer starts a process for each core to compile a few small graphs.
+            config.compile_threads = 1
+            self._compare, self._loss_of = model.compare_fused, self.loss
+            # One graph where terms of all pairs would be in memory without it.
+            self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
 
     def plan(self, batch: EdgeBatch) -> Plan:
-        is_reference = self.computation.is_reference
-        shares_relations = self.model.score_function.shares_relations and not is_reference
-        inputs_of = functools.partial(HostInputs, own_entity=self.own_entity, plainly=is_reference)
+        shares_relations = self.model.score_function.shares_relations and not self.computation.is_reference
+        inputs_of = self._staged_inputs if self.computation.device.is_staged else None
         return self.planner.plan(batch, shares_relations, inputs_of)
+
+    def _staged_inputs(self, group: Group) -> GroupInputs:
+        """Return the arrays that are copied to a device before the batch computes."""
+        arrays = self._arrays(group)
+        places = {side: np.flatnonzero(mask) for side, mask in arrays.ignored.items()}
+        return dataclasses.replace(arrays, ignored=places)
+
+    def _arrays(self, group: Group) -> GroupInputs:
+        """Return the inputs of a group in the host's memory."""
+        ignored = {side: self._ignored(group, side) for side in group.negatives}
+        places = group.relation_places
+        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, group.ranges)
+
+    def _ignored(self, group: Group, side: Side) -> Mask:
+        """Return which scores of a side are of no negative, (B, N)."""
+        negative_ids, known = group.negatives[side].ids, group.known.get(side)
+        true_ids = group.tail_ids if side is Side.TAIL else group.head_ids
+        ignored = np.zeros((len(group), len(negative_ids)), bool)
+        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
+        ignored[find_equal(true_ids, negative_ids)] = True
+        if known is not None:
+            known.ignore(ignored, self.computation.is_reference)
+        if self._scores_own(group):
+            is_known = group.head_ids == group.tail_ids
+            is_known = is_known if known is None else is_known | known.is_own_known
+            ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
+        return ignored
+
+    def _scores_own(self, group: Group) -> bool:
+        """Return whether the own entities are negatives: of two entity types they are no candidates."""
+        return self.own_entity and group.lhs == group.rhs
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         if not self.computation.device.is_staged:
@@ -406,14 +246,17 @@ class AutogradLoss(SampledLoss):
 
     def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> Tensor:
         """Return the summed loss of a group, a scalar."""
-        inputs: GroupInputs = group.inputs()
+        if group.inputs is None:
+            inputs = self._arrays(group).mapped(torch.from_numpy)
+        else:
+            inputs = group.inputs.mapped(lambda copy: copy.tensor)
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
         entities = {Side.TAIL: (heads, relations, tails), Side.HEAD: (tails, relations, heads)}
         side_losses = [
             # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds
             # to them in place.
-            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side]), measures)
+            self._side_losses(group, inputs, side, measures, *triples, rows.leaf(group.negatives[side]))
             for side, triples in entities.items()
             if side in group.negatives
         ]
@@ -421,23 +264,21 @@ class AutogradLoss(SampledLoss):
         return (losses if inputs.weights is None else losses * inputs.weights).sum()
 
     def _side_losses(
-        self,
-        group: Group,
-        inputs: GroupInputs,
-        side: Side,
-        triples: tuple[Tensor, Tensor, Tensor],
-        candidates: Tensor,
-        measures: BatchMeasures,
+        self, group: Group, inputs: GroupInputs, side: Side, measures: BatchMeasures, *leaves: Tensor
     ) -> Tensor:
-        """Return the loss (B,) of the queries for one side; triples are anchors, relations and truths."""
-        anchors, relations, truths = triples
+        """Return the loss (B,) of the queries for one side."""
+        anchors, relations, truths, candidates = leaves
         places = inputs.relation_places
         query = self.model.query(anchors, relations, side, inputs.relation_ids, places)
-        # With two entity types the anchor is no candidate of the answer's type.
-        own_rows = anchors if self.own_entity and group.lhs == group.rhs else None
-        losses, above = self.scored(
-            query, candidates, own_rows, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
-        )
+        own_rows = anchors if self._scores_own(group) else None
+        ignored = inputs.ignored[side]
+        if group.inputs is not None:
+            shape = (len(group), len(candidates) + self._scores_own(group))
+            mask = torch.zeros(shape, dtype=torch.bool, device=ignored.device)
+            mask.view(-1).index_fill_(0, ignored, True)
+            ignored = mask
+        masks = (ignored, inputs.labels, inputs.ranges.get(side))
+        losses, above = self._losses(query, candidates, own_rows, truths, *masks)
         if above is not None:
             measures.add_violators(side, int(above))
         if self.regularizer is None:
@@ -448,3 +289,84 @@ class AutogradLoss(SampledLoss):
             weighted = penalty.detach() if weights is None else penalty.detach() * weights
             measures.add_penalty(weighted.sum().item())
         return losses + penalty
+
+    def _losses(
+        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *masks: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the losses of queries.
+
+        Parameters
+        ----------
+        query : (B, query_dim) tensor
+        candidates : (N, D) tensor
+            Rows of the negatives.
+        own_rows : (B, D) tensor, optional
+            Row of one negative more for each query.
+        truths : (B, D) tensor
+        ignored : (B, N) or (B, N + 1) bool tensor
+            Which scores are of no negative; the last column is that of ``own_rows``.
+        labels : (B,) tensor, optional
+            Confidences, where the loss takes them.
+        ranges : three bool tensors, optional
+            In which of two ranges the queries' entities, the true answers and the negatives are.
+
+        Returns
+        -------
+        losses : (B,) tensor
+        above : () int64 tensor or None
+            Negatives that score above the true answer, of all queries; None unless they are counted.
+        """
+        if self._run == self._compute or min(len(query), len(candidates)) < LEAST_COMPILED:
+            return self._compute(query, candidates, own_rows, truths, *masks)
+        # Copies: torch.compile makes further code for rows that begin within a larger tensor.
+        own_rows = None if own_rows is None else own_rows.clone()
+        return self._run(query, candidates.clone(), own_rows, truths.clone(), *masks)
+
+    def try_out(self, dim: int, own_entity: bool) -> None:
+        """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
+        call.
+        """
+        query_dim, device = self.model.query_dim, self.computation.device.device
+        # Sizes that are equal in the first call would be taken to be always equal.
+        num_queries, num_negatives = [size for size in (37, 41, 43, 47) if size not in (dim, query_dim)][:2]
+
+        def rows(number: int, width: int) -> Tensor:
+            return torch.linspace(-1, 1, number * width, device=device).view(number, width).requires_grad_()
+
+        leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
+        query, candidates, truths = leaves
+        own_rows = rows(num_queries, dim) if own_entity else None
+        ignored = torch.zeros(num_queries, num_negatives + own_entity, dtype=torch.bool, device=device)
+        ranges: RangeTensors | None = None
+        if self.range_offset:
+            query_ranges, negative_ranges = (
+                torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
+            )
+            ranges = query_ranges, query_ranges.flip(0), negative_ranges
+        # As queries are in training: results of a function of the rows.
+        losses, _ = self._losses(query * 1, candidates, own_rows, truths, ignored, None, ranges)
+        torch.autograd.grad(losses.sum(), leaves if own_rows is None else [*leaves, own_rows])
+
+    def _compute(
+        self, query: Tensor, candidates: Tensor, own_rows: Tensor | None, truths: Tensor, *masks: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        ignored, labels, ranges = masks
+        with self.computation.device.autocast(self.computation.matmul_dtype):
+            scores = self._compare(query, candidates).to(query.dtype)
+        positive = self.model.compare_pairs(query, truths)
+        own_scores = None if own_rows is None else self.model.compare_pairs(query, own_rows)
+        if ranges is not None:
+            anchors, true_ranges, negative_ranges = ranges
+            # 1 where both are in the same of two ranges: the product goes through the scores once, where a
+            # mask of their size takes three passes.
+            same = _columns(anchors, scores.dtype), _columns(negative_ranges, scores.dtype).T
+            scores = torch.addmm(scores, *same, alpha=-self.range_offset)
+            positive = positive - self.range_offset * (anchors == true_ranges)
+            own_scores = None if own_scores is None else own_scores - self.range_offset
+        if own_scores is not None:
+            scores = torch.cat([scores, own_scores[:, None]], dim=1)
+        above = None
+        if self.has_measures:
+            above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
+        # Only a loss that declares confidences gets labels, and has the parameter.
+        return self._loss_of(positive, scores, ignored, *([] if labels is None else [labels])), above

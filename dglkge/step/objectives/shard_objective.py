@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from dglkge.kernels import full_scores as kernels
 from dglkge.model import full_losses
 from dglkge.model.device import HOST, ComputeDevice
-from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, FullLoss, Pairs, ScoreBlock, Totals
+from dglkge.model.full_losses import AnswerScores, FullLoss, Pairs, ScoreBlock, Totals
 from dglkge.model.functions.autograd import words
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.workspace import Scratch
@@ -64,8 +64,7 @@ class Answers:
 
     def sum_by_query(self, values: np.ndarray) -> Doubles:
         """Sum one number of each answer (A,) over the answers of each query, (Q,)."""
-        sums = np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
-        return sums.astype(np.float64)
+        return np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -89,29 +88,8 @@ class ShardNumbers(NamedTuple):
     pulls: Floats = np.empty(0, np.float32)
 
 
-class ShardObjective(Protocol):
-    """The part of an objective that one shard computes; see the module's text."""
-
-    objective: FullObjective
-
-    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
-        """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
-
-    def score(
-        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
-    ) -> ShardNumbers:
-        """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
-
-    def differentiate(
-        self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
-    ) -> None:
-        """Write the shard's part of the gradients of the queries (Q, D), and those of the rows (R, D), of the
-        last call of :meth:`score`. Totals are of all shards.
-        """
-
-
 @dataclass
-class ProductShard(ShardObjective):
+class ProductShard:
     """Scores that are inner products, by three matrix products and compiled loops, of losses with a kernel.
 
     The first product gives the scores of a block of queries, which a loop replaces by powers relative to the
@@ -144,14 +122,14 @@ class ProductShard(ShardObjective):
         self._scratch = Scratch()
 
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
+        """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
         scores = np.empty(len(answers.places), np.float32)
         kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
         return scores
 
     @full_losses.quietly
-    def score(
-        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
-    ) -> ShardNumbers:
+    def score(self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores) -> ShardNumbers:
+        """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
         num, dim = queries.shape
         # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
         padded = rounded(num)
@@ -234,9 +212,8 @@ class ProductShard(ShardObjective):
         numbers = np.empty((3, len(top)), np.float32)
         if self._is_binary:
             numbers[full_losses.GREATEST] = 0
-            numbers[full_losses.TOTAL] = totals + answers.sum_by_query(
-                np.logaddexp(0, scores.astype(np.float64))
-            )
+            terms = np.logaddexp(0, scores.astype(np.float64))
+            numbers[full_losses.TOTAL] = totals + answers.sum_by_query(terms)
         else:
             greatest = top.copy()
             # Unbuffered: a query may have several answers, and fancy indexing would keep only the last one.
@@ -256,6 +233,9 @@ class ProductShard(ShardObjective):
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
+        """Write the shard's part of the gradients of the queries (Q, D), and those of the rows (R, D), of the
+        last call of :meth:`score`. Totals are of all shards.
+        """
         num, dim = self._queries.shape
         normalizer = totals.normalizers
         scales = self._scales(self._top[:num], normalizer, factors)
@@ -306,16 +286,14 @@ class ProductShard(ShardObjective):
         labels = (1 - objective.label_smoothing) * answers.shares
         score_gradients = (factors[query_of] * (predicted - labels)).astype(np.float32)
         rows, places = (self._queries.numpy(), self._rows.numpy()), (answers.starts, answers.places)
-        kernels.add_answer_gradients(
-            *rows, places, score_gradients, query_gradients.numpy(), row_gradients.numpy()
-        )
+        gradients = query_gradients.numpy(), row_gradients.numpy()
+        kernels.add_answer_gradients(*rows, places, score_gradients, *gradients)
         if objective.background:
             query_gradients.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
             row_gradients.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
 
 
-@dataclass(frozen=True)
-class _Panel:
+class _Panel(NamedTuple):
     """Consecutive rows of a shard, and whether their powers are kept between the two halves."""
 
     start: int
@@ -330,7 +308,7 @@ def _runs(num: int, length: int) -> Iterator[slice]:
 
 
 @dataclass
-class AutogradShard(ShardObjective):
+class AutogradShard:
     """Any score function and loss: scores by blocks of rows, gradients by autograd; plain twin of the above.
 
     Every block is scored twice, first for the numbers and then with autograd. On a device, queries and
@@ -373,6 +351,7 @@ class AutogradShard(ShardObjective):
 
     @torch.no_grad()
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
+        """As :meth:`ProductShard.score_answers`."""
         self._queries = queries.to(self.device.device)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
@@ -384,11 +363,10 @@ class AutogradShard(ShardObjective):
         return scores
 
     @torch.no_grad()
-    def score(
-        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
-    ) -> ShardNumbers:
+    def score(self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores) -> ShardNumbers:
+        """As :meth:`ProductShard.score`."""
         self._queries, self._rows = queries.to(self.device.device), rows
-        self._answers = _AnswersThere(answers, self.objective, self._there, scores)
+        self._take_answers(answers, scores)
         self._kept = {}
         loss, num_pairs = self.objective.loss, len(scores.scores)
         numbers, pulls = loss.first(self._queries), self._queries.new_zeros(num_pairs)
@@ -400,6 +378,7 @@ class AutogradShard(ShardObjective):
     def differentiate(
         self, totals: Totals, factors: Floats, query_gradients: Tensor, row_gradients: Tensor
     ) -> None:
+        """As :meth:`ProductShard.differentiate`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory, if that is where the queries are.
         is_here = query_gradients.device == queries.device
@@ -430,9 +409,25 @@ class AutogradShard(ShardObjective):
             query_gradients.copy_(queries.grad)
         self._kept = {}
 
+    def _take_answers(self, answers: Answers, scores: AnswerScores) -> None:
+        """Put the answers on the device, sorted by row so that those of a block are one run."""
+        order = np.argsort(answers.places, kind="stable")
+        self._sorted = answers.places[order]
+        labels = ((1 - self.objective.label_smoothing) * answers.shares[order]).astype(np.float32)
+        arrays = (self._sorted, answers.query_of[order], labels, scores.local.start + order)
+        self._answers = [self._there(torch.from_numpy(array)) for array in arrays]
+        pairs = (scores.query_of, scores.scores, scores.shares())
+        self._pairs = Pairs(*(self._there(torch.from_numpy(array)) for array in pairs))
+
     def _score_block(self, run: slice, queries: Tensor, rows: Tensor) -> ScoreBlock:
-        """Score queries against a run of the rows."""
-        return self._answers.block(self._scores(queries, rows), run)
+        """Score queries against a run of the rows; returns the scores with their labels and answers."""
+        scores = self._scores(queries, rows)
+        part = slice(*np.searchsorted(self._sorted, [run.start, run.stop]).tolist())
+        places, query_of, answer_labels, numbers = (array[part] for array in self._answers)
+        labels = torch.full_like(scores, self.objective.background, requires_grad=False)
+        # An answer occurs once in a query: no two of them are the same element.
+        labels[query_of, places - run.start] += answer_labels
+        return ScoreBlock(scores, labels, (query_of, places - run.start), numbers, self._pairs)
 
     def _scores(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
@@ -476,35 +471,8 @@ class AutogradShard(ShardObjective):
         return max(1, self._block_numbers // max(1, numbers_a_row))
 
 
-class _AnswersThere:
-    """Answers of a shard's queries on a device, sorted by row so that those of a block are one run."""
-
-    def __init__(
-        self,
-        answers: Answers,
-        objective: FullObjective,
-        there: Callable[[Tensor], Tensor],
-        scores: AnswerScores,
-    ) -> None:
-        order = np.argsort(answers.places, kind="stable")
-        self._background = objective.background
-        self._sorted = answers.places[order]
-        self._places = there(torch.from_numpy(self._sorted))
-        self._query_of = there(torch.from_numpy(answers.query_of[order]))
-        arrays = (scores.query_of, scores.scores, scores.shares())
-        self._pairs = Pairs(*(there(torch.from_numpy(array)) for array in arrays))
-        self._numbers = there(torch.from_numpy(scores.local.start + order))
-        keep = 1 - objective.label_smoothing
-        self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
-
-    def block(self, scores: Tensor, rows: slice) -> ScoreBlock:
-        """Return the scores (Q, b) of some rows with their labels and answers."""
-        first, stop = np.searchsorted(self._sorted, [rows.start, rows.stop]).tolist()
-        answers = (self._query_of[first:stop], self._places[first:stop] - rows.start)
-        labels = torch.full_like(scores, self._background, requires_grad=False)
-        # An answer occurs once in a query: no two of them are the same element.
-        labels[answers] += self._labels[first:stop]
-        return ScoreBlock(scores, labels, answers, self._numbers[first:stop], self._pairs)
+ShardObjective = ProductShard | AutogradShard
+"""The part of an objective that one shard computes; see the module's text."""
 
 
 def _place(returning: list[tuple[slice, Tensor, Any]], row_gradients: Tensor) -> None:

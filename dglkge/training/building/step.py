@@ -109,7 +109,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     )
     if isinstance(objective, AutogradLoss) and computation.is_compiled:
         scores_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
-        _compile(job, functools.partial(objective.scored.try_out, config.model.dimension, scores_own))
+        _compile(job, functools.partial(objective.try_out, config.model.dimension, scores_own))
     if config.training.relation_prediction:
         # Softmax with every loss of sampled negatives: all relations are candidates, none is sampled.
         maker = RelationQueries(model, config.training.relation_prediction, computation.device.is_staged)
