@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import IdTriples, Reading
-from dglkge.partition.name_index import NameList
+from dglkge.partition.name_index import NameList, name_list
 from dglkge.partition.options import GRAPHML, RDF, Options, ReadingOptions
 from dglkge.partition.readers.graphml import TYPE_RELATION
 from dglkge.partition.readers.id_folders import read_pairs
@@ -42,23 +43,19 @@ def types_of_entities(
         return [DEFAULT_TYPE], np.zeros(len(entities), dtype=np.int32)
     type_by_entity: dict[str, str] = {}
     for line, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True):
-        if type_by_entity.setdefault(entity, type_) != type_:
-            raise InputError(
-                f"{path}:{line}: entity {entity!r} has type {type_!r}, "
-                f"a line before says {type_by_entity[entity]!r}"
-            )
-        if fault := type_name_fault(type_):
+        fault = type_name_fault(type_)
+        if (before := type_by_entity.setdefault(entity, type_)) != type_:
+            fault = f"entity {entity!r} has type {type_!r}, a line before says {before!r}"
+        if fault:
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
     keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
     untyped = [key for key in keys if key not in type_by_entity]
     if untyped:
-        raise InputError(
-            f"{path}: {len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
-        )
-    types = sorted({type_by_entity[key] for key in keys})
-    index = {type_: place for place, type_ in enumerate(types)}
-    return types, np.array([index[type_by_entity[key]] for key in keys], dtype=np.int32)
+        fault = f"{len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
+        raise InputError(f"{path}: {fault}")
+    type_of, types = pd.factorize(np.array([type_by_entity[key] for key in keys], object), sort=True)
+    return types.tolist(), type_of.astype(np.int32)
 
 
 def type_name_fault(name: str) -> str | None:
@@ -103,13 +100,11 @@ def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: 
     pairs = np.unique(pairs[usable[pairs[:, 0]]].astype(np.int64), axis=0)
     # Members that no triple has would make a class large that then has few entities.
     members = np.bincount(pairs[:, 1], minlength=num_entities)
-    class_of = _largest(pairs, members)
+    _, sizes = _largest(pairs, members)
     kept = np.zeros(num_entities, dtype=bool)
-    sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
     kept[np.argsort(-sizes, kind="stable")[:max_types]] = True
     while True:
-        class_of = _largest(pairs[kept[pairs[:, 1]]], members)
-        sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
+        class_of, sizes = _largest(pairs[kept[pairs[:, 1]]], members)
         small = kept & (sizes > 0) & (sizes < min_size)
         if not small.any():
             return class_of
@@ -117,61 +112,13 @@ def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: 
         kept &= ~small
 
 
-def _largest(pairs: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Return for each entity the class with the most members, of equal ones the first by name."""
+def _largest(pairs: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each entity its class with the most members, of equal ones the first by name; all sizes."""
     class_of = np.full(len(members), -1, dtype=np.int64)
     # Ids follow names; of several assignments to one entity the last holds.
     order = np.lexsort((-pairs[:, 1], members[pairs[:, 1]]))
     class_of[pairs[order, 0]] = pairs[order, 1]
-    return class_of
-
-
-def types_from_triples(
-    triples: IdTriples, relation: int, general: np.ndarray, max_types: int, min_size: int
-) -> tuple[IdTriples, tuple[list[str], np.ndarray], dict[str, str]]:
-    """Take the triples of a relation, whose tails are classes, out as entity types.
-
-    General classes, (num_entities,) bool, are not used; the limits are those of :func:`main_types`.
-
-    Returns
-    -------
-    triples : IdTriples
-        Without the relation, and without entities of which nothing else is known.
-    types : (list of str, (n,) int32)
-        The types, and the index of each entity's type.
-    classes : dict of str to str
-        The class of each type but ``untyped``.
-    """
-    num_entities = len(triples.entities)
-    pairs, splits, weights = [], {}, {}
-    used = np.zeros(num_entities, dtype=bool)
-    for split, rows in triples.splits.items():
-        is_type = rows[:, 1] == relation
-        pairs.append(rows[is_type][:, [0, 2]])
-        splits[split] = rows[~is_type]
-        used[splits[split][:, 0]] = used[splits[split][:, 2]] = True
-        if split in triples.weights:
-            weights[split] = triples.weights[split][~is_type]
-    all_pairs = np.concatenate(pairs)
-    all_pairs = all_pairs[~general[all_pairs[:, 1]]]
-    class_of = main_types(all_pairs, used, max_types, min_size)[used]
-    places = (np.cumsum(used) - 1).astype(np.int32)
-    for rows in splits.values():
-        rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
-        rows[:, 1] -= rows[:, 1] > relation
-    classes = np.unique(class_of[class_of >= 0]).tolist()
-    names = type_names([triples.entities[class_] for class_ in classes])
-    # The last place of the lookup is that of no class: -1 is its index.
-    untyped = [(-1, UNTYPED)] if (class_of < 0).any() else []
-    present = sorted([*names, *(name for _, name in untyped)])
-    lookup = np.zeros(num_entities + 1, dtype=np.int32)
-    for class_, name in [*zip(classes, names), *untyped]:
-        lookup[class_] = present.index(name)
-    entities = [name for name, is_used in zip(triples.entities, used.tolist()) if is_used]
-    relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
-    kept = IdTriples(entities, relations, splits, weights)
-    classes_of = {name: triples.entities[class_] for class_, name in zip(classes, names)}
-    return kept, (present, lookup[class_of]), dict(sorted(classes_of.items()))
+    return class_of, np.bincount(class_of[class_of >= 0], minlength=len(members))
 
 
 def type_names(classes: list[str]) -> list[str]:
@@ -199,53 +146,68 @@ def _allowed(name: str) -> str:
 
 
 def take_types(reading: Reading, options: Options, family: str) -> None:
-    """Turn the triples of the relation ``types_from`` into entity types; InputError if it is not there."""
-    types_from = options.reading.types_from
+    """Turn the triples of the relation ``types_from``, whose tails are classes, into entity types.
+
+    Entities of which nothing else is known are left out. InputError if the relation is not there.
+    """
+    types_from, triples = options.reading.types_from, reading.triples
     if reading.types is not None and (types_from is not None or options.entity_types is not None):
         raise InputError("the input has entity types of its own: give no --types-from and no --entity-types")
     if types_from is None:
         return
-    triples = reading.triples
-    relation, general = _type_relation(triples, reading, options.reading, family)
-    before = len(triples.entities)
-    rows_before = sum(map(len, triples.splits.values()))
-    triples, types, classes = types_from_triples(
-        triples, relation, general, options.reading.max_types, options.num_parts
-    )
-    if len(triples.splits[TRAIN]) == 0:
+    relation, general = _type_relation(reading, options.reading, family)
+    pairs, splits, weights = [], {}, {}
+    used = np.zeros(len(triples.entities), dtype=bool)
+    for split, rows in triples.splits.items():
+        is_type = rows[:, 1] == relation
+        pairs.append(rows[is_type][:, [0, 2]])
+        splits[split] = rows[~is_type]
+        used[splits[split][:, [0, 2]]] = True
+        if split in triples.weights:
+            weights[split] = triples.weights[split][~is_type]
+    if len(splits[TRAIN]) == 0:
         raise InputError(f"--types-from {types_from}: no triple is left to train on")
-    reading.triples, reading.types = triples, types
-    num_rows = rows_before - sum(map(len, triples.splits.values()))
-    left_out = before - len(triples.entities)
-    figures = {"from": types_from, "triples": num_rows, "entities_left_out": left_out, "classes": classes}
-    reading.figures["types"] = figures
+    all_pairs = np.concatenate(pairs)
+    usable = all_pairs[~general[all_pairs[:, 1]]]
+    class_of = main_types(usable, used, options.reading.max_types, options.num_parts)[used]
+    places = (np.cumsum(used) - 1).astype(np.int32)
+    for rows in splits.values():
+        rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
+        rows[:, 1] -= rows[:, 1] > relation
+    class_ids, number_of = np.unique(class_of, return_inverse=True)
+    known = [triples.entities[id_] for id_ in class_ids.tolist() if id_ >= 0]
+    classes = dict(zip(type_names(known), known))
+    # No class, -1, is the first.
+    names = [UNTYPED, *classes] if class_ids[0] < 0 else list(classes)
+    types = sorted(names)
+    reading.types = types, np.array([types.index(name) for name in names], np.int32)[number_of]
+    entities = [name for name, is_used in zip(triples.entities, used.tolist()) if is_used]
+    relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
+    reading.triples = IdTriples(entities, relations, splits, weights)
+    left_out = len(used) - len(entities)
+    figures = {"from": types_from, "triples": len(all_pairs), "entities_left_out": left_out}
+    reading.figures["types"] = {**figures, "classes": dict(sorted(classes.items()))}
     reading.notes.append(
-        f"{num_rows:,} triples of {types_from} became {len(types[0])} entity types; "
+        f"{len(all_pairs):,} triples of {types_from} became {len(types)} entity types; "
         f"{left_out:,} entities and classes without other triples are left out"
     )
 
 
-def _type_relation(
-    triples: IdTriples, reading: Reading, options: ReadingOptions, family: str
-) -> tuple[int, np.ndarray]:
+def _type_relation(reading: Reading, options: ReadingOptions, family: str) -> tuple[int, np.ndarray]:
     """Return the id of the relation, and which entities are classes that say nothing."""
-    types_from = options.types_from or ""
-    no_class = np.zeros(len(triples.entities), dtype=bool)
-    if family == GRAPHML:
-        if TYPE_RELATION not in triples.relations:
-            raise InputError(f"--types-from: no node has the attribute {types_from!r}")
-        return triples.relations.index(TYPE_RELATION), no_class
-    name = types_from
+    entities, relations, name = reading.triples.entities, reading.triples.relations, options.types_from or ""
+    if family == GRAPHML and TYPE_RELATION not in relations:
+        raise InputError(f"--types-from: no node has the attribute {name!r}")
+    general = np.zeros(len(entities), dtype=bool)
     if family == RDF:
         table = PrefixTable(reading.figures["prefixes"])
-        iri = PrefixTable(options.prefixes, reading.figures["prefixes"], WELL_KNOWN).expand(types_from)
-        name = table.shorten(iri)
-        for id_, entity in enumerate(triples.entities):
-            # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
-            no_class[id_] = entity[0] in '"_' or table.expand(entity) in _TOO_GENERAL
-    if name not in triples.relations:
-        raise unknown_name("relation of --types-from", types_from, triples.relations)
-    return triples.relations.index(name), no_class
+        name = table.shorten(PrefixTable(options.prefixes, table.iris, WELL_KNOWN).expand(name))
+        # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
+        general[:] = [name[0] in '"_' or table.expand(name) in _TOO_GENERAL for name in entities]
+    name = TYPE_RELATION if family == GRAPHML else name
+    if name not in relations:
+        raise unknown_name("relation of --types-from", options.types_from or "", relations)
+    return relations.index(name), general
 
 
 @dataclass
@@ -275,14 +237,11 @@ class TypedIds:
         counts = np.bincount(self.type_of, minlength=len(self.types))
         return {type_: int(count) for type_, count in zip(self.types, counts)}
 
-    def vocabularies(self, names: Sequence[str]) -> Iterator[tuple[str, Vocabulary | NameList]]:
+    def vocabularies(self, names: Sequence[str]) -> Iterator[tuple[str, NameList]]:
         """Yield each type and the names of its entities by original id, out of the names of all entities."""
         for number, type_ in enumerate(self.types):
             members = np.flatnonzero(self.type_of == number)
-            if isinstance(names, NameList):
-                yield type_, names if len(members) == len(names) else names.take(members)
-            else:
-                yield type_, Vocabulary([names[place] for place in members.tolist()], "entity")
+            yield type_, name_list(names) if len(members) == len(names) else name_list(names).take(members)
 
     def relation_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return the original relation id of each triple, (n,) int64."""
@@ -325,11 +284,11 @@ def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> Typ
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)
-    relations = []
-    for key in keys.tolist():
-        rest, rhs = divmod(key, len(types))
-        name, lhs = divmod(rest, len(types))
-        relations.append(Relation(relation_names[name], types[lhs], types[rhs]))
+    numbers = np.unravel_index(keys, (len(relation_names), len(types), len(types)))
+    relations = [
+        Relation(relation_names[name], types[lhs], types[rhs])
+        for name, lhs, rhs in np.transpose(numbers).tolist()
+    ]
     return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations, triples.times), keys)
 
 

@@ -27,7 +27,7 @@ from dglkge.partition.readers.dgl_graph import numbered_graph
 from dglkge.partition.readers.files import WORDS, read_files
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
 from dglkge.partition.readers.id_folders import read_id_maps
-from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
+from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers, row_place
 
 EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
@@ -71,15 +71,12 @@ def read_source(
         if entry is None:
             return read_files(paths, temporary, options, delimiter)
         return read_named(entry, temporary, options, delimiter)[1]
-    splits = {TRAIN: source, VALID: valid, TEST: test}
-    splits = _own_splits(source) or {
-        split: triples for split, triples in splits.items() if triples is not None
-    }
-    tables = {split: _table(triples, split, options) for split, triples in splits.items()}
+    splits = _own_splits(source) or {TRAIN: source, VALID: valid, TEST: test}
+    given = {split: triples for split, triples in splits.items() if triples is not None}
+    tables = {split: _table(triples, split, options) for split, triples in given.items()}
     numbered = {split: triples for split, triples in tables.items() if isinstance(triples, Numbered)}
-    other = next((split for split in tables if split not in numbered), None)
-    if numbered and other is not None:
-        raise InputError(f"train has ids and {other} has names; give both in one form")
+    if 0 < len(numbered) < len(tables):
+        raise InputError(f"{' and '.join(numbered)} has ids, the rest has names; give both in one form")
     reading = joined(numbered) if numbered else _read_frames(tables, options)
     take_types(reading, options, TABLE)
     return reading
@@ -145,10 +142,9 @@ def _own_splits(source: Any) -> dict[str, Any]:
         splits = {WORDS[str(key).lower()]: triples for key, triples in source.items()}
         if TRAIN not in splits:
             raise InputError(f"the splits are {', '.join(source)}; expected train among them")
-        return {split: splits[split] for split in SPLITS if split in splits}
+        return {split: splits.get(split) for split in SPLITS}
     if hasattr(source, "training") and hasattr(source, "testing"):
-        splits = {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
-        return {split: triples for split, triples in splits.items() if triples is not None}
+        return {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
     return {}
 
 
@@ -158,7 +154,7 @@ def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
     chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
     triples = ingest(chunks, maps, columns[TRAIN], granularity=options.time_granularity)
-    return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
+    return Reading(triples, columns=columns[TRAIN], place=row_place)
 
 
 def _columns(table: Any, columns: Columns) -> Columns:
@@ -249,12 +245,11 @@ def _read_factory(factory: Any) -> Numbered:
     """Return the triples of a factory of PyKEEN; one without labels has their numbers alone."""
     names = []
     for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
-        ids = getattr(factory, f"{noun}_to_id", None)
         labels = numbers(num)
-        for label, number in ({} if ids is None else ids).items():
+        for label, number in (getattr(factory, f"{noun}_to_id", None) or {}).items():
             labels[number] = str(label)
         names.append(labels)
-    return Numbered(as_array(factory.mapped_triples), names[0], names[1])
+    return Numbered(as_array(factory.mapped_triples), *names)
 
 
 def _read_networkx(graph: Any, options: Options) -> pd.DataFrame:
@@ -264,10 +259,9 @@ def _read_networkx(graph: Any, options: Options) -> pd.DataFrame:
     is_keyed = attribute is None and graph.is_multigraph()
     rows = []
     for head, tail, *key, data in graph.edges(data=True, **({"keys": True} if is_keyed else {})):
-        relation = next((data[name] for name in attributes if name in data), None)
-        if relation is None and attribute is not None:
+        relations = [data[name] for name in attributes if data.get(name) is not None]
+        if not relations and attribute is not None:
             raise InputError(f"the edge from {head!r} to {tail!r} has no attribute {attribute!r}")
-        if relation is None and key and isinstance(key[0], str):
-            relation = key[0]
-        rows.append((str(head), NO_RELATION if relation is None else str(relation), str(tail)))
+        relations += [*filter(lambda name: isinstance(name, str), key), NO_RELATION]
+        rows.append((str(head), str(relations[0]), str(tail)))
     return pd.DataFrame(rows, columns=list(ROLES))

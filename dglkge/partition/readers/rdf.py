@@ -7,15 +7,16 @@ import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
-from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
+from dglkge.data.text_format import bare_path, open_stream, read_errors
 from dglkge.errors import InputError, StorageError, import_extra
-from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
+from dglkge.partition.ingest import Chunk, IdTriples, Reading, Watch, ingest, name_chunks, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions, format_by_content
 
 MAX_GRAPHS = 100_000
@@ -52,14 +53,11 @@ class PrefixTable:
 
     def __init__(self, *tables: Mapping[str, str]) -> None:
         self.iris: dict[str, str] = {}
-        names: dict[str, str] = {}
-        for table in tables:
-            for name, iri in table.items():
-                if iri and name not in self.iris and iri not in names:
-                    self.iris[name] = iri
-                    names[iri] = name
-        self._names = names
-        self._sorted = sorted(names)
+        self._names: dict[str, str] = {}
+        for name, iri in chain(*(table.items() for table in tables)):
+            if iri and name not in self.iris and iri not in self._names:
+                self.iris[name], self._names[iri] = iri, name
+        self._sorted = sorted(self._names)
         # For each IRI of the table the longest other one that it begins with, or -1.
         self._parents: list[int] = []
         for place, iri in enumerate(self._sorted):
@@ -69,12 +67,12 @@ class PrefixTable:
     def shorten(self, iri: str) -> str:
         """Return the name of an IRI."""
         place = self._longest(iri, bisect_right(self._sorted, iri) - 1)
-        if place >= 0:
-            stem = self._sorted[place]
-            name = self._names[stem]
-            self.used[name] = stem
-            return f"{name}:{iri[len(stem) :]}"
-        return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
+        if place < 0:
+            return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
+        stem = self._sorted[place]
+        name = self._names[stem]
+        self.used[name] = stem
+        return f"{name}:{iri.removeprefix(stem)}"
 
     def expand(self, name: str) -> str:
         """Return the IRI of a name; a text that is no name of the table is returned as it is."""
@@ -141,23 +139,18 @@ class _RdfReader:
         table = PrefixTable(options.prefixes, WELL_KNOWN)
         self._graphs_to_read = {table.expand(graph) for graph in options.graphs}
         # Without a name, so that nothing is left behind, whatever happens.
-        self._numbers = (
-            tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
-            if options.literals == "numeric"
-            else None
-        )
+        self._numbers: IO[str] | None = None
+        if options.literals == "numeric":
+            self._numbers = tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
 
-    def split(
-        self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch
-    ) -> Iterator[Mapping[str, Any]]:
+    def split(self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch) -> Iterator[Chunk]:
         """Yield the triples of the files of a split."""
-        num_rows = 0
-        before = self._counts.copy()
+        is_empty, before = True, self._counts.copy()
         for path, format_ in files:
             for chunk in self._chunks(path, format_, watch(path)):
-                num_rows += len(chunk["head"])
+                is_empty = False
                 yield chunk
-        if num_rows == 0:
+        if is_empty:
             raise self._empty_error(split, [path for path, _ in files], self._counts - before)
 
     def finish(self, triples: IdTriples) -> Reading:
@@ -188,27 +181,25 @@ class _RdfReader:
             reading.write_side_files = write
         return reading
 
-    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Mapping[str, Any]]:
-        num_rows = 0
+    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Chunk]:
+        is_start = True
         try:
             with read_errors(path), open_stream(path) as (raw, stream):
                 rdf_format = getattr(self._rdf.RdfFormat, _PARSERS[format_.name])
                 parser = self._rdf.parse(stream, rdf_format, base_iri=self._options.base_iri)
-                for chunk in self._rows(parser, _blank_names(self._tag(path))):
-                    num_rows += len(chunk["head"])
+                for chunk in name_chunks(self._rows(parser, _blank_names(self._tag(path)))):
+                    is_start = False
                     yield chunk
                     on_bytes(raw.tell())
         except SyntaxError as error:
-            raise self._syntax_error(path, format_, error, num_rows == 0) from error
+            raise self._syntax_error(path, format_, error, is_start) from error
         self._prefixes.append(dict(parser.prefixes))
 
-    def _rows(self, parser: Any, blank_name: Callable[[str], str]) -> Iterator[Mapping[str, Any]]:
+    def _rows(self, parser: Any, blank_name: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
         counts, graphs = self._counts, self._graphs_to_read
         # Local names: this loop is most of the time of reading.
         default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
         literal = self._rdf.Literal
-        columns: tuple[list[str], ...] = tuple([] for _ in ROLES)
-        heads, relations, tails = columns
         for quad in parser:
             graph = quad.graph_name
             if (graphs or type(graph) is not default_graph) and not self._keep_graph(graph):
@@ -229,15 +220,7 @@ class _RdfReader:
                         self._note_number(self._numbers, head, quad)
                     continue
                 tail = str(object_)
-            heads.append(head)
-            relations.append(quad.predicate.value)
-            tails.append(tail)
-            if len(heads) >= CHUNK_ROWS:
-                yield name_chunk(columns)
-                for column in columns:
-                    column.clear()
-        if heads:
-            yield name_chunk(columns)
+            yield head, quad.predicate.value, tail
 
     def _keep_graph(self, graph: Any) -> bool:
         """Count a quad that is in a named graph, and return whether the user wants its graph."""
