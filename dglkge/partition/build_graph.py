@@ -36,7 +36,7 @@ from dglkge.data.quality import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order, open_npy
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
-from dglkge.typing import RELATION
+from dglkge.typing import RELATION, Ids
 
 LDG_PASSES = 5
 """Passes over the nodes: on a graph with 100 clusters the first cuts most, later ones ever less."""
@@ -143,9 +143,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
     # where two relations join the same two entities (dgl 2.1.0: "free(): invalid next size").
     with mock.patch.object(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
-        parts: torch.Tensor = dgl.metis_partition_assignment(
-            graph, num_parts, balance_ntypes=one_type, balance_edges=True
-        )
+        parts = dgl.metis_partition_assignment(graph, num_parts, balance_ntypes=one_type, balance_edges=True)
     return parts.numpy()
 
 
@@ -183,9 +181,7 @@ def ldg_parts(
     return parts
 
 
-def random_parts(
-    type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator
-) -> np.ndarray:
+def random_parts(type_of: Ids, in_degrees: Ids, num_parts: int, rng: np.random.Generator) -> Ids:
     """Assign nodes to partitions at random, with nodes of each type (numbers from 0) and edges balanced.
 
     The nodes are shuffled, then sorted by in-degree (an edge belongs to its tail's partition). Each goes to
@@ -194,20 +190,16 @@ def random_parts(
     """
     order = rng.permutation(len(in_degrees))
     order = order[np.argsort(-in_degrees[order], kind="stable")]
-    room = []
-    for count in np.bincount(type_of).tolist():
-        # Drawn at random: else the same partitions would take the extra node of every type.
-        has_extra = rng.permutation(num_parts) < count % num_parts
-        room.append(count // num_parts + has_extra.astype(np.int64))
+    # Drawn at random: else the same partitions would take the extra node of every type.
+    counts = np.bincount(type_of).tolist()
+    room = [count // num_parts + (rng.permutation(num_parts) < count % num_parts) for count in counts]
     parts = np.empty(len(in_degrees), dtype=np.int64)
     # Largest first (longest processing time rule): small nodes later even out the loads.
     spread(order, type_of, in_degrees, np.array(room), parts)
     return parts
 
 
-def fill_empty_parts(
-    parts: np.ndarray, type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int
-) -> np.ndarray:
+def fill_empty_parts(parts: Ids, type_of: Ids, in_degrees: Ids, num_parts: int) -> Ids:
     """Return a copy in which every partition has at least one node of every type.
 
     METIS may leave a partition without any node of a rare type, and DGL cannot store such a partition. It
@@ -237,10 +229,8 @@ def build_graph(job: GraphJob, parts: dict[str, np.ndarray]) -> dgl.DGLGraph:
     """
     loops = torch.arange(job.num_relations)
     edges = {(RELATION, f"{RELATION}_{RELATION}", RELATION): (loops, loops)}
-    first = {
-        ntype: torch.tensor([int((parts[ntype] == part).argmax()) for part in range(job.num_parts)])
-        for ntype in job.entity_types
-    }
+    # Every partition has a node of every type.
+    first = {name: torch.from_numpy(np.unique(owner, return_index=True)[1]) for name, owner in parts.items()}
     for lhs, rhs, _, _ in job.edge_types:
         edges[lhs, f"{lhs}_{rhs}", rhs] = (first[lhs], first[rhs])
     return dgl.heterograph(edges, num_nodes_dict={**job.entity_types, RELATION: job.num_relations})

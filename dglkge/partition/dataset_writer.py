@@ -92,14 +92,12 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _locked(output: Path, folder: Path) -> Iterator[None]:
     """Make the temporary folder and lock it; the kernel releases the lock when the process ends."""
-    is_new = not os.path.exists(folder)
     try:
         folder.mkdir(exist_ok=True)
         lock = open(folder / _LOCK, "a")
     except OSError as error:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
         if error.errno in NO_ROOM:
             raise StorageError(f"cannot write {folder}: {error.strerror}") from error
         reason = error.strerror
@@ -240,11 +238,8 @@ def finish_dataset(
     figures = {**partition_figures(Dataset(folder, description)), **facts, Field.QUALITY: quality}
     report = folder / dataset_files.PARTITIONS / dataset_files.REPORT
     report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    content = {
-        Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION,
-        **description,
-        Field.CHECKSUMS: dataset_files.file_checksums(folder),
-    }
+    version = {Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION}
+    content = {**version, **description, Field.CHECKSUMS: dataset_files.file_checksums(folder)}
     with replacing(folder / dataset_files.PENDING_DESCRIPTION) as file:
         file.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return figures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,9 @@ import pandas as pd
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import IdTriples, Reading
+from dglkge.partition.ingest import IdTriples, Reading, Types
 from dglkge.partition.name_index import NameList, name_list
-from dglkge.partition.options import GRAPHML, RDF, Options, ReadingOptions
+from dglkge.partition.options import Family, Options, ReadingOptions
 from dglkge.partition.readers.graphml import TYPE_RELATION
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
@@ -26,9 +25,7 @@ DEFAULT_TYPE = "entity"
 _TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def types_of_entities(
-    path: Path | None, entities: Sequence[str], integer_ids: bool
-) -> tuple[list[str], np.ndarray]:
+def types_of_entities(options: Options, entities: Sequence[str]) -> Types:
     """Return the types that entities have, sorted, and the index (n,) int32 of each entity's.
 
     The file has lines of entity and type (more columns are not read), with integer ids of the entities'
@@ -39,6 +36,7 @@ def types_of_entities(
     InputError
         If an entity has no type or two, or a type's name cannot be used.
     """
+    path = options.entity_types
     if path is None:
         return [DEFAULT_TYPE], np.zeros(len(entities), dtype=np.int32)
     type_by_entity: dict[str, str] = {}
@@ -49,7 +47,7 @@ def types_of_entities(
         if fault:
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
-    keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
+    keys = [str(id_) for id_ in range(len(entities))] if options.integer_ids else list(entities)
     untyped = [key for key in keys if key not in type_by_entity]
     if untyped:
         fault = f"{len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
@@ -71,11 +69,7 @@ def type_name_fault(name: str) -> str | None:
 UNTYPED = "untyped"
 """Type of the entities without a class that became one."""
 
-_TOO_GENERAL = (
-    WELL_KNOWN["owl"] + "Thing",
-    WELL_KNOWN["owl"] + "NamedIndividual",
-    WELL_KNOWN["rdfs"] + "Resource",
-)
+_TOO_GENERAL = [*map(PrefixTable(WELL_KNOWN).expand, ("owl:Thing", "owl:NamedIndividual", "rdfs:Resource"))]
 
 
 def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: int) -> np.ndarray:
@@ -145,7 +139,7 @@ def _allowed(name: str) -> str:
     return re.sub(r"_{2,}", "_", re.sub(r"[^A-Za-z0-9_.-]+", "_", name)).strip("_") or "class"
 
 
-def take_types(reading: Reading, options: Options, family: str) -> None:
+def take_types(reading: Reading, options: Options, family: Family) -> None:
     """Turn the triples of the relation ``types_from``, whose tails are classes, into entity types.
 
     Entities of which nothing else is known are left out. InputError if the relation is not there.
@@ -187,24 +181,22 @@ def take_types(reading: Reading, options: Options, family: str) -> None:
     left_out = len(used) - len(entities)
     figures = {"from": types_from, "triples": len(all_pairs), "entities_left_out": left_out}
     reading.figures["types"] = {**figures, "classes": dict(sorted(classes.items()))}
-    reading.notes.append(
-        f"{len(all_pairs):,} triples of {types_from} became {len(types)} entity types; "
-        f"{left_out:,} entities and classes without other triples are left out"
-    )
+    note = f"{len(all_pairs):,} triples of {types_from} became {len(types)} entity types"
+    reading.notes.append(f"{note}; {left_out:,} entities and classes without other triples are left out")
 
 
-def _type_relation(reading: Reading, options: ReadingOptions, family: str) -> tuple[int, np.ndarray]:
+def _type_relation(reading: Reading, options: ReadingOptions, family: Family) -> tuple[int, np.ndarray]:
     """Return the id of the relation, and which entities are classes that say nothing."""
     entities, relations, name = reading.triples.entities, reading.triples.relations, options.types_from or ""
-    if family == GRAPHML and TYPE_RELATION not in relations:
+    if family == "graphml" and TYPE_RELATION not in relations:
         raise InputError(f"--types-from: no node has the attribute {name!r}")
     general = np.zeros(len(entities), dtype=bool)
-    if family == RDF:
+    if family == "rdf":
         table = PrefixTable(reading.figures["prefixes"])
         name = table.shorten(PrefixTable(options.prefixes, table.iris, WELL_KNOWN).expand(name))
         # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
         general[:] = [name[0] in '"_' or table.expand(name) in _TOO_GENERAL for name in entities]
-    name = TYPE_RELATION if family == GRAPHML else name
+    name = TYPE_RELATION if family == "graphml" else name
     if name not in relations:
         raise unknown_name("relation of --types-from", options.types_from or "", relations)
     return relations.index(name), general
@@ -234,8 +226,7 @@ class TypedIds:
 
     def num_entities(self) -> dict[str, int]:
         """Return the number of entities of each type."""
-        counts = np.bincount(self.type_of, minlength=len(self.types))
-        return {type_: int(count) for type_, count in zip(self.types, counts)}
+        return dict(zip(self.types, np.bincount(self.type_of, minlength=len(self.types)).tolist()))
 
     def vocabularies(self, names: Sequence[str]) -> Iterator[tuple[str, NameList]]:
         """Yield each type and the names of its entities by original id, out of the names of all entities."""
@@ -257,11 +248,8 @@ class TypedIds:
         if len(self.types) == 1:
             # Ids within the one type are the ids.
             return triples.astype(np.int64)
-        ids = np.empty((len(triples), 3), dtype=np.int64)
-        ids[:, 0] = self.id_in_type[triples[:, 0]]
-        ids[:, 1] = self.relation_ids(triples)
-        ids[:, 2] = self.id_in_type[triples[:, 2]]
-        return ids
+        heads, tails = self.id_in_type[triples[:, 0]], self.id_in_type[triples[:, 2]]
+        return np.stack([heads, self.relation_ids(triples), tails], axis=1)
 
 
 def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> TypedIds:
@@ -274,21 +262,15 @@ def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> Typ
     for index in range(len(types)):
         members = np.flatnonzero(type_of == index)
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
-    key_pieces = (
-        _keys(piece, type_of, len(types), triples.num_times)
-        for rows in triples.splits.values()
-        for _, (piece,) in pieces(rows)
-    )
+    blocks = (block for rows in triples.splits.values() for _, (block,) in pieces(rows))
+    key_blocks = (_keys(block, type_of, len(types), triples.num_times) for block in blocks)
     relation_names = triples.relations
-    keys = distinct_numbers(key_pieces, len(relation_names) * len(types) ** 2)
+    keys = distinct_numbers(key_blocks, len(relation_names) * len(types) ** 2)
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)
-    numbers = np.unravel_index(keys, (len(relation_names), len(types), len(types)))
-    relations = [
-        Relation(relation_names[name], types[lhs], types[rhs])
-        for name, lhs, rhs in np.transpose(numbers).tolist()
-    ]
+    numbers = np.transpose(np.unravel_index(keys, (len(relation_names), len(types), len(types)))).tolist()
+    relations = [Relation(relation_names[name], types[lhs], types[rhs]) for name, lhs, rhs in numbers]
     return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations, triples.times), keys)
 
 
@@ -296,5 +278,4 @@ def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int, num_times: i
     keys = triples[:, 1].astype(np.int64) // num_times
     if num_types == 1:
         return keys
-    keys = keys * num_types + type_of[triples[:, 0]]
-    return keys * num_types + type_of[triples[:, 2]]
+    return (keys * num_types + type_of[triples[:, 0]]) * num_types + type_of[triples[:, 2]]

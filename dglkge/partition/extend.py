@@ -29,7 +29,7 @@ from dglkge.partition.entity_types import assign_ids
 from dglkge.partition.ingest import IdTriples, ingest, table_chunks
 from dglkge.partition.name_index import name_list
 from dglkge.partition.readers.id_folders import read_pairs
-from dglkge.typing import RELATION, Relation
+from dglkge.typing import RELATION
 
 SLACK = 1.05
 """Largest partition over the mean, of entities, that placing new ones beside their neighbours may lead to."""
@@ -87,9 +87,7 @@ def extend_dataset(
         raise InputError(f"the output {output} is the data set itself; choose another folder")
     if name in dataset.edge_set_names:
         known = ", ".join(dataset.edge_set_names)
-        raise InputError(
-            f"the data set has an edge set {name!r} already (it has {known}); give another --name"
-        )
+        raise InputError(f"the data set has an edge set {name!r} already ({known}); give another --name")
     files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
     known_times = dataset.relations.times
     triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
@@ -122,14 +120,13 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     """Find the old ids of names, and give new ones to others."""
     rows = triples.splits[TRAIN]
     types = dataset.entity_types
-    type_of = np.full(len(triples.entities), -1, np.int64)
-    ids = np.full(len(triples.entities), -1, np.int64)
+    type_of, ids = (np.full(len(triples.entities), -1, np.int64) for _ in range(2))
     for number, type_ in enumerate(types):
         known_ids = dataset.vocabulary(type_).find(triples.entities)
         is_known = known_ids >= 0
         type_of[is_known], ids[is_known] = number, known_ids[is_known]
     old = dataset.relations.timeless
-    _find_types(type_of, triples, types, old, entity_types)
+    _find_types(type_of, triples, dataset, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
     for place in np.flatnonzero(ids < 0).tolist():
         names_of_type = names[types[type_of[place]]]
@@ -144,31 +141,24 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     return _Extension(names, relations, np.stack(columns, axis=1), triples.weights.get(TRAIN))
 
 
-def _find_types(
-    type_of: np.ndarray,
-    triples: IdTriples,
-    types: Sequence[str],
-    relations: Sequence[Relation],
-    path: Path | None,
-) -> None:
+def _find_types(type_of: np.ndarray, triples: IdTriples, dataset: Dataset, path: Path | None) -> None:
     """Give each new entity a type: the only one, that of the file, or that of a known relation; in place."""
-    if len(types) == 1:
+    number = {type_: place for place, type_ in enumerate(dataset.entity_types)}
+    if len(number) == 1:
         type_of[:] = 0
         return
-    number = {type_: place for place, type_ in enumerate(types)}
     if path is not None:
-        pairs_of_file = read_pairs(path, ("entity", "type"), more_columns=True)
-        type_by_name = {entity: type_ for _, entity, type_ in pairs_of_file}
+        types = {name: type_ for _, name, type_ in read_pairs(path, ("entity", "type"), more_columns=True)}
         for place in np.flatnonzero(type_of < 0).tolist():
-            type_ = type_by_name.get(triples.entities[place])
+            type_ = types.get(triples.entities[place])
             if type_ is None:
                 continue
             if type_ not in number:
                 fault = f"{triples.entities[place]!r} has the type {type_!r}, which the data set lacks"
-                raise InputError(f"{path}: {fault}; known: {', '.join(types)}")
+                raise InputError(f"{path}: {fault}; known: {', '.join(number)}")
             type_of[place] = number[type_]
     pairs: dict[str, set[tuple[int, int]]] = {}
-    for relation in relations:
+    for relation in dataset.relations.timeless:
         pairs.setdefault(relation.name, set()).add((number[relation.lhs], number[relation.rhs]))
     rows = triples.splits[TRAIN]
     for head, relation_id, tail in rows[(type_of[rows[:, [0, 2]]] < 0).any(1)].tolist():
@@ -187,8 +177,7 @@ def _find_types(
 def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> dict[str, Any]:
     """Write all files but the partitions; return the fields of the description."""
     sets = dataset.edge_set_of_triples()
-    if sets is None:
-        sets = np.zeros(len(dataset.split(TRAIN)), np.int32)
+    sets = np.zeros(len(dataset.split(TRAIN)), np.int32) if sets is None else sets
     set_names = [*dataset.edge_set_names, set_name]
     new_sets = np.full(len(new.triples), len(set_names) - 1, np.int32)
     columns = {EDGE_SETS: np.concatenate([sets, new_sets])}
@@ -205,12 +194,8 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
     for name in kept:
         if (dataset.path / name).is_file():
             shutil.copyfile(dataset.path / name, folder / name)
-    return {
-        **dataset.description,
-        **written,
-        Field.EDGE_SET_NAMES: set_names,
-        Field.CREATED_BY: f"dglkge {__version__}",
-    }
+    changed = {Field.EDGE_SET_NAMES: set_names, Field.CREATED_BY: f"dglkge {__version__}"}
+    return {**dataset.description, **written, **changed}
 
 
 def _at_new_times(dataset: Dataset, times: Sequence[str], split: str) -> np.ndarray:

@@ -33,6 +33,12 @@ from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, p
 CHUNK_ROWS = 1 << 16
 """Triples of a chunk of formats other than tables: bounds the strings that are in memory at a time."""
 
+Arrays = dict[str, np.ndarray]
+"""Arrays of each split."""
+
+Types = tuple[list[str], np.ndarray]
+"""The entity types, and the index (n,) int32 of each entity's."""
+
 Chunk = Mapping[str, Any]
 """Some triples: for each role a column of Arrow's strings, or of integers."""
 
@@ -78,8 +84,8 @@ class IdTriples:
 
     entities: Sequence[str]
     relations: Sequence[str]
-    splits: dict[str, np.ndarray]
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    splits: Arrays
+    weights: Arrays = field(default_factory=dict)
     times: Sequence[str] = ()
     in_order: bool = True
 
@@ -125,7 +131,7 @@ class Reading:
     """
 
     triples: IdTriples
-    types: tuple[list[str], np.ndarray] | None = None
+    types: Types | None = None
     columns: Columns | None = None
     place: Place | None = None
     integer_ids: bool = False
@@ -214,31 +220,24 @@ def ingest(
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
     splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
-    names: tuple[Sequence[str], Sequence[str]]
     if maps is not None:
-        names = _names_of_ids(splits, maps, columns or Columns())
+        triples = IdTriples(*_names_of_ids(splits, maps, columns or Columns()), splits, weights)
     else:
         (entity_names, of_entity), (relation_names, of_relation) = entities.in_order(), relations.in_order()
-        names = entity_names, relation_names
+        triples = IdTriples(entity_names, relation_names, splits, weights)
 
         def renumber(piece: np.ndarray) -> None:
             rows = np.asarray(piece)
             mapped(rows, of_entity, of_relation, of_entity, rows)
 
-        all_pieces = (piece for triples in splits.values() for _, (piece,) in pieces(triples))
+        all_pieces = (piece for rows in splits.values() for _, (piece,) in pieces(rows))
         for _ in map_in_order(renumber, all_pieces, num_workers):
             pass
-    return _at_times(
-        IdTriples(names[0], names[1], splits, weights), times_of, stamps, granularity, known_times
-    )
+    return _at_times(triples, times_of, stamps, granularity, known_times)
 
 
 def _at_times(
-    triples: IdTriples,
-    times_of: Mapping[str, np.ndarray],
-    stamps: NameIndex,
-    granularity: str | None,
-    known_times: Sequence[str],
+    triples: IdTriples, times_of: Arrays, stamps: NameIndex, granularity: str | None, known: Sequence[str]
 ) -> IdTriples:
     """Return triples of relations at their times, in place; without times they stay as they are.
 
@@ -252,8 +251,8 @@ def _at_times(
     if without:
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
-    if known_times and granularity is None:
-        granularity = granularity_of(known_times, names)
+    if known and granularity is None:
+        granularity = granularity_of(known, names)
     times, first, last = time_spans(list(names), granularity)
     # Ids have 32 bits. Entity types may make more relations of these: the vocabulary compares again.
     limit_pairs(len(triples.relations), len(times))
@@ -275,9 +274,7 @@ def _at_times(
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
-def _names_of_ids(
-    splits: Mapping[str, np.ndarray], maps: IdMaps, columns: Columns
-) -> tuple[list[str], list[str]]:
+def _names_of_ids(splits: Arrays, maps: IdMaps, columns: Columns) -> tuple[list[str], list[str]]:
     """Return the names of the ids of entities and of relations; without a map the ids are the names."""
     try:
         entities = maps.entities or _dense_names(splits, (0, 2), "entity")
@@ -292,13 +289,13 @@ def _names_of_ids(
 
 def _collect(
     source: Chunks, ids_of: Callable[[str, Any], np.ndarray], folder: Path | None, num_workers: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[Arrays, Arrays, Arrays]:
     """Return ids (n, 3) int32, weights (n,) float32 and times (n,) int32 of each split; no entry without.
 
     Several threads call ``ids_of``, which returns the ids (n,) of the column of a role.
     """
 
-    def numbered(piece: tuple[str, Chunk | Callable[[], Chunk]]) -> tuple[str, dict[str, np.ndarray]]:
+    def numbered(piece: tuple[str, Chunk | Callable[[], Chunk]]) -> tuple[str, Arrays]:
         split, chunk = piece
         columns = chunk() if callable(chunk) else chunk
         ids = [ids_of(role, columns[role]).astype(np.int32, copy=False) for role in ROLES]
@@ -315,13 +312,11 @@ def _collect(
     for split, arrays in map_in_order(numbered, chunks, num_workers):
         for role, values in arrays.items():
             collected[role][split].append(values)
-    triples, weights, times = (
-        {split: rows.array() for split, rows in collection.items()} for collection in collected.values()
-    )
-    return triples, weights, times
+    arrays = [{split: rows.array() for split, rows in kind.items()} for kind in collected.values()]
+    return arrays[0], arrays[1], arrays[2]
 
 
-def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:
+def _dense_names(splits: Arrays, columns: tuple[int, ...], noun: str) -> list[str]:
     ids = distinct_below(list(splits.values()), *columns)
     num_ids = int(ids[-1]) + 1
     advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
@@ -361,10 +356,7 @@ def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
 
 
 def column_order_advice(
-    splits: Mapping[str, np.ndarray],
-    columns: Columns,
-    entities: Sequence[str] = (),
-    relations: Sequence[str] = (),
+    splits: Arrays, columns: Columns, entities: Sequence[str] = (), relations: Sequence[str] = ()
 ) -> str | None:
     """Return one line if another column looks like that of the relations, else None.
 
@@ -385,10 +377,8 @@ def column_order_advice(
     swapped = [swap.get(name, name) for name in columns.names or columns.order]
     if columns.names:
         swapped = [f"{name}={column}" for name, column in zip(swapped, columns.names.values())]
-    return (
-        f"the columns look as if they were in another order: {counts}; "
-        f"if what was read as {role} is the relation, give --columns {','.join(swapped)}"
-    )
+    advice = f"if what was read as {role} is the relation, give --columns {','.join(swapped)}"
+    return f"the columns look as if they were in another order: {counts}; {advice}"
 
 
 def misplaced_relations(values: Sequence[np.ndarray], are_integers: bool) -> str | None:
@@ -401,20 +391,18 @@ def misplaced_relations(values: Sequence[np.ndarray], are_integers: bool) -> str
     for role, column, other in (("tail", tails, heads), ("head", heads, tails)):
         if are_integers:
             likeness = _jaccard(relations, other)
-            is_like_other = likeness >= 0.5
+            is_like = likeness >= 0.5
             # What is not asked for below is not computed: the columns of entities are long.
-            is_unlike = is_like_other and _jaccard(column, other) <= likeness / 2
+            is_unlike = is_like and _jaccard(column, other) <= likeness / 2
         else:
-            is_like_other = _shared(relations, other) >= 0.5 * len(relations)
-            is_unlike = (
-                is_like_other and (contains(relations, column) | contains(other, column)).mean() <= 0.05
-            )
+            is_like = _shared(relations, other) >= 0.5 * len(relations)
+            is_unlike = is_like and (contains(relations, column) | contains(other, column)).mean() <= 0.05
         # As many values as entities: a fourth of those in the other column, or more.
         is_as_large = 4 * len(relations) >= len(other)
-        if len(column) <= FAR_FEWER * len(relations) and (is_like_other or is_as_large):
+        if len(column) <= FAR_FEWER * len(relations) and (is_like or is_as_large):
             return role
         # Of RDF, relations may be described as heads: then heads are far more than relations.
-        if is_like_other and is_unlike and len(column) <= 5 * len(relations):
+        if is_like and is_unlike and len(column) <= 5 * len(relations):
             return role
     return None
 

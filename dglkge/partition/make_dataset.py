@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -41,6 +40,8 @@ METIS_TRIPLE_BYTES = 250
 
 MIN_TO_SPLIT = 20
 """Triples below which nothing is split by default: a twentieth is less than one."""
+
+_RELATED = "an inverse, symmetric or duplicate relation"
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def partition_triples(
     """
     options = options or Options()
     with staged(output, options.overwrite) as folder, ThreadPoolExecutor(1) as beside:
-        reading = read_source(source, folder, options, delimiter, valid, test)
+        reading = read_source(source, folder, options, delimiter, valid=valid, test=test)
         triples, parts = reading.triples, reading.parts
         integer_ids = reading.integer_ids or options.integer_ids
         if reading.candidates and (options.drop_leaks or isinstance(options.split, tuple)):
@@ -103,9 +104,7 @@ def partition_triples(
             logger.warning(advice)
         if fractions is not None:
             triples = split_by_hash(triples, fractions, options.seed, folder)
-        types, type_of = reading.types or types_of_entities(
-            options.entity_types, triples.entities, options.integer_ids
-        )
+        types, type_of = reading.types or types_of_entities(options, triples.entities)
         ids = assign_ids(triples, types, type_of)
         for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
             # DGL cannot store a partition without a node of some type.
@@ -138,9 +137,8 @@ def partition_triples(
             np.save(dataset_files.candidates_path(folder, split), np.asarray(array, np.int32))
         if parts is not None:
             # Type after type; relations have none yet.
-            by_type = [parts[type_of == number] for number in range(len(types))]
-            by_type.append(np.full(len(ids.relation_keys), -1))
-            np.save(folder / dataset_files.GIVEN_PARTS, np.concatenate(by_type))
+            flat = np.append(parts[np.argsort(type_of, kind="stable")], np.full(len(ids.relation_keys), -1))
+            np.save(folder / dataset_files.GIVEN_PARTS, flat)
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
         del reading, triples, ids, type_of, measure, quality, weights
@@ -183,10 +181,8 @@ def dataset_of_run(
     """
     made = (run / DATASET_FOLDER).absolute()
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
-    with (
-        parents_of(run),
-        tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{run.name}-") as temporary,
-    ):
+    beside: dict[str, Any] = {"dir": made.parent.parent, "prefix": f".{run.name}-"}
+    with parents_of(run), tempfile.TemporaryDirectory(**beside) as temporary:
         new = Path(temporary) / DATASET_FOLDER
         figures = partition_triples(source, new, options, **splits)
         if overwrite and run.exists():
@@ -305,9 +301,7 @@ def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
     return state
 
 
-def measure_triples(
-    triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
-) -> Quality:
+def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int, num_workers: int) -> Quality:
     """Measure the quality of triples that are not written yet, with so much memory and so many threads."""
     splits = {}
     for split in SPLITS:
@@ -320,9 +314,7 @@ def measure_triples(
     return measure_quality(numbered, bucket_bytes, num_workers)
 
 
-def drop_leaks(
-    triples: IdTriples, leaks: Mapping[str, Leaks], which: str
-) -> tuple[IdTriples, dict[str, int]]:
+def drop_leaks(triples: IdTriples, leaks: dict[str, Leaks], which: str) -> tuple[IdTriples, dict[str, int]]:
     """Drop the triples of valid and test that train gives away; returns how many of each, too.
 
     ``which`` is ``"exact"`` for triples that stand in train, ``"implied"`` also for those that train implies.
@@ -348,7 +340,11 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
         If there are leaks: their numbers and an example.
     """
     figures = quality.report["leaks"]
-    for leak, allowed in (("in_train", 0.0), ("implied", max_implied)):
+    implied = f"a share of {max_implied:g}; --drop-leaks implied leaves them out"
+    for leak, allowed, words, advice in (
+        ("in_train", 0.0, "stand in train too", "refuses this; --drop-leaks exact leaves them out"),
+        ("implied", max_implied, f"follow from train by {_RELATED}", f"allows {implied}"),
+    ):
         leaking = [split for split in (VALID, TEST) if figures[split][leak]["share"] > allowed]
         if not leaking:
             continue
@@ -357,22 +353,13 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
             f"({figures[split][leak]['share']:.1%})"
             for split in leaking
         )
-        first = int(np.flatnonzero(quality.leaks[leaking[0]][leak])[0])
-        example = _show(triples, leaking[0], first, place)
-        if leak == "implied":
-            raise InputError(
-                f"{counts} follow from train by an inverse, symmetric or duplicate relation, e.g. {example}: "
-                f"--strict-splits allows a share of {max_implied:g}; --drop-leaks implied leaves them out"
-            )
-        again = (triples.splits[TRAIN] == triples.splits[leaking[0]][first]).all(axis=1)
-        also = f", also {place(TRAIN, int(again.argmax()))}" if place else ""
-        refusal = "--strict-splits refuses this; --drop-leaks exact leaves them out"
-        raise InputError(f"{counts} stand in train too, e.g. {example}{also}: {refusal}")
-
-
-def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:
-    head, relation, tail = triples.splits[split][row].tolist()
-    relation, time = divmod(relation, triples.num_times)
-    names = [triples.entities[head], triples.relations[relation], triples.entities[tail]]
-    names += [triples.times[time]] if triples.times else []
-    return f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"
+        split, row = leaking[0], int(quality.leaks[leaking[0]][leak].argmax())
+        head, relation, tail = triples.splits[split][row].tolist()
+        relation, time = divmod(relation, triples.num_times)
+        names = [triples.entities[head], triples.relations[relation], triples.entities[tail]]
+        names += triples.times[time : time + 1]
+        example = f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"
+        if place and leak == "in_train":
+            again = (triples.splits[TRAIN] == triples.splits[split][row]).all(axis=1)
+            example += f", also {place(TRAIN, int(again.argmax()))}"
+        raise InputError(f"{counts} {words}, e.g. {example}: --strict-splits {advice}")

@@ -14,14 +14,7 @@ import pyarrow.compute as pc
 
 from dglkge.data.triples import string_buffers
 from dglkge.errors import InputError
-from dglkge.kernels.hashing import (
-    fill_slots,
-    group_by_low_bits,
-    hash_names,
-    intern_names,
-    shared_prefix,
-    words_of,
-)
+from dglkge.kernels import hashing
 
 MAX_NAMES = np.iinfo(np.int32).max
 
@@ -93,8 +86,8 @@ class NameIndex:
     def add(self, names: Strings) -> np.ndarray:
         """Return the ids of names, (n,) int32; new names get new ids. Too many are an InputError."""
         offsets, data = string_buffers(names)
-        hashes = hash_names(offsets, data, self._keys)
-        rows, starts, num_bytes = group_by_low_bits(hashes, offsets, self._bits)
+        hashes = hashing.hash_names(offsets, data, self._keys)
+        rows, starts, num_bytes = hashing.group_by_low_bits(hashes, offsets, self._bits)
         ids = np.empty(len(names), np.int32)
         for shard in np.flatnonzero(np.diff(starts)).tolist():
             mine = rows[starts[shard] : starts[shard + 1]]
@@ -128,11 +121,11 @@ class _Table:
     def add(
         self, rows: np.ndarray, num_bytes: int, hashed: tuple[np.ndarray, ...], shard: int, ids: np.ndarray
     ) -> None:
-        """Look up and add the names of some rows, of so many bytes in all: see :func:`intern_names`."""
+        """Look up and add the names of some rows, of so many bytes in all: see ``hashing.intern_names``."""
         with self._lock:
             self._make_room(len(rows), num_bytes)
-            known = self._offsets, self._data
-            self.num = intern_names(rows, hashed, self._bits, shard, self._slots, known, self.num, ids)
+            table = self._slots, (self._offsets, self._data), self.num
+            self.num = hashing.intern_names(rows, hashed, self._bits, shard, *table, ids)
             if self.num << self._bits > MAX_NAMES:
                 raise InputError(f"there are more than {MAX_NAMES} names")
 
@@ -146,8 +139,8 @@ class _Table:
             num_slots *= 2
         if num_slots > len(self._slots):
             self._slots = np.zeros((num_slots, 2), np.uint64)
-            hashes = hash_names(self._offsets[: self.num + 1], self._data, self._keys)
-            fill_slots(hashes, self._bits, self._slots)
+            hashes = hashing.hash_names(self._offsets[: self.num + 1], self._data, self._keys)
+            hashing.fill_slots(hashes, self._bits, self._slots)
 
     def names(self) -> pa.LargeStringArray:
         """Return the names by number."""
@@ -172,8 +165,9 @@ def in_order(names: Strings) -> tuple[NameList, np.ndarray]:
     order = np.arange(len(names))
     if len(names):
         offsets, data = string_buffers(names)
-        skip = shared_prefix(offsets, data)
-        words = {f"word {number}": words_of(offsets, data, skip + 8 * number) for number in range(NUM_WORDS)}
+        skip = hashing.shared_prefix(offsets, data)
+        starts = range(skip, skip + 8 * NUM_WORDS, 8)
+        words = {f"word at {start}": hashing.words_of(offsets, data, start) for start in starts}
         rows = pa.table({**words, "name": names})
         indices = pc.sort_indices(rows, [(column, "ascending") for column in rows.column_names])
         order = indices.to_numpy().view(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,7 @@ _PREFIX_NAME = re.compile(r"[^\W\d_][\w.-]*|")
 _IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
 
 
-TABLE, RDF, GRAPHML, FOLDER, DGL = "table", "rdf", "graphml", "folder", "dgl"
+Family = Literal["table", "rdf", "graphml", "folder", "dgl"]
 """Families of formats: files of one family go together."""
 
 
@@ -48,28 +48,26 @@ class Format:
 
     name: str
     title: str
-    family: str
+    family: Family
     extensions: tuple[str, ...] = ()
 
 
-FORMATS = {
-    entry.name: entry
-    for entry in (
-        Format("tsv", "tab-separated text", TABLE, (".tsv", ".txt")),
-        Format("csv", "CSV", TABLE, (".csv",)),
-        Format("parquet", "Parquet", TABLE, (".parquet",)),
-        Format("ntriples", "N-Triples", RDF, (".nt", ".ntriples")),
-        Format("nquads", "N-Quads", RDF, (".nq", ".nquads")),
-        Format("turtle", "Turtle", RDF, (".ttl", ".turtle")),
-        Format("trig", "TriG", RDF, (".trig",)),
-        Format("graphml", "GraphML", GRAPHML, (".graphml",)),
-        Format("dgl", "a graph of DGL", DGL, (".bin",)),
-        Format("dglke", "a DGL-KE data set", FOLDER),
-        Format("openke", "an OpenKE data set", FOLDER),
-        Format("pykeen", "PyKEEN triples factories", FOLDER),
-        Format("ogb", "an OGB data set", FOLDER),
-    )
-}
+_FORMATS = (
+    Format("tsv", "tab-separated text", "table", (".tsv", ".txt")),
+    Format("csv", "CSV", "table", (".csv",)),
+    Format("parquet", "Parquet", "table", (".parquet",)),
+    Format("ntriples", "N-Triples", "rdf", (".nt", ".ntriples")),
+    Format("nquads", "N-Quads", "rdf", (".nq", ".nquads")),
+    Format("turtle", "Turtle", "rdf", (".ttl", ".turtle")),
+    Format("trig", "TriG", "rdf", (".trig",)),
+    Format("graphml", "GraphML", "graphml", (".graphml",)),
+    Format("dgl", "a graph of DGL", "dgl", (".bin",)),
+    Format("dglke", "a DGL-KE data set", "folder"),
+    Format("openke", "an OpenKE data set", "folder"),
+    Format("pykeen", "PyKEEN triples factories", "folder"),
+    Format("ogb", "an OGB data set", "folder"),
+)
+FORMATS = {entry.name: entry for entry in _FORMATS}
 
 
 @dataclass(frozen=True)
@@ -246,6 +244,9 @@ def parse_prefixes(texts: list[str]) -> dict[str, str]:
     return prefixes
 
 
+Files = Mapping[str, Sequence[tuple[Path, Format]]]
+"""Files of each split, with their formats."""
+
 _SAMPLE_BYTES = 1 << 16
 _BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
 _FIRST_BYTES = {b"PAR1": "parquet", struct.pack("<Q", 0xDD2E4FF046B4A13F): "dgl"}
@@ -259,15 +260,13 @@ def format_by_name(path: Path) -> Format | None:
 
 def find_format(path: Path) -> tuple[Format, str]:
     """Find out the format of a file, by its ``"name"`` or its ``"content"``; neither is an InputError."""
-    named = format_by_name(path)
-    if named is not None:
+    if named := format_by_name(path):
         return named, "name"
-    format_ = format_by_content(path)
-    if format_ is None:
-        known = f"known extensions are {', '.join(sorted(_BY_EXTENSION))}, most also with .gz or .bz2"
-        fault = f"{path}: unknown kind of file, by its name and by its content"
-        raise InputError(f"{fault}; {known}; --format names the format")
-    return format_, "content"
+    if looks_like := format_by_content(path):
+        return looks_like, "content"
+    known = f"known extensions are {', '.join(sorted(_BY_EXTENSION))}, most also with .gz or .bz2"
+    fault = f"{path}: unknown kind of file, by its name and by its content"
+    raise InputError(f"{fault}; {known}; --format names the format")
 
 
 def format_by_content(path: Path) -> Format | None:

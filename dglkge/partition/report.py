@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, Field
+from dglkge.partition.ingest import Watch
 from dglkge.partition.rows import pieces
 from dglkge.typing import RELATION
 
@@ -31,9 +32,7 @@ def show_line(progress: bool | None, message: str) -> None:
 
 
 @contextmanager
-def reading_progress(
-    files: Sequence[Path], progress: bool | None
-) -> Iterator[Callable[[Path], Callable[[int], None]]]:
+def reading_progress(files: Sequence[Path], progress: bool | None) -> Iterator[Watch]:
     """Show one bar over the bytes of all files; None: where stderr is a terminal.
 
     Yields a function that returns, for a file, the function to call with the number of its bytes read so far.
@@ -53,15 +52,8 @@ def reading_progress(
         yield watch
 
 
-_DESCRIBED = (
-    Field.NAME,
-    Field.NUM_PARTS,
-    Field.SEED,
-    Field.ENTITY_TYPES,
-    Field.NUM_RELATIONS,
-    Field.NUM_TIMES,
-)
-_DESCRIBED += (Field.SPLITS, Field.DUPLICATES, Field.UNSEEN)
+_DESCRIBED = (Field.NAME, Field.NUM_PARTS, Field.SEED, Field.ENTITY_TYPES, Field.NUM_RELATIONS)
+_DESCRIBED += (Field.NUM_TIMES, Field.SPLITS, Field.DUPLICATES, Field.UNSEEN)
 """Fields of the description that the report has too."""
 
 
@@ -89,18 +81,14 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         num_entities = sum(map(nodes.__getitem__, dataset.entity_types))
         part = {"part": part_id, "nodes": nodes, "num_entities": num_entities}
         parts.append({**part, "num_edges": len(table.triple_ids), Field.CUT_EDGES: cut})
-    edges, entities, cuts = (
-        [part[name] for part in parts] for name in ("num_edges", "num_entities", Field.CUT_EDGES)
-    )
+    sizes = {noun: [part[f"num_{noun}"] for part in parts] for noun in ("entities", "edges")}
+    num_cut = sum(part[Field.CUT_EDGES] for part in parts)
     return {
         **{field: dataset.description[field] for field in _DESCRIBED if field in dataset.description},
         "method": dataset.part_method,
         Field.PARTS: parts,
-        "balance": {
-            noun: max(counts) * len(counts) / sum(counts)
-            for noun, counts in (("entities", entities), ("edges", edges))
-        },
-        "edge_cut": {"edges": sum(cuts), "fraction": sum(cuts) / sum(edges)},
+        "balance": {noun: max(counts) * len(counts) / sum(counts) for noun, counts in sizes.items()},
+        "edge_cut": {"edges": num_cut, "fraction": num_cut / sum(sizes["edges"])},
     }
 
 
@@ -134,6 +122,8 @@ _LEAKS = {
     "other_relation_in_train": "in train under another relation",
     "implied": "implied by train",
 }
+_UNSEEN = {"triples": "have a name", "entities": "entities", "relations": "relations"}
+_KINDS = {"symmetric": "is symmetric", "inverse": "is the inverse of {}", "duplicate": "is a duplicate of {}"}
 _NUM_PAIRS = 10
 
 
@@ -146,32 +136,22 @@ def print_quality(quality: dict[str, Any], console: Console) -> None:
     table.add_row("triples", *(f"{quality['triples'][split]:,}" for split in SPLITS))
     table.add_row("repeat an earlier one", *(f"{quality['duplicates'][split]:,}" for split in SPLITS))
     for leak, text in _LEAKS.items():
-        figures = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
-        table.add_row(
-            text, *("{triples:,} ({share:.1%})".format(**counts) if counts else "" for counts in figures)
-        )
-    for noun, text in (
-        ("triples", "have a name unseen in train"),
-        ("entities", "entities unseen in train"),
-        ("relations", "relations unseen in train"),
-    ):
-        unseen = [quality["unseen"].get(split) for split in SPLITS]
-        table.add_row(text, *(f"{counts[noun]:,}" if counts else "" for counts in unseen))
+        row = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
+        table.add_row(text, *("{triples:,} ({share:.1%})".format(**cell) if cell else "" for cell in row))
+    for noun, text in _UNSEEN.items():
+        row = [quality["unseen"].get(split) for split in SPLITS]
+        table.add_row(f"{text} unseen in train", *(f"{cell[noun]:,}" if cell else "" for cell in row))
     console.print(table)
     say = _plain(console)
     _print_relations(quality, say)
-    say(
-        "training triples of an entity: {min:,} to {max:,}, median {median:g}, mean {mean:.1f}; "
-        "{entities_of_degree_1:,} entities have one, {entities_of_degree_0:,} none".format(
-            **quality["degrees"]
-        )
-    )
+    degrees = quality["degrees"]
+    spread = "{min:,} to {max:,}, median {median:g}, mean {mean:.1f}".format(**degrees)
+    rare = "{entities_of_degree_1:,} entities have one, {entities_of_degree_0:,} none".format(**degrees)
+    say(f"training triples of an entity: {spread}; {rare}")
     hubs = ", ".join(f"{hub['entity']} {hub['degree']:,}" for hub in quality["hubs"][:5])
-    say(f"entities with most: {hubs}")
-    say(
-        "connected components of train: {count:,}; the largest has {largest:,} entities "
-        "({largest_share:.1%})".format(**quality["components"])
-    )
+    largest = "{largest:,} entities ({largest_share:.1%})".format(**quality["components"])
+    count = quality["components"]["count"]
+    say(f"entities with most: {hubs}\nconnected components of train: {count:,}; the largest has {largest}")
 
 
 def _print_relations(quality: dict[str, Any], say: Any) -> None:
@@ -182,12 +162,7 @@ def _print_relations(quality: dict[str, Any], say: Any) -> None:
         say(f"pairs of relations that share {pairs['least_share']:.0%} or more of their triples: {some}")
     for pair in pairs["largest"][:_NUM_PAIRS]:
         first, second = pair["relations"]
-        other = {
-            "symmetric": "is symmetric",
-            "inverse": f"is the inverse of {second}",
-            "duplicate": f"is a duplicate of {second}",
-        }
-        say(f"  {pair['share']:6.1%} {pair['overlap']:>11,}  {first} {other[pair['kind']]}")
+        say(f"  {pair['share']:6.1%} {pair['overlap']:>11,}  {first} {_KINDS[pair['kind']].format(second)}")
     single = quality["single_triple_relations"]
     if single["count"]:
         some = ", ".join(single["examples"]) + (", ..." if single["count"] > len(single["examples"]) else "")

@@ -9,7 +9,8 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,8 +106,7 @@ BLOCK_ANSWERS = 1 << 20
 """Answers that are read at a time; the answers to one query may be more."""
 
 
-def _no_ids() -> Ids:
-    return np.empty(0, np.int64)
+_no_ids = partial(np.empty, 0, np.int64)
 
 
 class QueryIndex(AnswerIndex):
@@ -145,10 +145,9 @@ class QueryIndex(AnswerIndex):
     def anchors(self, query_ids: Ids) -> Ids:
         """Return the given entity of each query, (n,)."""
         places = self.starts[query_ids]
-        anchors = np.empty(len(places), np.int64)
-        lacks_head = places >= self._half
-        for direction, offset, chosen in zip(self._directions, (0, self._half), (~lacks_head, lacks_head)):
-            anchors[chosen] = direction.given(places[chosen] - offset)
+        anchors, lacks_head = np.empty(len(places), np.int64), places >= self._half
+        for direction, offset, mask in zip(self._directions, (0, self._half), (~lacks_head, lacks_head)):
+            anchors[mask] = direction.given(places[mask] - offset)
         return anchors
 
     def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
@@ -254,9 +253,7 @@ class QueryBatches(EpochBatches):
         number = {kind: i for i, kind in enumerate(kinds)}
         self._kind_of = np.array([number[(side, *pair)] for side in (0, 1) for pair in types], np.int64)
         # The missing side and the types of the given entity and of the answers.
-        self._kinds = [
-            (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs) for side, lhs, rhs in kinds
-        ]
+        self._kinds = [(Side.HEAD, rhs, lhs) if side else (Side.TAIL, lhs, rhs) for side, lhs, rhs in kinds]
 
     def asks_for(self, entity_type: str) -> Mask:
         """Return a mask (Q,) of the queries with answers of an entity type."""
@@ -281,11 +278,10 @@ class QueryBatches(EpochBatches):
         num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
         relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
-        weights = self._weights(self.index, ids[:num])
-        batch = QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, runs, weights)
-        if self.pairs is None:
-            return batch
-        return self._with_pairs(batch, self.pairs, ids[num:], kinds[num:], nodes[num:])
+        more: tuple[Any, ...] = runs, self._weights(self.index, ids[:num])
+        if self.pairs is not None:
+            more += self._pair_fields(self.pairs, ids[num:], kinds[num:], nodes[num:])
+        return QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, *more)
 
     def _weights(self, index: AnswerIndex, query_ids: Ids) -> Floats | None:
         """Return the weights (n,) of queries."""
@@ -317,24 +313,14 @@ class QueryBatches(EpochBatches):
             nodes[run[(nodes[run] < first) | (nodes[run] >= stop)]] = -1
         return kinds, nodes
 
-    def _with_pairs(
-        self, batch: QueryBatch, pairs: PairIndex, ids: Ids, kinds: Ids, heads: Ids
-    ) -> QueryBatch:
-        """Add pairs to a batch, which are sorted by their kinds."""
+    def _pair_fields(self, pairs: PairIndex, ids: Ids, kinds: Ids, heads: Ids) -> tuple[Any, ...]:
+        """Return the fields of a batch that describe its pairs, which are sorted by their kinds."""
         pair_ids = ids - len(self.index)
         tails, times = (column[pair_ids].astype(np.int64) for column in (pairs.tails, pairs.times))
         runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
         for run in runs:
             tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
-        return replace(
-            batch,
-            pair_ids=pair_ids,
-            pair_heads=heads,
-            pair_tails=tails,
-            pair_times=times,
-            pair_runs=runs,
-            pair_weights=self._weights(pairs, pair_ids),
-        )
+        return pair_ids, heads, tails, times, runs, self._weights(pairs, pair_ids)
 
 
 def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:

@@ -108,12 +108,14 @@ def test_each_of_the_two_hashes_tells_names_apart(names: list[str]) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_names_of_equal_hashes_are_told_apart(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hash_names = hashing.hash_names
+
     def half(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        hashes = hashing.hash_names(offsets, data, keys)
+        hashes = hash_names(offsets, data, keys)
         hashes[:, which] = 0
         return hashes
 
-    monkeypatch.setattr(name_index, "hash_names", half)
+    monkeypatch.setattr(hashing, "hash_names", half)
     index, names = NameIndex(), [f"e{i % 50}" for i in range(200)]
     check_names(index, [names], [index.add(pa.array(names))])
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from dglkge.data.dataset_files import TRAIN, TRIPLE_IDS, Field, load_json, part_folder
 from dglkge.errors import InputError
-from dglkge.partition.ingest import Reading, Watch
-from dglkge.partition.options import FORMATS, Format, Options, format_by_content, format_by_name
+from dglkge.partition.ingest import Arrays, Reading, Watch
+from dglkge.partition.options import FORMATS, Files, Options, format_by_content, format_by_name
 from dglkge.partition.readers.graphml import NO_RELATION
 from dglkge.partition.readers.id_folders import IdFolder
 from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
@@ -38,10 +38,8 @@ Edges = Mapping[tuple[str, str, str], np.ndarray]
 def numbered_graph(graph: Any, options: Options, place: str) -> Numbered:
     """Return the edges of a ``DGLGraph``; ``place`` is its name in messages."""
     counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
-    edges = {
-        edge_type: np.stack([*map(as_array, graph.edges(etype=edge_type, order="eid"))])
-        for edge_type in graph.canonical_etypes
-    }
+    kinds = graph.canonical_etypes
+    edges = {kind: np.stack([*map(as_array, graph.edges(etype=kind, order="eid"))]) for kind in kinds}
     return _numbered(edges, counts, graph.edata if len(edges) == 1 else {}, options, place)
 
 
@@ -68,9 +66,7 @@ def _numbered(
     return Numbered(np.stack([heads, relations, tails], axis=1), numbers(next(iter(counts.values()))), names)
 
 
-def read_graphs(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: Options, watch: Watch
-) -> Reading:
+def read_graphs(files: Files, options: Options, watch: Watch) -> Reading:
     """Read files that ``dgl.save_graphs`` wrote, each with one graph."""
     import dgl  # takes seconds
 
@@ -158,9 +154,7 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
     return reading
 
 
-def _original_ids(
-    config: Path, graphs: Sequence[Path], lengths: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray] | None:
+def _original_ids(config: Path, graphs: Sequence[Path], lengths: Arrays) -> Arrays | None:
     """Return the original id of each node of each type, by DGL's id in the type; None if they are unknown."""
     import dgl.data.utils
     import dgl.distributed.partition
@@ -187,9 +181,7 @@ def _original_ids(
     return original
 
 
-def _edges(
-    config: Path, graphs: Sequence[Path], original: Mapping[str, np.ndarray]
-) -> tuple[Edges, Mapping[str, np.ndarray]]:
+def _edges(config: Path, graphs: Sequence[Path], original: Arrays) -> tuple[Edges, Arrays]:
     """Return the edges of each type as original ids, and the data of a graph's only edge type."""
     import dgl
     import dgl.distributed.partition
@@ -215,7 +207,5 @@ def _edges(
                 _, data = dgl.distributed.partition.load_partition_feats(str(config), part, load_nodes=False)
                 for name, values in data.items():
                     edge_data.setdefault(name.rpartition("/")[2], []).append(as_array(values))
-    return (
-        {edge_type: np.concatenate(blocks, axis=1) for edge_type, blocks in edges.items()},
-        {name: np.concatenate(blocks) for name, blocks in edge_data.items()},
-    )
+    merged = {edge_type: np.concatenate(blocks, axis=1) for edge_type, blocks in edges.items()}
+    return merged, {name: np.concatenate(blocks) for name, blocks in edge_data.items()}

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -16,23 +17,10 @@ from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, Watch, available_cores, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.options import (
-    DGL,
-    FOLDER,
-    FORMATS,
-    GRAPHML,
-    RDF,
-    TABLE,
-    Format,
-    Options,
-    ReadingOptions,
-    find_format,
-    format_by_name,
-)
+from dglkge.partition.options import FORMATS, Format, Options, ReadingOptions, find_format, format_by_name
 from dglkge.partition.readers import id_folders
 from dglkge.partition.readers.dgl_graph import find_dgl, read_graphs
 from dglkge.partition.readers.graphml import read_graphml
-from dglkge.partition.readers.id_folders import IdFolder
 from dglkge.partition.readers.numbered import find_ogb
 from dglkge.partition.readers.rdf import read_rdf
 from dglkge.partition.report import reading_progress, show_line
@@ -49,9 +37,9 @@ _FOLDERS = {
     "dgl": find_dgl,
 }
 _FAMILIES_OF = {
-    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", (RDF,))),
-    "relation_attribute": ("GraphML and graphs of DGL", (GRAPHML, DGL)),
-    "name_attribute": ("GraphML", (GRAPHML,)),
+    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", ("rdf",))),
+    "relation_attribute": ("GraphML and graphs of DGL", ("graphml", "dgl")),
+    "name_attribute": ("GraphML", ("graphml",)),
 }
 """Families of formats that a reading option is for; the other options are for all."""
 
@@ -69,7 +57,7 @@ class Source:
 
     files: dict[str, list[tuple[Path, Format]]]
     how: str
-    folder: IdFolder | None = None
+    folder: id_folders.IdFolder | None = None
 
     @property
     def family(self) -> str:
@@ -148,9 +136,9 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         if is_given and source.family not in allowed:
             option = _ARGUMENTS.get(name, name).replace("_", "-")
             raise InputError(f"--{option} is for {noun}, and the input is {source.title}")
-    if source.family != TABLE and options.columns != Columns():
+    if source.family != "table" and options.columns != Columns():
         raise InputError(f"--columns is for tables, and the input is {source.title}")
-    if source.family != TABLE and options.integer_ids:
+    if source.family != "table" and options.integer_ids:
         options_of_ids = "--ids integers, --entity-map and --relation-map"
         raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
     return source
@@ -175,7 +163,7 @@ def _id_folder(inputs: Sequence[Path], kind: Format | None) -> Source | None:
         if folder is not None:
             files = {split: [(path, FORMATS[name])] for split, path in folder.files.items()}
             return Source(files, "files" if kind is None else "format", folder)
-    if kind is not None and kind.family == FOLDER:
+    if kind is not None and kind.family == "folder":
         if are_folders:
             raise InputError(f"{inputs[0]}: its files are not those of {kind.title} (--format {kind.name})")
         raise InputError(f"--format {kind.name} is for a folder, got the file {inputs[0]}")
@@ -184,7 +172,7 @@ def _id_folder(inputs: Sequence[Path], kind: Format | None) -> Source | None:
 
 def _has_train_table(folder: Path) -> bool:
     files = [path for path in folder.iterdir() if split_of(path) == TRAIN and path.is_file()]
-    return any(kind.family == TABLE for kind in map(format_by_name, files) if kind)
+    return any(kind.family == "table" for kind in map(format_by_name, files) if kind)
 
 
 def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> Source:
@@ -193,9 +181,7 @@ def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> So
     if len(inputs) == 1 and inputs[0].is_dir():
         files = _in_folder(inputs[0], kind, is_one_set)
     if folder := next(filter(Path.is_dir, files), None):
-        raise InputError(
-            f"--input takes one folder or up to three files; got the folder {folder} among others"
-        )
+        raise InputError(f"--input takes one folder or up to three files; got the folder {folder} among them")
     words = [split_of(path) for path in files]
     if (is_one_set and not any(words)) or len(files) == 1:
         by_split = {TRAIN: files}
@@ -217,13 +203,13 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     """Return the files of a folder named train, valid and test, or all those of RDF or GraphML."""
     formats = {path: format_by_name(path) for path in sorted(folder.iterdir()) if path.is_file()}
     # Tables first: a folder of tables may have other files as well.
-    for family in (TABLE, RDF, GRAPHML):
+    for family in ("table", "rdf", "graphml"):
         mine = [path for path, entry in formats.items() if entry and entry.family == family]
         mine = [path for path in mine if kind in (None, formats[path])]
         named = [path for path in mine if split_of(path)]
         if TRAIN in map(split_of, named):
             return list(one_each(named, str(folder)).values())
-        if mine and family != TABLE and not named:
+        if mine and family != "table" and not named:
             if not is_one_set and len(mine) > 1:
                 count = f"{len(mine)} files of {find_format(mine[0])[0].title}"
                 advice = "--split 0.9 takes them as one set of triples"
@@ -247,15 +233,15 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     source = find_input(inputs, options)
     show_line(options.progress, source.line)
     with reading_progress(source.paths, options.progress) as watch:
-        if source.family == TABLE:
+        if source.family == "table":
             reading = _read_tables(source, temporary, options, delimiter, watch)
         elif delimiter is not None:
             raise InputError(f"--delimiter is for tables, and the input is {source.title}")
         elif source.folder is not None:
             reading = source.folder.read(watch, options)
-        elif source.family == DGL:
+        elif source.family == "dgl":
             reading = read_graphs(source.files, options, watch)
-        elif source.family == GRAPHML:
+        elif source.family == "graphml":
             reading = read_graphml(source.files, options.reading, watch)
         else:
             reading = read_rdf(source.files, options.reading, watch, temporary)
@@ -274,12 +260,9 @@ def _read_tables(
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
     rules = None if maps is None else maps.rules
+    table = partial(TripleFile, columns=columns, delimiter=delimiter, rules=rules, read_bytes=read_bytes)
     files = {
-        split: [
-            TripleFile(path, columns, delimiter, rules, kind=kind.name, read_bytes=read_bytes)
-            for path, kind in split_files
-        ]
-        for split, split_files in source.files.items()
+        split: [table(path, kind=kind.name) for path, kind in paths] for split, paths in source.files.items()
     }
 
     def place(split: str, row: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -11,7 +11,7 @@ from xml.parsers import expat
 from dglkge.data.text_format import open_stream, read_errors
 from dglkge.errors import InputError
 from dglkge.partition.ingest import Reading, Watch, ingest, name_chunks, renamed
-from dglkge.partition.options import Format, ReadingOptions
+from dglkge.partition.options import Files, Format, ReadingOptions
 
 RELATION_ATTRIBUTES = ("relation", "predicate", "label", "labelE", "type")
 """Attributes of edges that are taken as the relation; the first one that the file declares."""
@@ -27,9 +27,7 @@ _NEEDED = {"key": ("id",), "data": ("key",), "node": ("id",), "edge": ("source",
 _TEXTS = ("data", "default")
 
 
-def read_graphml(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch
-) -> Reading:
+def read_graphml(files: Files, options: ReadingOptions, watch: Watch) -> Reading:
     """Read GraphML files; the same node in two files has the same id."""
     counts = _Counts()
     rows = {split: _rows(paths, options, watch, counts) for split, paths in files.items()}

@@ -115,10 +115,8 @@ def read_id_maps(options: Options) -> IdMaps | None:
     """Return the maps that the options name; None if the triples are of names."""
     if not options.integer_ids:
         return None
-    return IdMaps(
-        read_id_map(options.entity_map, "entity") if options.entity_map else None,
-        read_id_map(options.relation_map, "relation") if options.relation_map else None,
-    )
+    paths = (("entity", options.entity_map), ("relation", options.relation_map))
+    return IdMaps(*(read_id_map(path, noun) if path else None for noun, path in paths))
 
 
 def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[str]:
@@ -169,15 +167,10 @@ def _reading(
 
 def _with_ids(triples: IdTriples, maps: IdMaps, files: Mapping[str, TripleFile]) -> IdTriples:
     """Return triples of names with the ids that the names have in the maps."""
-    entities, relations = (
-        Vocabulary(maps.entities or [], "entity"),
-        Vocabulary(maps.relations or [], "relation"),
-    )
-    for column, read, known in (
-        (0, triples.entities, entities),
-        (1, triples.relations, relations),
-        (2, triples.entities, entities),
-    ):
+    entities = Vocabulary(maps.entities or [], "entity")
+    relations = Vocabulary(maps.relations or [], "relation")
+    kinds = (triples.entities, entities), (triples.relations, relations)
+    for column, (read, known) in enumerate((*kinds, kinds[0])):
         ids = known.find(read)
         for split, rows in triples.splits.items():
             numbers = ids[rows[:, column]]
@@ -210,8 +203,6 @@ def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted:
         lines = [line for _, line in islice(numbered_lines(path), 1 + counted)]
         if counted:
             counts[split] = _count_in(path, lines[0])
-            if counts[split] == 0:
-                raise InputError(f"{path}: the file is empty: it has no triples")
         delimiter = "\t" if "\t" in lines[-1] else " "
         tables[split] = TripleFile(path, _HTR, delimiter, maps.rules, skip_first=counted)
     reading = _reading(maps, tables, watch, "entity2id.txt, relation2id.txt, head tail relation")
@@ -256,9 +247,7 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
         entities = _pykeen_names(folder / "entity_to_id.tsv.gz", "entity")
         maps[split] = entities, _pykeen_names(folder / "relation_to_id.tsv.gz", "relation")
         if maps[split] != maps[TRAIN]:
-            raise InputError(
-                f"{folder}: its ids are not those of {factories[TRAIN]} (an inductive data set?)"
-            )
+            raise InputError(f"{folder}: its ids are not those of {factories[TRAIN]} (inductive data?)")
     columns, names = Columns(ROLES, {role: role for role in ROLES}), IdMaps(*maps[TRAIN])
     tables = {split: TripleFile(path, columns, rules=names.rules) for split, path in files.items()}
     return _reading(names, tables, watch, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")

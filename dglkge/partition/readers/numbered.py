@@ -22,7 +22,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.text_format import Columns, read_errors
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import type_names
-from dglkge.partition.ingest import IdTriples, Reading, Watch
+from dglkge.partition.ingest import IdTriples, Reading, Types, Watch
 from dglkge.partition.name_index import MAX_NAMES
 from dglkge.partition.readers.id_folders import IdFolder
 
@@ -37,7 +37,7 @@ class Numbered:
     triples: np.ndarray
     entities: Sequence[str] | None = None
     relations: Sequence[str] | None = None
-    types: tuple[list[str], np.ndarray] | None = None
+    types: Types | None = None
 
 
 def type_ranges(counts: Mapping[str, int]) -> tuple[dict[str, int], np.ndarray]:
@@ -97,10 +97,9 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
                 raise InputError(f"{row_place(split, bad[0])}: {fault}")
             largest = max(largest, int(ids.max()) if len(ids) else -1)
         if known is None and largest >= max(8 * num_triples, 1000):
-            raise InputError(
-                f"the {noun} ids reach {largest:,}, and there are {num_triples:,} triples: each id up to "
-                "the largest gets a row; number them from 0, or give names (a data frame)"
-            )
+            fault = f"the {noun} ids reach {largest:,}, and there are {num_triples:,} triples"
+            advice = "each id up to the largest gets a row; number them from 0, or give names (a data frame)"
+            raise InputError(f"{fault}: {advice}")
         names.append(numbers(largest + 1) if known is None else known)
     splits = {split: source.triples.astype(np.int32) for split, source in numbered.items()}
     if not len(splits[TRAIN]):
@@ -145,13 +144,9 @@ def _read_ogb(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
         if split != TRAIN:
             candidates[split] = np.stack([np.asarray(content["head_neg"]), np.asarray(content["tail_neg"])])
     names = [name for entity_type in starts for name in by_type[entity_type]]
-    return Reading(
-        IdTriples(names, _ogb_names(relations), splits),
-        types=(list(starts), type_of),
-        candidates=candidates,
-        figures={"layout": "split/, mapping/"},
-        notes=["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"],
-    )
+    triples, figures = IdTriples(names, _ogb_names(relations), splits), {"layout": "split/, mapping/"}
+    notes = ["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"]
+    return Reading(triples, (list(starts), type_of), candidates=candidates, figures=figures, notes=notes)
 
 
 def _ogb_entity_names(folder: Path) -> dict[str, list[str]]:
@@ -194,11 +189,8 @@ _ALLOWED = {
     "collections": ("OrderedDict",),
     "torch._utils": ("_rebuild_tensor_v2",),
 }
-ARRAYS_ONLY = types.SimpleNamespace(
-    __name__="arrays_only",
-    Unpickler=ArraysOnly,
-    load=lambda file, **options: ArraysOnly(file, **options).load(),
-)
+ARRAYS_ONLY = types.SimpleNamespace(__name__="arrays_only", Unpickler=ArraysOnly)
+ARRAYS_ONLY.load = lambda file, **options: ArraysOnly(file, **options).load()
 """In place of the module pickle, for torch."""
 
 

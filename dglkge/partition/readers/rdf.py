@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -15,9 +15,9 @@ import yaml
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import bare_path, open_stream, read_errors
-from dglkge.errors import InputError, StorageError, import_extra
+from dglkge.errors import InputError, StorageError, import_extra, os_errors
 from dglkge.partition.ingest import Chunk, IdTriples, Reading, Watch, ingest, name_chunks, renamed
-from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions, format_by_content
+from dglkge.partition.options import DEFAULT_GRAPH, Files, Format, ReadingOptions, format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
@@ -28,9 +28,8 @@ _DRAWN = re.compile(r"[0-9a-f]{24,32}")
 _POSITION = re.compile(r"^Parser error [^:]*: ")
 
 
-WELL_KNOWN: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("prefixes.yaml").read_text(encoding="utf-8")
-)
+_PREFIXES = Path(__file__).with_name("prefixes.yaml")
+WELL_KNOWN: dict[str, str] = yaml.safe_load(_PREFIXES.read_text(encoding="utf-8"))
 """Prefixes that are used without being declared. A declared one of the same name replaces it."""
 
 
@@ -57,19 +56,14 @@ class PrefixTable:
         for name, iri in chain(*(table.items() for table in tables)):
             if iri and name not in self.iris and iri not in self._names:
                 self.iris[name], self._names[iri] = iri, name
-        self._sorted = sorted(self._names)
-        # For each IRI of the table the longest other one that it begins with, or -1.
-        self._parents: list[int] = []
-        for place, iri in enumerate(self._sorted):
-            self._parents.append(self._longest(iri, place - 1))
+        self._lengths = sorted(set(map(len, self._names)), reverse=True)
         self.used: dict[str, str] = {}
 
     def shorten(self, iri: str) -> str:
         """Return the name of an IRI."""
-        place = self._longest(iri, bisect_right(self._sorted, iri) - 1)
-        if place < 0:
+        stem = next((iri[:length] for length in self._lengths if iri[:length] in self._names), None)
+        if stem is None:
             return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
-        stem = self._sorted[place]
         name = self._names[stem]
         self.used[name] = stem
         return f"{name}:{iri.removeprefix(stem)}"
@@ -81,26 +75,13 @@ class PrefixTable:
         prefix, colon, rest = name.partition(":")
         return self.iris[prefix] + rest if colon and prefix in self.iris else name
 
-    def _longest(self, iri: str, place: int) -> int:
-        # In sorted order, an IRI that another one begins with is its predecessor or one of the predecessor's
-        # own beginnings.
-        while place >= 0 and not iri.startswith(self._sorted[place]):
-            place = self._parents[place]
-        return place
+
+_NUMBER_TYPES = "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
+_NUMBER_TYPES += "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
+_NUMERIC = {WELL_KNOWN["xsd"] + name for name in _NUMBER_TYPES.split()}
 
 
-_NUMERIC = {
-    WELL_KNOWN["xsd"] + name
-    for name in (
-        "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
-        "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
-    ).split()
-}
-
-
-def read_rdf(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch, temporary: Path
-) -> Reading:
+def read_rdf(files: Files, options: ReadingOptions, watch: Watch, temporary: Path) -> Reading:
     """Read RDF files; the temporary folder is for the numbers with ``literals="numeric"``.
 
     Raises
@@ -155,9 +136,8 @@ class _RdfReader:
 
     def finish(self, triples: IdTriples) -> Reading:
         """Shorten the names, and return everything that was read."""
-        table = PrefixTable()
-        if not self._options.full_iris:
-            table = PrefixTable(self._options.prefixes, *self._prefixes, WELL_KNOWN)
+        prefixes = (self._options.prefixes, *self._prefixes, WELL_KNOWN)
+        table = PrefixTable(*(() if self._options.full_iris else prefixes))
         entities = [_final_name(name, table) for name in triples.entities]
         relations = [table.shorten(name) for name in triples.relations]
         figures: dict[str, Any] = {
@@ -170,15 +150,9 @@ class _RdfReader:
             "prefixes": dict(sorted(table.used.items())),
         }
         reading = Reading(renamed(triples, entities, relations), figures=figures, notes=self._notes())
-        numbers = self._numbers
-        if numbers is not None:
+        if self._numbers is not None:
             figures["literals"]["numeric"] = self._counts["numbers"]
-
-            def write(folder: Path, names: Sequence[str]) -> None:
-                num_written = _write_numbers(numbers, folder / NUMERIC_LITERALS, table, set(names))
-                figures["literals"]["written"] = num_written
-
-            reading.write_side_files = write
+            reading.write_side_files = partial(_write_numbers, self._numbers, table, figures["literals"])
         return reading
 
     def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Chunk]:
@@ -216,8 +190,7 @@ class _RdfReader:
             else:
                 counts["literals"] += 1
                 if self._options.literals != "entities":
-                    if self._numbers is not None:
-                        self._note_number(self._numbers, head, quad)
+                    self._note_number(head, quad)
                     continue
                 tail = str(object_)
             yield head, quad.predicate.value, tail
@@ -229,22 +202,20 @@ class _RdfReader:
             self._counts["in named graphs"] += 1
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs.add(name)
-        if not self._graphs_to_read or name in self._graphs_to_read:
-            return True
-        self._counts["in other graphs"] += 1
-        return False
+        is_read = not self._graphs_to_read or name in self._graphs_to_read
+        self._counts["in other graphs"] += not is_read
+        return is_read
 
-    def _note_number(self, numbers: IO[str], head: str, quad: Any) -> None:
-        """Write the triple of a numeric literal to the temporary file."""
-        value = quad.object.value.strip()
-        if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
+    def _note_number(self, head: str, quad: Any) -> None:
+        """Write the triple of a numeric literal to the temporary file, if there is one."""
+        if self._numbers is None or quad.object.datatype.value not in _NUMERIC:
             return
-        self._counts["numbers"] += 1
-        try:
-            # IRIs and labels of blank nodes have no tabs and line ends.
-            numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
-        except OSError as error:
-            raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
+        value = quad.object.value.strip()
+        if _NUMBER.fullmatch(value):
+            self._counts["numbers"] += 1
+            with os_errors(StorageError, "cannot write numeric literals"):
+                # IRIs and labels of blank nodes have no tabs and line ends.
+                self._numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
 
     def _tag(self, path: Path) -> str:
         """Return a word for a file that no other file of the input has."""
@@ -317,15 +288,16 @@ def _final_name(name: str, table: PrefixTable) -> str:
     return name if short in (iri, f"<{iri}>") else f'{text}"^^{short}'
 
 
-def _write_numbers(numbers: IO[str], path: Path, table: PrefixTable, entities: set[str]) -> int:
+def _write_numbers(
+    numbers: IO[str], table: PrefixTable, figures: dict[str, Any], folder: Path, names: Sequence[str]
+) -> None:
     """Write the numbers of the entities of the data set, with the names that these have there."""
-    num_rows = 0
-    with numbers as lines, open(path, "w", encoding="utf-8", newline="") as file:
+    figures["written"], entities = 0, set(names)
+    with numbers as lines, open(folder / NUMERIC_LITERALS, "w", encoding="utf-8", newline="") as file:
         lines.seek(0)
         for line in lines:
             entity, attribute, value = line.split("\t")
             name = _final_name(entity, table)
             if name in entities:
                 file.write(f"{name}\t{table.shorten(attribute)}\t{value}")
-                num_rows += 1
-    return num_rows
+                figures["written"] += 1
