@@ -209,10 +209,10 @@ def _write_split(
         # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,
         # not mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
         for _, (some, *values) in pieces(*arrays.values()):
-            blocks = [original_ids(some).astype("<i8"), *values]
+            blocks = [original_ids(some).astype("<i8", order="C"), *values]
             pairs = ranks[blocks[0][:, 1]]
             for pair in np.flatnonzero(np.bincount(pairs)).tolist():
-                is_of_pair = pairs == pair
+                is_of_pair: np.ndarray | slice = pairs == pair if len(places) > 1 else slice(None)
                 for block, (file, start) in zip(blocks, targets):
                     run = block[is_of_pair]
                     file.seek(start + int(places[pair]) * run[:1].nbytes)

@@ -14,7 +14,7 @@ from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import IdTriples, Reading, Types
 from dglkge.partition.name_index import NameList, name_list
-from dglkge.partition.options import Family, Options, ReadingOptions
+from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.graphml import TYPE_RELATION
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
@@ -59,11 +59,10 @@ def types_of_entities(options: Options, entities: Sequence[str]) -> Types:
 def type_name_fault(name: str) -> str | None:
     """Return the reason why a name is not allowed for an entity type, or None."""
     # Types become names of files, of DGL's node types and of its edge types.
-    if not _TYPE_NAME.fullmatch(name) or "__" in name:
-        return f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
     if name == RELATION:
         return f"the type {name!r} is not allowed: it is the name of the relations' table"
-    return None
+    fault = f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
+    return None if _TYPE_NAME.fullmatch(name) and "__" not in name else fault
 
 
 UNTYPED = "untyped"
@@ -139,7 +138,7 @@ def _allowed(name: str) -> str:
     return re.sub(r"_{2,}", "_", re.sub(r"[^A-Za-z0-9_.-]+", "_", name)).strip("_") or "class"
 
 
-def take_types(reading: Reading, options: Options, family: Family) -> None:
+def take_types(reading: Reading, options: Options, family: str) -> None:
     """Turn the triples of the relation ``types_from``, whose tails are classes, into entity types.
 
     Entities of which nothing else is known are left out. InputError if the relation is not there.
@@ -185,7 +184,7 @@ def take_types(reading: Reading, options: Options, family: Family) -> None:
     reading.notes.append(f"{note}; {left_out:,} entities and classes without other triples are left out")
 
 
-def _type_relation(reading: Reading, options: ReadingOptions, family: Family) -> tuple[int, np.ndarray]:
+def _type_relation(reading: Reading, options: ReadingOptions, family: str) -> tuple[int, np.ndarray]:
     """Return the id of the relation, and which entities are classes that say nothing."""
     entities, relations, name = reading.triples.entities, reading.triples.relations, options.types_from or ""
     if family == "graphml" and TYPE_RELATION not in relations:

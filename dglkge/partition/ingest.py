@@ -312,8 +312,8 @@ def _collect(
     for split, arrays in map_in_order(numbered, chunks, num_workers):
         for role, values in arrays.items():
             collected[role][split].append(values)
-    arrays = [{split: rows.array() for split, rows in kind.items()} for kind in collected.values()]
-    return arrays[0], arrays[1], arrays[2]
+    kinds = [{split: rows.array() for split, rows in kind.items()} for kind in collected.values()]
+    return kinds[0], kinds[1], kinds[2]
 
 
 def _dense_names(splits: Arrays, columns: tuple[int, ...], noun: str) -> list[str]:

@@ -52,8 +52,8 @@ def reading_progress(files: Sequence[Path], progress: bool | None) -> Iterator[W
         yield watch
 
 
-_DESCRIBED = (Field.NAME, Field.NUM_PARTS, Field.SEED, Field.ENTITY_TYPES, Field.NUM_RELATIONS)
-_DESCRIBED += (Field.NUM_TIMES, Field.SPLITS, Field.DUPLICATES, Field.UNSEEN)
+_DESCRIBED = [Field.NAME, Field.NUM_PARTS, Field.SEED, Field.ENTITY_TYPES, Field.NUM_RELATIONS]
+_DESCRIBED += [Field.NUM_TIMES, Field.SPLITS, Field.DUPLICATES, Field.UNSEEN]
 """Fields of the description that the report has too."""
 
 

@@ -238,7 +238,7 @@ def _read_factory(factory: Any) -> Numbered:
         for label, number in (getattr(factory, f"{noun}_to_id", None) or {}).items():
             labels[number] = str(label)
         names.append(labels)
-    return Numbered(as_array(factory.mapped_triples), *names)
+    return Numbered(as_array(factory.mapped_triples), names[0], names[1])
 
 
 def _read_networkx(graph: Any, options: Options) -> pd.DataFrame:

@@ -61,9 +61,8 @@ class Prefetcher:
         """Note the batch that is trained next; returns at once."""
         target = self.schedule.ranges_at(epoch, batch) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
-            if target != self._target:
-                self._target = target
-                self._changed.notify_all()
+            self._target = target
+            self._changed.notify_all()
 
     def settle(self, timeout_seconds: float) -> bool:
         """Wait until all ranges that were announced are handled; returns False after the timeout."""

@@ -9,8 +9,7 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,9 +103,6 @@ class PairRun:
 
 BLOCK_ANSWERS = 1 << 20
 """Answers that are read at a time; the answers to one query may be more."""
-
-
-_no_ids = partial(np.empty, 0, np.int64)
 
 
 class QueryIndex(AnswerIndex):
@@ -203,13 +199,13 @@ class QueryBatch:
     anchors: Ids
     relations: Ids
     runs: tuple[QueryRun, ...]
-    weights: Floats | None = None
-    pair_ids: Ids = field(default_factory=_no_ids)
-    pair_heads: Ids = field(default_factory=_no_ids)
-    pair_tails: Ids = field(default_factory=_no_ids)
-    pair_times: Ids = field(default_factory=_no_ids)
-    pair_runs: tuple[PairRun, ...] = ()
-    pair_weights: Floats | None = None
+    weights: Floats | None
+    pair_ids: Ids
+    pair_heads: Ids
+    pair_tails: Ids
+    pair_times: Ids
+    pair_runs: tuple[PairRun, ...]
+    pair_weights: Floats | None
 
     def __len__(self) -> int:
         return len(self.query_ids) + len(self.pair_ids)
@@ -227,8 +223,8 @@ class QueryBatches(EpochBatches):
         Queries of a global batch.
     place_of_trainer : (int, int, int)
         Machine of this trainer, its rank there, and the trainers of a machine.
-    pairs : PairIndex, optional
-        Queries (h, ?, t), which an epoch passes over as well, in the same order.
+    pairs : PairIndex
+        Queries (h, ?, t), which an epoch passes over as well, in the same order; there may be none.
     counts_answers : bool
         The weight of a query is the number of its answers by the mean number of all queries; else 1.
     """
@@ -239,14 +235,14 @@ class QueryBatches(EpochBatches):
     batch_size: int
     place_of_trainer: tuple[int, int, int]
     seed: int
-    pairs: PairIndex | None = None
+    pairs: PairIndex
     counts_answers: bool = False
 
     def __post_init__(self) -> None:
         types = self.types
-        indices = [self.index] if self.pairs is None else [self.index, self.pairs]
-        self._num_queries = sum(map(len, indices))
-        self._mean_answers = sum(int(index.starts[-1]) for index in indices) / max(self._num_queries, 1)
+        self._num_queries = len(self.index) + len(self.pairs)
+        num_answers = int(self.index.starts[-1]) + int(self.pairs.starts[-1])
+        self._mean_answers = num_answers / max(self._num_queries, 1)
         self._relation_nodes = np.asarray(self.layout.edge_ids(RELATION))
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
@@ -278,10 +274,9 @@ class QueryBatches(EpochBatches):
         num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
         relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
-        more: tuple[Any, ...] = runs, self._weights(self.index, ids[:num])
-        if self.pairs is not None:
-            more += self._pair_fields(self.pairs, ids[num:], kinds[num:], nodes[num:])
-        return QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, *more)
+        queries = ids[:num], nodes[:num], relations, runs, self._weights(self.index, ids[:num])
+        pairs = self._pair_fields(ids[num:], kinds[num:], nodes[num:])
+        return QueryBatch(epoch, index, len(positions), *queries, *pairs)
 
     def _weights(self, index: AnswerIndex, query_ids: Ids) -> Floats | None:
         """Return the weights (n,) of queries."""
@@ -299,12 +294,12 @@ class QueryBatches(EpochBatches):
         kinds, entities, nodes = np.empty_like(ids), np.empty_like(ids), np.empty_like(ids)
         kinds[~is_pair] = self._kind_of[self.index.groups(ids[~is_pair])]
         entities[~is_pair] = self.index.anchors(ids[~is_pair])
-        given_types = [anchor_type for _, anchor_type, _ in self._kinds]
-        if self.pairs is not None:
-            pair_ids = ids[is_pair] - len(self.index)
-            kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
-            entities[is_pair] = self.pairs.heads[pair_ids]
-            given_types += [lhs for lhs, _ in self.pairs.kinds]
+        pair_ids = ids[is_pair] - len(self.index)
+        kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
+        entities[is_pair] = self.pairs.heads[pair_ids]
+        given_types = [anchor_type for _, anchor_type, _ in self._kinds] + [
+            lhs for lhs, _ in self.pairs.kinds
+        ]
         order = np.argsort(kinds, kind="stable")
         for name, start, end in _runs([(name,) for name in given_types], kinds[order]):
             run = order[start:end]
@@ -313,9 +308,9 @@ class QueryBatches(EpochBatches):
             nodes[run[(nodes[run] < first) | (nodes[run] >= stop)]] = -1
         return kinds, nodes
 
-    def _pair_fields(self, pairs: PairIndex, ids: Ids, kinds: Ids, heads: Ids) -> tuple[Any, ...]:
+    def _pair_fields(self, ids: Ids, kinds: Ids, heads: Ids) -> tuple[Any, ...]:
         """Return the fields of a batch that describe its pairs, which are sorted by their kinds."""
-        pair_ids = ids - len(self.index)
+        pairs, pair_ids = self.pairs, ids - len(self.index)
         tails, times = (column[pair_ids].astype(np.int64) for column in (pairs.tails, pairs.times))
         runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
         for run in runs:

@@ -105,7 +105,7 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
     columns_read = Columns() if first.entities is None else None
-    reading = Reading(IdTriples(*names, splits), first.types, columns_read, row_place)
+    reading = Reading(IdTriples(names[0], names[1], splits), first.types, columns_read, row_place)
     reading.integer_ids = first.entities is None
     return reading
 
