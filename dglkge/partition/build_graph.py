@@ -36,7 +36,7 @@ from dglkge.data.quality import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order, open_npy
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
-from dglkge.typing import RELATION
+from dglkge.typing import RELATION, Ids
 
 LDG_PASSES = 5
 """Passes over the nodes: on a graph with 100 clusters the first cuts most, later ones ever less."""
@@ -55,7 +55,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     """
     train = np.load(dataset_files.split_path(dataset, dataset_files.TRAIN), mmap_mode="r")
     weights = np.load(dataset / dataset_files.TRAIN_WEIGHTS, mmap_mode="r") if job.has_weights else None
-    parts = given_parts(dataset, job, train) if job.has_parts else assign_nodes(job, train)
+    parts = assign_nodes(dataset, job, train)
     graph = build_graph(job, parts)
     partitions = dataset / dataset_files.PARTITIONS
     # partition_graph has no argument for a given assignment. With part_method="random" it takes the parts
@@ -83,61 +83,50 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     verify_partitions(partitions, job, train)
 
 
-def given_parts(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
-    """Read the partition of each node of each type, by original id, and remove the file."""
-    path = dataset / dataset_files.GIVEN_PARTS
-    flat = np.load(path, allow_pickle=False)
-    path.unlink()
-    counts = {**job.entity_types, RELATION: job.num_relations}
+def assign_nodes(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the partition of each node of each type, by original id; removes the file of given ones."""
+    counts, rng = {**job.entity_types, RELATION: job.num_relations}, np.random.default_rng(job.seed)
+    if job.has_parts:
+        path = dataset / dataset_files.GIVEN_PARTS
+        flat = np.load(path, allow_pickle=False)
+        path.unlink()
+    else:
+        flat = np.append(assign_entities(job, train, rng), np.full(job.num_relations, -1))
     parts = dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
     if (parts[RELATION] < 0).any():
         uses = np.zeros(job.num_relations, np.int64)
-        for _, _, _, rows in _pieces(job, train):
+        for *_, rows in _pieces(job, train):
             count_values(rows[:, 1] // job.num_times, uses)
-        parts[RELATION] = relation_parts(job, uses, np.random.default_rng(job.seed))
+        # Trainers of all partitions update a relation's row, so no cut helps: balanced by use.
+        parts[RELATION] = random_parts(np.zeros_like(uses), uses, job.num_parts, rng)
     return parts
 
 
-def relation_parts(job: GraphJob, uses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the partition of each relation, balanced by use.
-
-    Trainers of all partitions update a relation's row, so no cut helps.
-    """
-    return random_parts(np.zeros(job.num_relations, dtype=np.int64), uses, job.num_parts, rng)
-
-
-def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the partition of each node of each type, by original id."""
-    if job.num_parts == 1:
-        counts_of = {**job.entity_types, RELATION: job.num_relations}
-        return {ntype: np.zeros(count, np.int64) for ntype, count in counts_of.items()}
-    rng = np.random.default_rng(job.seed)
+def assign_entities(job: GraphJob, train: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the partition of each entity (n,), type after type."""
     counts = list(job.entity_types.values())
     starts = dict(zip(job.entity_types, np.cumsum([0, *counts]).tolist()))
     type_of = np.repeat(np.arange(len(counts)), counts)
-    uses = np.zeros(job.num_relations, np.int64)
+    if job.num_parts == 1:
+        return np.zeros(len(type_of), np.int64)
     # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.zeros(len(type_of), np.int64)
     # One id space for all entities, type after type: METIS, which takes 64 bits, cuts one graph.
     dtype, is_random = np.int64 if job.part_method == "metis" else np.int32, job.part_method == "random"
     heads, tails = (np.empty(0 if is_random else len(train), dtype) for _ in range(2))
     for lhs, rhs, first, rows in _pieces(job, train):
-        count_values(rows[:, 1] // job.num_times, uses)
-        count_values(rows[:, 2], in_degrees[starts[rhs] : starts[rhs] + job.entity_types[rhs]])
+        ends = rows[:, 2] + starts[rhs]
+        count_values(ends, in_degrees)
         if not is_random:
             heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
-            tails[first : first + len(rows)] = rows[:, 2] + starts[rhs]
+            tails[first : first + len(rows)] = ends
     if is_random:
-        flat = random_parts(type_of, in_degrees, job.num_parts, rng)
+        return random_parts(type_of, in_degrees, job.num_parts, rng)
+    if job.part_method == "metis":
+        flat = metis_parts(heads, tails, len(type_of), job.num_parts)
     else:
-        if job.part_method == "metis":
-            flat = metis_parts(heads, tails, len(type_of), job.num_parts)
-        else:
-            flat = ldg_parts(heads, tails, in_degrees, job.num_parts, rng)
-        flat = fill_empty_parts(flat, type_of, in_degrees, job.num_parts)
-    parts = {ntype: flat[start : start + job.entity_types[ntype]] for ntype, start in starts.items()}
-    parts[RELATION] = relation_parts(job, uses, rng)
-    return parts
+        flat = ldg_parts(heads, tails, in_degrees, job.num_parts, rng)
+    return fill_empty_parts(flat, type_of, in_degrees, job.num_parts)
 
 
 def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
@@ -154,9 +143,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
     # where two relations join the same two entities (dgl 2.1.0: "free(): invalid next size").
     with mock.patch.object(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
-        parts: torch.Tensor = dgl.metis_partition_assignment(
-            graph, num_parts, balance_ntypes=one_type, balance_edges=True
-        )
+        parts = dgl.metis_partition_assignment(graph, num_parts, balance_ntypes=one_type, balance_edges=True)
     return parts.numpy()
 
 
@@ -164,13 +151,9 @@ def symmetric_graph(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> dgl
     """Return the graph with every edge in both directions, without loops and parallel edges."""
     # METIS expects a simple graph. An edge is encoded as one int64, so parallel ones are equal.
     distinct = heads != tails
-    keys = np.concatenate(
-        [heads[distinct] * num_nodes + tails[distinct], tails[distinct] * num_nodes + heads[distinct]]
-    )
-    keys = sorted_distinct(keys)
-    return dgl.graph(
-        (torch.from_numpy(keys // num_nodes), torch.from_numpy(keys % num_nodes)), num_nodes=num_nodes
-    )
+    heads, tails = heads[distinct], tails[distinct]
+    keys = sorted_distinct(np.concatenate([heads * num_nodes + tails, tails * num_nodes + heads]))
+    return dgl.graph(tuple(map(torch.from_numpy, np.divmod(keys, num_nodes))), num_nodes=num_nodes)
 
 
 def ldg_parts(
@@ -198,9 +181,7 @@ def ldg_parts(
     return parts
 
 
-def random_parts(
-    type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator
-) -> np.ndarray:
+def random_parts(type_of: Ids, in_degrees: Ids, num_parts: int, rng: np.random.Generator) -> Ids:
     """Assign nodes to partitions at random, with nodes of each type (numbers from 0) and edges balanced.
 
     The nodes are shuffled, then sorted by in-degree (an edge belongs to its tail's partition). Each goes to
@@ -209,20 +190,16 @@ def random_parts(
     """
     order = rng.permutation(len(in_degrees))
     order = order[np.argsort(-in_degrees[order], kind="stable")]
-    room = []
-    for count in np.bincount(type_of).tolist():
-        # Drawn at random: else the same partitions would take the extra node of every type.
-        has_extra = rng.permutation(num_parts) < count % num_parts
-        room.append(count // num_parts + has_extra.astype(np.int64))
+    # Drawn at random: else the same partitions would take the extra node of every type.
+    counts = np.bincount(type_of).tolist()
+    room = [count // num_parts + (rng.permutation(num_parts) < count % num_parts) for count in counts]
     parts = np.empty(len(in_degrees), dtype=np.int64)
     # Largest first (longest processing time rule): small nodes later even out the loads.
     spread(order, type_of, in_degrees, np.array(room), parts)
     return parts
 
 
-def fill_empty_parts(
-    parts: np.ndarray, type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int
-) -> np.ndarray:
+def fill_empty_parts(parts: Ids, type_of: Ids, in_degrees: Ids, num_parts: int) -> Ids:
     """Return a copy in which every partition has at least one node of every type.
 
     METIS may leave a partition without any node of a rare type, and DGL cannot store such a partition. It
@@ -252,10 +229,8 @@ def build_graph(job: GraphJob, parts: dict[str, np.ndarray]) -> dgl.DGLGraph:
     """
     loops = torch.arange(job.num_relations)
     edges = {(RELATION, f"{RELATION}_{RELATION}", RELATION): (loops, loops)}
-    first = {
-        ntype: torch.tensor([int((parts[ntype] == part).argmax()) for part in range(job.num_parts)])
-        for ntype in job.entity_types
-    }
+    # Every partition has a node of every type.
+    first = {name: torch.from_numpy(np.unique(owner, return_index=True)[1]) for name, owner in parts.items()}
     for lhs, rhs, _, _ in job.edge_types:
         edges[lhs, f"{lhs}_{rhs}", rhs] = (first[lhs], first[rhs])
     return dgl.heterograph(edges, num_nodes_dict={**job.entity_types, RELATION: job.num_relations})
@@ -268,34 +243,26 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
     node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 
     counts = np.zeros(job.num_parts, np.int64)
-    if job.num_parts == 1:
-        counts[0] = len(train)
-    else:
-        for _, rhs, _, rows in _pieces(job, train):
-            owners = layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
-            counts += np.bincount(owners, minlength=job.num_parts)
+    for _, rhs, _, rows in _pieces(job, train):
+        owners = layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
+        counts += np.bincount(owners, minlength=job.num_parts)
     # All partitions are written in one pass over the triples, each file from its start to its end: no more
     # than a piece is in memory, and a full disk is an error and no SIGBUS, which a store to a map would be.
     with ExitStack() as stack:
 
-        def create(name: str, dtype: str, width: tuple[int, ...]) -> list[BinaryIO]:
-            files: list[BinaryIO] = []
-            for part_id, count in enumerate(counts.tolist()):
-                path = layout.part_path(part_id) / name
-                files.append(stack.enter_context(open_npy(path, dtype, (count, *width))))
-            return files
+        def create(name: str, dtype: str, *width: int) -> list[BinaryIO]:
+            paths = [layout.part_path(part_id) / name for part_id in range(job.num_parts)]
+            files = (open_npy(path, dtype, (num, *width)) for path, num in zip(paths, counts.tolist()))
+            return [stack.enter_context(file) for file in files]
 
-        id_files = create(dataset_files.TRIPLE_IDS, "<i8", ())
-        edge_files = create(dataset_files.EDGES, "<i4", (3,))
-        weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4", ())
+        id_files, edge_files = create(dataset_files.TRIPLE_IDS, "<i8"), create(dataset_files.EDGES, "<i4", 3)
+        weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4")
 
         def owned(piece: tuple[str, str, int, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
             """Return the triple ids and edges of each partition."""
             lhs, rhs, start, rows = piece
             node_rows = np.empty((len(rows), 3), "<i4")
             mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], node_rows)
-            if job.num_parts == 1:
-                return [(np.arange(start, start + len(rows), dtype="<i8"), node_rows)]
             owner = layout.part_of(rhs, node_rows[:, 2])
             mine = [np.flatnonzero(owner == part_id) for part_id in range(job.num_parts)]
             return [((places + start).astype("<i8"), np.take(node_rows, places, axis=0)) for places in mine]
@@ -332,7 +299,7 @@ def verify_partitions(partitions: Path, job: GraphJob, train: np.ndarray) -> Non
     for ntype in layout.ntypes:
         original_ids, node_ids = layout.original_ids(ntype), layout.node_ids(ntype)
         numbers = np.arange(layout.num_nodes(ntype))
-        are_ids = bool(((original_ids >= 0) & (original_ids < len(numbers))).all())
+        are_ids = ((original_ids >= 0) & (original_ids < len(numbers))).all()
         are_inverse = are_ids and np.array_equal(node_ids[original_ids], numbers)
         _check(are_inverse, f"the id maps of {ntype} are not inverse")
     num_owned = 0
@@ -347,31 +314,24 @@ def verify_partitions(partitions: Path, job: GraphJob, train: np.ndarray) -> Non
 
 def verify_edge_table(layout: PartitionLayout, part_id: int, job: GraphJob, train: np.ndarray) -> None:
     """Check that a partition's edges are its triples, and that it owns their tails."""
-    table = layout.edge_table(part_id)
+    table, place = layout.edge_table(part_id), f"partition {part_id}"
     # Copied into memory: random accesses to mapped pages are slow.
     node_ids = {ntype: np.array(layout.edge_ids(ntype)) for ntype in layout.ntypes}
 
     def verify_piece(first: int) -> None:
         triple_ids = table.triple_ids[first : first + PIECE_ROWS]
         last = table.triple_ids[first - 1] if first else -1
-        ascend = triple_ids[0] > last and bool((np.diff(triple_ids) > 0).all())
-        _check(ascend, f"partition {part_id}: triple ids do not ascend")
-        _check(
-            triple_ids[-1] < len(train), f"partition {part_id}: triple id {triple_ids[-1]} is of no triple"
-        )
-        edges = table.edges[first : first + PIECE_ROWS]
-        triples = np.asarray(train[triple_ids])
+        _check((np.diff(triple_ids, prepend=last) > 0).all(), f"{place}: triple ids do not ascend")
+        _check(triple_ids[-1] < len(train), f"{place}: triple id {triple_ids[-1]} is of no triple")
+        edges, triples = table.edges[first : first + PIECE_ROWS], np.asarray(train[triple_ids])
         for lhs, rhs, start, end in job.edge_types:
             rows = slice(*np.searchsorted(triple_ids, [start, end]))
             expected = np.empty_like(triples[rows])
             mapped(triples[rows], node_ids[lhs], node_ids[RELATION], node_ids[rhs], expected)
-            _check(
-                np.array_equal(expected, edges[rows]),
-                f"partition {part_id}: edges {lhs} to {rhs} are not those of the triples",
-            )
-            lower, upper = layout.node_range(rhs, part_id)
-            inside = bool(((edges[rows, 2] >= lower) & (edges[rows, 2] < upper)).all())
-            _check(inside, f"partition {part_id}: it does not own the tail of every edge {lhs} to {rhs}")
+            are_equal = np.array_equal(expected, edges[rows])
+            _check(are_equal, f"{place}: edges {lhs} to {rhs} are not those of the triples")
+            owns_tails = (layout.part_of(rhs, edges[rows, 2]) == part_id).all()
+            _check(owns_tails, f"{place}: it does not own the tail of every edge {lhs} to {rhs}")
 
     for _ in map_in_order(verify_piece, range(0, len(table.triple_ids), PIECE_ROWS), job.num_workers):
         pass
@@ -381,10 +341,8 @@ def verify_dgl_partition(config_path: Path, part_id: int, layout: PartitionLayou
     """Check that DGL's files of a partition have the nodes of the layout, and edges between them only."""
     graph, _, _, book, _, _, _ = dgl.distributed.load_partition(str(config_path), part_id)
     node_ids = graph.ndata[dgl.NID]
-    _check(
-        bool(graph.ndata["inner_node"].bool().all()) and bool(graph.edata["inner_edge"].bool().all()),
-        f"partition {part_id}: DGL's files hold nodes or edges of other partitions",
-    )
+    are_inner = bool(graph.ndata["inner_node"].all()) and bool(graph.edata["inner_edge"].all())
+    _check(are_inner, f"partition {part_id}: DGL's files hold nodes or edges of other partitions")
     type_ids, in_type = (tensor.numpy() for tensor in book.map_to_per_ntype(node_ids))
     for number, ntype in enumerate(book.ntypes):
         start, end = layout.node_range(ntype, part_id)
@@ -395,7 +353,7 @@ def verify_dgl_partition(config_path: Path, part_id: int, layout: PartitionLayou
     _check(types_here == expected_types, f"partition {part_id}: DGL's files have no edge of some type")
 
 
-def _check(condition: bool, message: str) -> None:
+def _check(condition: bool | np.bool_, message: str) -> None:
     if not condition:
         raise VerificationError(message)
 

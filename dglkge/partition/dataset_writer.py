@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import TRAIN, Field, parents_of, replacing
+from dglkge.data.dataset_files import SPLITS, TRAIN, Field, parents_of, replacing
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, StorageError, os_errors
 from dglkge.file_lock import try_lock
@@ -34,7 +33,7 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Raise InputError if the output exists and must stay."""
     with os_errors(InputError, f"the output {output} cannot be used"):
         exists = os.path.lexists(output)
-        if exists and not stat.S_ISDIR(output.lstat().st_mode):
+        if exists and (output.is_symlink() or not output.is_dir()):
             raise InputError(f"the output {output} exists and is no folder")
         is_taken = exists and any(output.iterdir())
     if is_taken and not overwrite:
@@ -78,10 +77,8 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
             # output meanwhile, and reading the triples takes long.
             check_output(output, overwrite)
             for entry in folder.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                elif entry.name != _LOCK:
-                    entry.unlink()
+                if entry.name != _LOCK:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             yield folder
             check_output(output, overwrite)
             _replace(output, folder, old)
@@ -95,14 +92,12 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _locked(output: Path, folder: Path) -> Iterator[None]:
     """Make the temporary folder and lock it; the kernel releases the lock when the process ends."""
-    is_new = not os.path.exists(folder)
     try:
         folder.mkdir(exist_ok=True)
         lock = open(folder / _LOCK, "a")
     except OSError as error:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
         if error.errno in NO_ROOM:
             raise StorageError(f"cannot write {folder}: {error.strerror}") from error
         reason = error.strerror
@@ -137,7 +132,7 @@ def _replace(output: Path, folder: Path, old: Path) -> None:
 
 def write_triples(
     folder: Path,
-    names: Iterable[tuple[str, Vocabulary | NameList]],
+    names: Iterable[tuple[str, NameList]],
     relations: RelationVocabulary,
     splits: Mapping[str, np.ndarray],
     columns: Mapping[str, np.ndarray],
@@ -149,7 +144,7 @@ def write_triples(
     ----------
     folder : Path
         The empty folder of the new data set.
-    names : iterable of (str, Vocabulary or NameList)
+    names : iterable of (str, NameList)
         The names of each entity type.
     relations : RelationVocabulary
     splits : mapping of str to (n, 3) integer array
@@ -170,74 +165,59 @@ def write_triples(
     if relations.times:
         Vocabulary(relations.times, "time").save(folder / dataset_files.TIMES)
         paths.append(folder / dataset_files.TIMES)
-    splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
+    splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in SPLITS}
     # Pairs of entity types follow the relations, so their order does not depend on that of the triples.
     pairs: dict[tuple[str, str], int] = {}
     ranks = np.array([pairs.setdefault((r.lhs, r.rhs), len(pairs)) for r in relations.relations], np.int64)
     counts = np.zeros(len(pairs), np.int64)
-    if len(pairs) == 1:
-        counts[0] = len(splits[TRAIN])
-    else:
-        for _, (rows,) in pieces(splits[TRAIN]):
-            counts += np.bincount(ranks[original_ids(rows)[:, 1]], minlength=len(counts))
+    for _, (rows,) in pieces(splits[TRAIN]):
+        counts += np.bincount(ranks[original_ids(rows)[:, 1]], minlength=len(counts))
+    ends = np.cumsum(counts)
+    split_paths = [dataset_files.split_path(folder, split) for split in splits]
     extra = {folder / name: column for name, column in columns.items()}
-    for split, rows in splits.items():
-        path = dataset_files.split_path(folder, split)
-        paths.append(path)
+    for path, (split, rows) in zip(split_paths, splits.items()):
         if split == TRAIN:
-            _write_split({path: rows, **extra}, original_ids, counts, ranks)
+            _write_split({path: rows, **extra}, original_ids, ends - counts, ranks)
         else:
-            _write_split({path: rows}, original_ids, np.array([len(rows)]), None)
-    ends = np.cumsum(counts).tolist()
+            _write_split({path: rows}, original_ids, np.zeros(1, np.int64), np.zeros_like(ranks))
     return {
         Field.ENTITY_TYPES: num_entities,
         Field.NUM_RELATIONS: len(relations.timeless),
         **({Field.NUM_TIMES: len(relations.times)} if relations.times else {}),
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
         Field.EDGE_TYPES: [
-            [*pair, end - count, end] for pair, count, end in zip(pairs, counts.tolist(), ends) if count
+            [*pair, end - num, end] for pair, num, end in zip(pairs, counts.tolist(), ends.tolist()) if num
         ],
         Field.HAS_WEIGHTS: dataset_files.TRAIN_WEIGHTS in columns,
-        Field.FINGERPRINT: dataset_files.fingerprint([*paths, *extra]),
+        Field.FINGERPRINT: dataset_files.fingerprint([*paths, *split_paths, *extra]),
     }
 
 
 def _write_split(
-    arrays: Mapping[Path, np.ndarray], original_ids: OriginalIds, counts: np.ndarray, ranks: np.ndarray | None
+    arrays: Mapping[Path, np.ndarray], original_ids: OriginalIds, places: np.ndarray, ranks: np.ndarray
 ) -> None:
     """Write the triples of a split, and then further values of them.
 
-    With the rank of each relation's pair of types, the triples of a pair are one range; ``counts`` has their
-    numbers. Within a pair they keep the order of the input.
+    The triples of a pair of types are one range, which begins at the place of the pair; ``ranks`` has the
+    number of each relation's pair. Within a pair they keep the order of the input.
     """
-    places = np.cumsum(counts) - counts
     with ExitStack() as stack:
         targets: list[tuple[BinaryIO, int]] = []
         for path, array in arrays.items():
             file = stack.enter_context(open_npy(path, array.dtype.str if targets else "<i8", array.shape))
-            file.flush()
             targets.append((file, file.tell()))
         # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,
         # not mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
         for _, (some, *values) in pieces(*arrays.values()):
-            blocks = [np.ascontiguousarray(original_ids(some), "<i8"), *values]
-            runs: dict[int, slice | np.ndarray] = {0: slice(None)}
-            if ranks is not None and len(counts) > 1:
-                pairs = ranks[blocks[0][:, 1]]
-                runs = {pair: np.flatnonzero(pairs == pair) for pair in np.unique(pairs).tolist()}
-            for pair, rows in runs.items():
+            blocks = [original_ids(some).astype("<i8", order="C"), *values]
+            pairs = ranks[blocks[0][:, 1]]
+            for pair in np.flatnonzero(np.bincount(pairs)).tolist():
+                is_of_pair: np.ndarray | slice = pairs == pair if len(places) > 1 else slice(None)
                 for block, (file, start) in zip(blocks, targets):
-                    run = np.ascontiguousarray(block[rows])
-                    _write_at(file, run, start + int(places[pair]) * run[:1].nbytes)
+                    run = block[is_of_pair]
+                    file.seek(start + int(places[pair]) * run[:1].nbytes)
+                    file.write(run.data)
                 places[pair] += len(run)
-
-
-def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:
-    """Write an array at a place of a file, all of it."""
-    content = array.data.cast("B")
-    while content:
-        written = os.pwrite(file.fileno(), content, place)
-        content, place = content[written:], place + written
 
 
 def finish_dataset(
@@ -258,11 +238,8 @@ def finish_dataset(
     figures = {**partition_figures(Dataset(folder, description)), **facts, Field.QUALITY: quality}
     report = folder / dataset_files.PARTITIONS / dataset_files.REPORT
     report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    content = {
-        Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION,
-        **description,
-        Field.CHECKSUMS: dataset_files.file_checksums(folder),
-    }
+    version = {Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION}
+    content = {**version, **description, Field.CHECKSUMS: dataset_files.file_checksums(folder)}
     with replacing(folder / dataset_files.PENDING_DESCRIPTION) as file:
         file.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return figures

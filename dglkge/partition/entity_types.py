@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import IdTriples, Reading
-from dglkge.partition.name_index import NameList
-from dglkge.partition.options import GRAPHML, RDF, Options, ReadingOptions
+from dglkge.partition.ingest import IdTriples, Reading, Types
+from dglkge.partition.name_index import NameList, name_list
+from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.graphml import TYPE_RELATION
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
@@ -25,9 +25,7 @@ DEFAULT_TYPE = "entity"
 _TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def types_of_entities(
-    path: Path | None, entities: Sequence[str], integer_ids: bool
-) -> tuple[list[str], np.ndarray]:
+def types_of_entities(options: Options, entities: Sequence[str]) -> Types:
     """Return the types that entities have, sorted, and the index (n,) int32 of each entity's.
 
     The file has lines of entity and type (more columns are not read), with integer ids of the entities'
@@ -38,47 +36,39 @@ def types_of_entities(
     InputError
         If an entity has no type or two, or a type's name cannot be used.
     """
+    path = options.entity_types
     if path is None:
         return [DEFAULT_TYPE], np.zeros(len(entities), dtype=np.int32)
     type_by_entity: dict[str, str] = {}
     for line, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True):
-        if type_by_entity.setdefault(entity, type_) != type_:
-            raise InputError(
-                f"{path}:{line}: entity {entity!r} has type {type_!r}, "
-                f"a line before says {type_by_entity[entity]!r}"
-            )
-        if fault := type_name_fault(type_):
+        fault = type_name_fault(type_)
+        if (before := type_by_entity.setdefault(entity, type_)) != type_:
+            fault = f"entity {entity!r} has type {type_!r}, a line before says {before!r}"
+        if fault:
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
-    keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
+    keys = [str(id_) for id_ in range(len(entities))] if options.integer_ids else list(entities)
     untyped = [key for key in keys if key not in type_by_entity]
     if untyped:
-        raise InputError(
-            f"{path}: {len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
-        )
-    types = sorted({type_by_entity[key] for key in keys})
-    index = {type_: place for place, type_ in enumerate(types)}
-    return types, np.array([index[type_by_entity[key]] for key in keys], dtype=np.int32)
+        fault = f"{len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
+        raise InputError(f"{path}: {fault}")
+    type_of, types = pd.factorize(np.array([type_by_entity[key] for key in keys], object), sort=True)
+    return types.tolist(), type_of.astype(np.int32)
 
 
 def type_name_fault(name: str) -> str | None:
     """Return the reason why a name is not allowed for an entity type, or None."""
     # Types become names of files, of DGL's node types and of its edge types.
-    if not _TYPE_NAME.fullmatch(name) or "__" in name:
-        return f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
     if name == RELATION:
         return f"the type {name!r} is not allowed: it is the name of the relations' table"
-    return None
+    fault = f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
+    return None if _TYPE_NAME.fullmatch(name) and "__" not in name else fault
 
 
 UNTYPED = "untyped"
 """Type of the entities without a class that became one."""
 
-_TOO_GENERAL = (
-    WELL_KNOWN["owl"] + "Thing",
-    WELL_KNOWN["owl"] + "NamedIndividual",
-    WELL_KNOWN["rdfs"] + "Resource",
-)
+_TOO_GENERAL = [*map(PrefixTable(WELL_KNOWN).expand, ("owl:Thing", "owl:NamedIndividual", "rdfs:Resource"))]
 
 
 def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: int) -> np.ndarray:
@@ -103,13 +93,11 @@ def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: 
     pairs = np.unique(pairs[usable[pairs[:, 0]]].astype(np.int64), axis=0)
     # Members that no triple has would make a class large that then has few entities.
     members = np.bincount(pairs[:, 1], minlength=num_entities)
-    class_of = _largest(pairs, members)
+    _, sizes = _largest(pairs, members)
     kept = np.zeros(num_entities, dtype=bool)
-    sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
     kept[np.argsort(-sizes, kind="stable")[:max_types]] = True
     while True:
-        class_of = _largest(pairs[kept[pairs[:, 1]]], members)
-        sizes = np.bincount(class_of[class_of >= 0], minlength=num_entities)
+        class_of, sizes = _largest(pairs[kept[pairs[:, 1]]], members)
         small = kept & (sizes > 0) & (sizes < min_size)
         if not small.any():
             return class_of
@@ -117,61 +105,13 @@ def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: 
         kept &= ~small
 
 
-def _largest(pairs: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Return for each entity the class with the most members, of equal ones the first by name."""
+def _largest(pairs: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each entity its class with the most members, of equal ones the first by name; all sizes."""
     class_of = np.full(len(members), -1, dtype=np.int64)
     # Ids follow names; of several assignments to one entity the last holds.
     order = np.lexsort((-pairs[:, 1], members[pairs[:, 1]]))
     class_of[pairs[order, 0]] = pairs[order, 1]
-    return class_of
-
-
-def types_from_triples(
-    triples: IdTriples, relation: int, general: np.ndarray, max_types: int, min_size: int
-) -> tuple[IdTriples, tuple[list[str], np.ndarray], dict[str, str]]:
-    """Take the triples of a relation, whose tails are classes, out as entity types.
-
-    General classes, (num_entities,) bool, are not used; the limits are those of :func:`main_types`.
-
-    Returns
-    -------
-    triples : IdTriples
-        Without the relation, and without entities of which nothing else is known.
-    types : (list of str, (n,) int32)
-        The types, and the index of each entity's type.
-    classes : dict of str to str
-        The class of each type but ``untyped``.
-    """
-    num_entities = len(triples.entities)
-    pairs, splits, weights = [], {}, {}
-    used = np.zeros(num_entities, dtype=bool)
-    for split, rows in triples.splits.items():
-        is_type = rows[:, 1] == relation
-        pairs.append(rows[is_type][:, [0, 2]])
-        splits[split] = rows[~is_type]
-        used[splits[split][:, 0]] = used[splits[split][:, 2]] = True
-        if split in triples.weights:
-            weights[split] = triples.weights[split][~is_type]
-    all_pairs = np.concatenate(pairs)
-    all_pairs = all_pairs[~general[all_pairs[:, 1]]]
-    class_of = main_types(all_pairs, used, max_types, min_size)[used]
-    places = (np.cumsum(used) - 1).astype(np.int32)
-    for rows in splits.values():
-        rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
-        rows[:, 1] -= rows[:, 1] > relation
-    classes = np.unique(class_of[class_of >= 0]).tolist()
-    names = type_names([triples.entities[class_] for class_ in classes])
-    # The last place of the lookup is that of no class: -1 is its index.
-    untyped = [(-1, UNTYPED)] if (class_of < 0).any() else []
-    present = sorted([*names, *(name for _, name in untyped)])
-    lookup = np.zeros(num_entities + 1, dtype=np.int32)
-    for class_, name in [*zip(classes, names), *untyped]:
-        lookup[class_] = present.index(name)
-    entities = [name for name, is_used in zip(triples.entities, used.tolist()) if is_used]
-    relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
-    kept = IdTriples(entities, relations, splits, weights)
-    classes_of = {name: triples.entities[class_] for class_, name in zip(classes, names)}
-    return kept, (present, lookup[class_of]), dict(sorted(classes_of.items()))
+    return class_of, np.bincount(class_of[class_of >= 0], minlength=len(members))
 
 
 def type_names(classes: list[str]) -> list[str]:
@@ -199,53 +139,66 @@ def _allowed(name: str) -> str:
 
 
 def take_types(reading: Reading, options: Options, family: str) -> None:
-    """Turn the triples of the relation ``types_from`` into entity types; InputError if it is not there."""
-    types_from = options.reading.types_from
+    """Turn the triples of the relation ``types_from``, whose tails are classes, into entity types.
+
+    Entities of which nothing else is known are left out. InputError if the relation is not there.
+    """
+    types_from, triples = options.reading.types_from, reading.triples
     if reading.types is not None and (types_from is not None or options.entity_types is not None):
         raise InputError("the input has entity types of its own: give no --types-from and no --entity-types")
     if types_from is None:
         return
-    triples = reading.triples
-    relation, general = _type_relation(triples, reading, options.reading, family)
-    before = len(triples.entities)
-    rows_before = sum(map(len, triples.splits.values()))
-    triples, types, classes = types_from_triples(
-        triples, relation, general, options.reading.max_types, options.num_parts
-    )
-    if len(triples.splits[TRAIN]) == 0:
+    relation, general = _type_relation(reading, options.reading, family)
+    pairs, splits, weights = [], {}, {}
+    used = np.zeros(len(triples.entities), dtype=bool)
+    for split, rows in triples.splits.items():
+        is_type = rows[:, 1] == relation
+        pairs.append(rows[is_type][:, [0, 2]])
+        splits[split] = rows[~is_type]
+        used[splits[split][:, [0, 2]]] = True
+        if split in triples.weights:
+            weights[split] = triples.weights[split][~is_type]
+    if len(splits[TRAIN]) == 0:
         raise InputError(f"--types-from {types_from}: no triple is left to train on")
-    reading.triples, reading.types = triples, types
-    num_rows = rows_before - sum(map(len, triples.splits.values()))
-    left_out = before - len(triples.entities)
-    figures = {"from": types_from, "triples": num_rows, "entities_left_out": left_out, "classes": classes}
-    reading.figures["types"] = figures
-    reading.notes.append(
-        f"{num_rows:,} triples of {types_from} became {len(types[0])} entity types; "
-        f"{left_out:,} entities and classes without other triples are left out"
-    )
+    all_pairs = np.concatenate(pairs)
+    usable = all_pairs[~general[all_pairs[:, 1]]]
+    class_of = main_types(usable, used, options.reading.max_types, options.num_parts)[used]
+    places = (np.cumsum(used) - 1).astype(np.int32)
+    for rows in splits.values():
+        rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
+        rows[:, 1] -= rows[:, 1] > relation
+    class_ids, number_of = np.unique(class_of, return_inverse=True)
+    known = [triples.entities[id_] for id_ in class_ids.tolist() if id_ >= 0]
+    classes = dict(zip(type_names(known), known))
+    # No class, -1, is the first.
+    names = [UNTYPED, *classes] if class_ids[0] < 0 else list(classes)
+    types = sorted(names)
+    reading.types = types, np.array([types.index(name) for name in names], np.int32)[number_of]
+    entities = [name for name, is_used in zip(triples.entities, used.tolist()) if is_used]
+    relations = [name for id_, name in enumerate(triples.relations) if id_ != relation]
+    reading.triples = IdTriples(entities, relations, splits, weights)
+    left_out = len(used) - len(entities)
+    figures = {"from": types_from, "triples": len(all_pairs), "entities_left_out": left_out}
+    reading.figures["types"] = {**figures, "classes": dict(sorted(classes.items()))}
+    note = f"{len(all_pairs):,} triples of {types_from} became {len(types)} entity types"
+    reading.notes.append(f"{note}; {left_out:,} entities and classes without other triples are left out")
 
 
-def _type_relation(
-    triples: IdTriples, reading: Reading, options: ReadingOptions, family: str
-) -> tuple[int, np.ndarray]:
+def _type_relation(reading: Reading, options: ReadingOptions, family: str) -> tuple[int, np.ndarray]:
     """Return the id of the relation, and which entities are classes that say nothing."""
-    types_from = options.types_from or ""
-    no_class = np.zeros(len(triples.entities), dtype=bool)
-    if family == GRAPHML:
-        if TYPE_RELATION not in triples.relations:
-            raise InputError(f"--types-from: no node has the attribute {types_from!r}")
-        return triples.relations.index(TYPE_RELATION), no_class
-    name = types_from
-    if family == RDF:
+    entities, relations, name = reading.triples.entities, reading.triples.relations, options.types_from or ""
+    if family == "graphml" and TYPE_RELATION not in relations:
+        raise InputError(f"--types-from: no node has the attribute {name!r}")
+    general = np.zeros(len(entities), dtype=bool)
+    if family == "rdf":
         table = PrefixTable(reading.figures["prefixes"])
-        iri = PrefixTable(options.prefixes, reading.figures["prefixes"], WELL_KNOWN).expand(types_from)
-        name = table.shorten(iri)
-        for id_, entity in enumerate(triples.entities):
-            # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
-            no_class[id_] = entity[0] in '"_' or table.expand(entity) in _TOO_GENERAL
-    if name not in triples.relations:
-        raise unknown_name("relation of --types-from", types_from, triples.relations)
-    return triples.relations.index(name), no_class
+        name = table.shorten(PrefixTable(options.prefixes, table.iris, WELL_KNOWN).expand(name))
+        # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
+        general[:] = [name[0] in '"_' or table.expand(name) in _TOO_GENERAL for name in entities]
+    name = TYPE_RELATION if family == "graphml" else name
+    if name not in relations:
+        raise unknown_name("relation of --types-from", options.types_from or "", relations)
+    return relations.index(name), general
 
 
 @dataclass
@@ -272,17 +225,13 @@ class TypedIds:
 
     def num_entities(self) -> dict[str, int]:
         """Return the number of entities of each type."""
-        counts = np.bincount(self.type_of, minlength=len(self.types))
-        return {type_: int(count) for type_, count in zip(self.types, counts)}
+        return dict(zip(self.types, np.bincount(self.type_of, minlength=len(self.types)).tolist()))
 
-    def vocabularies(self, names: Sequence[str]) -> Iterator[tuple[str, Vocabulary | NameList]]:
+    def vocabularies(self, names: Sequence[str]) -> Iterator[tuple[str, NameList]]:
         """Yield each type and the names of its entities by original id, out of the names of all entities."""
         for number, type_ in enumerate(self.types):
             members = np.flatnonzero(self.type_of == number)
-            if isinstance(names, NameList):
-                yield type_, names if len(members) == len(names) else names.take(members)
-            else:
-                yield type_, Vocabulary([names[place] for place in members.tolist()], "entity")
+            yield type_, name_list(names) if len(members) == len(names) else name_list(names).take(members)
 
     def relation_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return the original relation id of each triple, (n,) int64."""
@@ -298,11 +247,8 @@ class TypedIds:
         if len(self.types) == 1:
             # Ids within the one type are the ids.
             return triples.astype(np.int64)
-        ids = np.empty((len(triples), 3), dtype=np.int64)
-        ids[:, 0] = self.id_in_type[triples[:, 0]]
-        ids[:, 1] = self.relation_ids(triples)
-        ids[:, 2] = self.id_in_type[triples[:, 2]]
-        return ids
+        heads, tails = self.id_in_type[triples[:, 0]], self.id_in_type[triples[:, 2]]
+        return np.stack([heads, self.relation_ids(triples), tails], axis=1)
 
 
 def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> TypedIds:
@@ -315,21 +261,15 @@ def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> Typ
     for index in range(len(types)):
         members = np.flatnonzero(type_of == index)
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
-    key_pieces = (
-        _keys(piece, type_of, len(types), triples.num_times)
-        for rows in triples.splits.values()
-        for _, (piece,) in pieces(rows)
-    )
+    blocks = (block for rows in triples.splits.values() for _, (block,) in pieces(rows))
+    key_blocks = (_keys(block, type_of, len(types), triples.num_times) for block in blocks)
     relation_names = triples.relations
-    keys = distinct_numbers(key_pieces, len(relation_names) * len(types) ** 2)
+    keys = distinct_numbers(key_blocks, len(relation_names) * len(types) ** 2)
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)
-    relations = []
-    for key in keys.tolist():
-        rest, rhs = divmod(key, len(types))
-        name, lhs = divmod(rest, len(types))
-        relations.append(Relation(relation_names[name], types[lhs], types[rhs]))
+    numbers = np.transpose(np.unravel_index(keys, (len(relation_names), len(types), len(types)))).tolist()
+    relations = [Relation(relation_names[name], types[lhs], types[rhs]) for name, lhs, rhs in numbers]
     return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations, triples.times), keys)
 
 
@@ -337,5 +277,4 @@ def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int, num_times: i
     keys = triples[:, 1].astype(np.int64) // num_times
     if num_types == 1:
         return keys
-    keys = keys * num_types + type_of[triples[:, 0]]
-    return keys * num_types + type_of[triples[:, 2]]
+    return (keys * num_types + type_of[triples[:, 0]]) * num_types + type_of[triples[:, 2]]

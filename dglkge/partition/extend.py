@@ -22,13 +22,14 @@ from dglkge.data.dataset_files import EDGE_SETS, NUMERIC_LITERALS, SPLITS, TRAIN
 from dglkge.data.quality import measure_quality
 from dglkge.data.text_format import Columns
 from dglkge.data.triples import TripleFile
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, extended
+from dglkge.data.vocabulary import RelationVocabulary, extended
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids
 from dglkge.partition.ingest import IdTriples, ingest, table_chunks
+from dglkge.partition.name_index import name_list
 from dglkge.partition.readers.id_folders import read_pairs
-from dglkge.typing import RELATION, Relation
+from dglkge.typing import RELATION
 
 SLACK = 1.05
 """Largest partition over the mean, of entities, that placing new ones beside their neighbours may lead to."""
@@ -86,18 +87,14 @@ def extend_dataset(
         raise InputError(f"the output {output} is the data set itself; choose another folder")
     if name in dataset.edge_set_names:
         known = ", ".join(dataset.edge_set_names)
-        raise InputError(
-            f"the data set has an edge set {name!r} already (it has {known}); give another --name"
-        )
+        raise InputError(f"the data set has an edge set {name!r} already ({known}); give another --name")
     files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
     known_times = dataset.relations.times
     triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
     if bool(triples.times) != bool(known_times):
         having, lacking = ("data set", "input") if known_times else ("input", "data set")
-        raise InputError(
-            f"the triples of the {having} have times, and those of the {lacking} have none; both must have "
-            "them, or neither (see --columns)"
-        )
+        fault = f"the triples of the {having} have times, and those of the {lacking} have none"
+        raise InputError(f"{fault}; both must have them, or neither (see --columns)")
     new = _resolve(dataset, triples, entity_types)
     if new.weights is not None and not dataset.has_weights:
         raise InputError("the input has weights, and the triples of the data set have none; leave them out")
@@ -123,14 +120,13 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     """Find the old ids of names, and give new ones to others."""
     rows = triples.splits[TRAIN]
     types = dataset.entity_types
-    type_of = np.full(len(triples.entities), -1, np.int64)
-    ids = np.full(len(triples.entities), -1, np.int64)
+    type_of, ids = (np.full(len(triples.entities), -1, np.int64) for _ in range(2))
     for number, type_ in enumerate(types):
         known_ids = dataset.vocabulary(type_).find(triples.entities)
         is_known = known_ids >= 0
         type_of[is_known], ids[is_known] = number, known_ids[is_known]
     old = dataset.relations.timeless
-    _find_types(type_of, triples, types, old, entity_types)
+    _find_types(type_of, triples, dataset, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
     for place in np.flatnonzero(ids < 0).tolist():
         names_of_type = names[types[type_of[place]]]
@@ -145,55 +141,43 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     return _Extension(names, relations, np.stack(columns, axis=1), triples.weights.get(TRAIN))
 
 
-def _find_types(
-    type_of: np.ndarray,
-    triples: IdTriples,
-    types: Sequence[str],
-    relations: Sequence[Relation],
-    path: Path | None,
-) -> None:
+def _find_types(type_of: np.ndarray, triples: IdTriples, dataset: Dataset, path: Path | None) -> None:
     """Give each new entity a type: the only one, that of the file, or that of a known relation; in place."""
-    if len(types) == 1:
+    number = {type_: place for place, type_ in enumerate(dataset.entity_types)}
+    if len(number) == 1:
         type_of[:] = 0
         return
     if path is not None:
-        pairs_of_file = read_pairs(path, ("entity", "type"), more_columns=True)
-        type_by_name = {entity: type_ for _, entity, type_ in pairs_of_file}
+        types = {name: type_ for _, name, type_ in read_pairs(path, ("entity", "type"), more_columns=True)}
         for place in np.flatnonzero(type_of < 0).tolist():
-            type_ = type_by_name.get(triples.entities[place])
-            if type_ in types:
-                type_of[place] = types.index(type_)
-            elif type_ is not None:
-                raise InputError(
-                    f"{path}: {triples.entities[place]!r} has the type {type_!r}, which the data set "
-                    f"lacks; known: {', '.join(types)}"
-                )
-    pairs: dict[str, set[tuple[str, str]]] = {}
-    for relation in relations:
-        pairs.setdefault(relation.name, set()).add((relation.lhs, relation.rhs))
+            type_ = types.get(triples.entities[place])
+            if type_ is None:
+                continue
+            if type_ not in number:
+                fault = f"{triples.entities[place]!r} has the type {type_!r}, which the data set lacks"
+                raise InputError(f"{path}: {fault}; known: {', '.join(number)}")
+            type_of[place] = number[type_]
+    pairs: dict[str, set[tuple[int, int]]] = {}
+    for relation in dataset.relations.timeless:
+        pairs.setdefault(relation.name, set()).add((number[relation.lhs], number[relation.rhs]))
     rows = triples.splits[TRAIN]
     for head, relation_id, tail in rows[(type_of[rows[:, [0, 2]]] < 0).any(1)].tolist():
         joined = pairs.get(triples.relations[relation_id // triples.num_times], set())
-        fitting = [
-            pair
-            for pair in joined
-            if type_of[head] in (-1, types.index(pair[0])) and type_of[tail] in (-1, types.index(pair[1]))
-        ]
+        ends = type_of[[head, tail]]
+        fitting = [pair for pair in joined if ((ends == pair) | (ends < 0)).all()]
         if len(fitting) == 1:
-            type_of[head], type_of[tail] = (types.index(type_) for type_ in fitting[0])
+            type_of[head], type_of[tail] = fitting[0]
     missing = np.flatnonzero(type_of < 0)
     if len(missing):
-        raise InputError(
-            f"{len(missing)} new entities have no type, the first is {triples.entities[missing[0]]!r}: no "
-            "known relation gives it one; give --entity-types with lines of entity and type"
-        )
+        fault = f"{len(missing)} new entities have no type, the first is {triples.entities[missing[0]]!r}"
+        advice = "give --entity-types with lines of entity and type"
+        raise InputError(f"{fault}: no known relation gives it one; {advice}")
 
 
 def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> dict[str, Any]:
     """Write all files but the partitions; return the fields of the description."""
     sets = dataset.edge_set_of_triples()
-    if sets is None:
-        sets = np.zeros(len(dataset.split(TRAIN)), np.int32)
+    sets = np.zeros(len(dataset.split(TRAIN)), np.int32) if sets is None else sets
     set_names = [*dataset.edge_set_names, set_name]
     new_sets = np.full(len(new.triples), len(set_names) - 1, np.int32)
     columns = {EDGE_SETS: np.concatenate([sets, new_sets])}
@@ -203,19 +187,15 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
         columns = {TRAIN_WEIGHTS: np.concatenate([weights, new_weights]), **columns}
     splits = {split: _at_new_times(dataset, new.relations.times, split) for split in SPLITS}
     splits[TRAIN] = np.concatenate([splits[TRAIN], new.triples])
-    names = ((type_, Vocabulary(names, "entity")) for type_, names in new.names.items())
+    names = ((type_, name_list(names)) for type_, names in new.names.items())
     written = write_triples(folder, names, new.relations, splits, columns)
     # Ids of entities, and the triples of valid and test, are the old ones.
     kept = (NUMERIC_LITERALS, *(dataset_files.candidates_path(folder, split).name for split in SPLITS))
     for name in kept:
         if (dataset.path / name).is_file():
             shutil.copyfile(dataset.path / name, folder / name)
-    return {
-        **dataset.description,
-        **written,
-        Field.EDGE_SET_NAMES: set_names,
-        Field.CREATED_BY: f"dglkge {__version__}",
-    }
+    changed = {Field.EDGE_SET_NAMES: set_names, Field.CREATED_BY: f"dglkge {__version__}"}
+    return {**dataset.description, **written, **changed}
 
 
 def _at_new_times(dataset: Dataset, times: Sequence[str], split: str) -> np.ndarray:
@@ -235,17 +215,13 @@ def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
     A greedy streaming rule with a limit on the size of a partition (LDG without its penalty; Stanton and
     Kliot 2012).
     """
-    layout = dataset.layout()
-    parts = {}
-    for ntype in layout.ntypes:
-        count = len(new.relations.timeless) if ntype == RELATION else len(new.names[ntype])
-        parts[ntype] = np.full(count, -1, np.int64)
-        node_ids = np.asarray(layout.node_ids(ntype))
-        parts[ntype][: len(node_ids)] = layout.part_of(ntype, node_ids)
-    sizes = np.zeros(layout.num_parts, np.int64)
-    for name in dataset.entity_types:
-        sizes += np.bincount(parts[name][parts[name] >= 0], minlength=layout.num_parts)
-    total = sum(len(names) for names in new.names.values())
+    layout, parts = dataset.layout(), {}
+    nodes: dict[str, Sequence[Any]] = {**new.names, RELATION: new.relations.timeless}
+    for ntype, members in nodes.items():
+        known = layout.part_of(ntype, np.asarray(layout.node_ids(ntype)))
+        parts[ntype] = np.append(known, np.full(len(members) - len(known), -1))
+    sizes = np.sum([np.diff(layout.range_starts(name)) for name in new.names], axis=0)
+    total = sum(map(len, new.names.values()))
     limit = max(SLACK * total / layout.num_parts, total / layout.num_parts + 1)
     # Neighbours of each new entity, in both directions.
     neighbours: dict[tuple[str, int], list[tuple[str, int]]] = {}
@@ -257,16 +233,13 @@ def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
                 neighbours.setdefault(entity, []).append(neighbour)
     for (type_, id_), adjacent in neighbours.items():
         placed = [int(parts[name][neighbour]) for name, neighbour in adjacent if parts[name][neighbour] >= 0]
-        votes = np.bincount(np.array(placed, np.int64), minlength=layout.num_parts).astype(float)
+        votes = np.bincount(np.array(placed, np.int64), minlength=layout.num_parts)
         # Among equal votes the smallest partition; full ones only if all are.
-        best = min(
-            range(layout.num_parts), key=lambda part: (sizes[part] >= limit, -votes[part], sizes[part], part)
-        )
+        best = np.lexsort((sizes, -votes, sizes >= limit))[0]
         parts[type_][id_] = best
         sizes[best] += 1
-    relation_parts = parts[RELATION]
-    counts = np.bincount(relation_parts[relation_parts >= 0], minlength=layout.num_parts)
-    for place in np.flatnonzero(relation_parts < 0).tolist():
-        relation_parts[place] = int(counts.argmin())
-        counts[relation_parts[place]] += 1
+    counts = np.diff(layout.range_starts(RELATION))
+    for place in np.flatnonzero(parts[RELATION] < 0).tolist():
+        parts[RELATION][place] = counts.argmin()
+        counts[counts.argmin()] += 1
     return parts

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
@@ -24,11 +27,17 @@ from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.data.vocabulary import granularity_of, limit_pairs, time_spans
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import mapped
-from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
+from dglkge.partition.name_index import MAX_NAMES, NameIndex, in_order, name_list
 from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
 
 CHUNK_ROWS = 1 << 16
 """Triples of a chunk of formats other than tables: bounds the strings that are in memory at a time."""
+
+Arrays = dict[str, np.ndarray]
+"""Arrays of each split."""
+
+Types = tuple[list[str], np.ndarray]
+"""The entity types, and the index (n,) int32 of each entity's."""
 
 Chunk = Mapping[str, Any]
 """Some triples: for each role a column of Arrow's strings, or of integers."""
@@ -48,6 +57,7 @@ MIN_RELATIONS = 10
 FAR_FEWER = 0.1
 """A column with at most this share of the distinct values of another has far fewer."""
 
+_TRIPLE = "triple"
 _MIN_BLOCK_BYTES = 1 << 20
 _BLOCKS_A_WORKER = 2
 _BYTES_A_BYTE = 4
@@ -74,21 +84,19 @@ class IdTriples:
 
     entities: Sequence[str]
     relations: Sequence[str]
-    splits: dict[str, np.ndarray]
-    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    splits: Arrays
+    weights: Arrays = field(default_factory=dict)
     times: Sequence[str] = ()
     in_order: bool = True
 
     def __post_init__(self) -> None:
+        self.entities, self.relations = name_list(self.entities), name_list(self.relations)
         for noun, names, forbidden in (("entity", self.entities, "\n"), ("relation", self.relations, "\n\t")):
             for character in forbidden:
-                if isinstance(names, NameList) and not names.has_byte(ord(character)):
-                    continue
-                name = next((name for name in names if character in name), None)
-                if name is not None:
-                    raise InputError(
-                        f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
-                    )
+                place = pc.index(pc.match_substring(names.array, character), True).as_py()
+                if place >= 0:
+                    fault = f"the {noun} name {names[place]!r} holds {character!r}"
+                    raise InputError(f"{fault}, which no dataset file can hold")
 
     @property
     def num_times(self) -> int:
@@ -123,7 +131,7 @@ class Reading:
     """
 
     triples: IdTriples
-    types: tuple[list[str], np.ndarray] | None = None
+    types: Types | None = None
     columns: Columns | None = None
     place: Place | None = None
     integer_ids: bool = False
@@ -148,10 +156,8 @@ class IdMaps:
     @property
     def rules(self) -> RowRules:
         """What the rows of a file must hold."""
-        num_entities, num_relations = (
-            len(names) if names else MAX_NAMES for names in (self.entities, self.relations)
-        )
-        return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
+        ends = [len(names) if names else MAX_NAMES for names in (self.entities, self.relations)]
+        return RowRules({"head": ends[0], "relation": ends[1], "tail": ends[0]})
 
 
 def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chunks:
@@ -214,31 +220,24 @@ def ingest(
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
     splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
-    names: tuple[Sequence[str], Sequence[str]]
     if maps is not None:
-        names = _names_of_ids(splits, maps, columns or Columns())
+        triples = IdTriples(*_names_of_ids(splits, maps, columns or Columns()), splits, weights)
     else:
         (entity_names, of_entity), (relation_names, of_relation) = entities.in_order(), relations.in_order()
-        names = entity_names, relation_names
+        triples = IdTriples(entity_names, relation_names, splits, weights)
 
         def renumber(piece: np.ndarray) -> None:
             rows = np.asarray(piece)
             mapped(rows, of_entity, of_relation, of_entity, rows)
 
-        all_pieces = (piece for triples in splits.values() for _, (piece,) in pieces(triples))
+        all_pieces = (piece for rows in splits.values() for _, (piece,) in pieces(rows))
         for _ in map_in_order(renumber, all_pieces, num_workers):
             pass
-    return _at_times(
-        IdTriples(names[0], names[1], splits, weights), times_of, stamps, granularity, known_times
-    )
+    return _at_times(triples, times_of, stamps, granularity, known_times)
 
 
 def _at_times(
-    triples: IdTriples,
-    times_of: Mapping[str, np.ndarray],
-    stamps: NameIndex,
-    granularity: str | None,
-    known_times: Sequence[str],
+    triples: IdTriples, times_of: Arrays, stamps: NameIndex, granularity: str | None, known: Sequence[str]
 ) -> IdTriples:
     """Return triples of relations at their times, in place; without times they stay as they are.
 
@@ -246,16 +245,14 @@ def _at_times(
     """
     if not times_of:
         if granularity is not None:
-            raise InputError(
-                "--time-granularity is given, and the triples have no time column; see --columns"
-            )
+            raise InputError("--time-granularity is given, and the triples have no time column (--columns)")
         return triples
     without = [split for split in triples.splits if split not in times_of]
     if without:
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
-    if known_times and granularity is None:
-        granularity = granularity_of(known_times, names)
+    if known and granularity is None:
+        granularity = granularity_of(known, names)
     times, first, last = time_spans(list(names), granularity)
     # Ids have 32 bits. Entity types may make more relations of these: the vocabulary compares again.
     limit_pairs(len(triples.relations), len(times))
@@ -277,9 +274,7 @@ def _at_times(
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
-def _names_of_ids(
-    splits: Mapping[str, np.ndarray], maps: IdMaps, columns: Columns
-) -> tuple[list[str], list[str]]:
+def _names_of_ids(splits: Arrays, maps: IdMaps, columns: Columns) -> tuple[list[str], list[str]]:
     """Return the names of the ids of entities and of relations; without a map the ids are the names."""
     try:
         entities = maps.entities or _dense_names(splits, (0, 2), "entity")
@@ -294,68 +289,56 @@ def _names_of_ids(
 
 def _collect(
     source: Chunks, ids_of: Callable[[str, Any], np.ndarray], folder: Path | None, num_workers: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[Arrays, Arrays, Arrays]:
     """Return ids (n, 3) int32, weights (n,) float32 and times (n,) int32 of each split; no entry without.
 
     Several threads call ``ids_of``, which returns the ids (n,) of the column of a role.
     """
-    triples = {split: CollectedRows(folder, (3,), np.int32) for split in source}
-    more: dict[str, dict[str, CollectedRows]] = {WEIGHT: {}, TIME: {}}
 
-    def numbered(
-        piece: tuple[str, Chunk | Callable[[], Chunk]],
-    ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+    def numbered(piece: tuple[str, Chunk | Callable[[], Chunk]]) -> tuple[str, Arrays]:
         split, chunk = piece
         columns = chunk() if callable(chunk) else chunk
-        ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
-        for place, role in enumerate(ROLES):
-            ids[:, place] = ids_of(role, columns[role])
-        extra = {TIME: ids_of(TIME, columns[TIME])} if TIME in columns else {}
+        ids = [ids_of(role, columns[role]).astype(np.int32, copy=False) for role in ROLES]
+        arrays = {_TRIPLE: np.stack(ids, axis=1)}
         if WEIGHT in columns:
-            extra[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
-        return split, ids, extra
+            arrays[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
+        if TIME in columns:
+            arrays[TIME] = ids_of(TIME, columns[TIME])
+        return split, arrays
 
+    collected: dict[str, defaultdict[str, CollectedRows]]
+    collected = {name: defaultdict(partial(CollectedRows, folder)) for name in (_TRIPLE, WEIGHT, TIME)}
     chunks = ((split, chunk) for split, split_chunks in source.items() for chunk in split_chunks)
-    for split, ids, extra in map_in_order(numbered, chunks, num_workers):
-        triples[split].append(ids)
-        for role, values in extra.items():
-            collected = more[role]
-            if split not in collected:
-                collected[split] = CollectedRows(folder, (), values.dtype.type)
-            collected[split].append(values)
-    triple_ids, weights, times = (
-        {split: rows.array() for split, rows in collection.items()}
-        for collection in (triples, more[WEIGHT], more[TIME])
-    )
-    return triple_ids, weights, times
+    for split, arrays in map_in_order(numbered, chunks, num_workers):
+        for role, values in arrays.items():
+            collected[role][split].append(values)
+    kinds = [{split: rows.array() for split, rows in kind.items()} for kind in collected.values()]
+    return kinds[0], kinds[1], kinds[2]
 
 
-def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:
+def _dense_names(splits: Arrays, columns: tuple[int, ...], noun: str) -> list[str]:
     ids = distinct_below(list(splits.values()), *columns)
     num_ids = int(ids[-1]) + 1
     advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
     if num_ids > len(columns) * sum(map(len, splits.values())):
-        raise InputError(
-            f"the {noun} ids reach {num_ids - 1}, more than there are fields to hold them: {advice}"
-        )
+        raise InputError(f"the {noun} ids reach {num_ids - 1}, more than there are fields for: {advice}")
     if len(ids) < num_ids:
         first = int(np.flatnonzero(ids != np.arange(len(ids)))[0])
-        raise InputError(
-            f"{num_ids - len(ids)} of the {noun} ids 0 to {num_ids - 1} never occur, "
-            f"the first is {first}: {advice}"
-        )
+        fault = f"{num_ids - len(ids)} of the {noun} ids 0 to {num_ids - 1} never occur, the first is {first}"
+        raise InputError(f"{fault}: {advice}")
     return [str(id_) for id_ in range(num_ids)]
 
 
-def name_chunk(columns: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
-    """Return heads, relations and tails as a chunk."""
-    return {role: pa.array(column, pa.string()) for role, column in zip(ROLES, columns)}
+def name_chunks(rows: Iterator[tuple[str, str, str]]) -> Iterator[Chunk]:
+    """Yield heads, relations and tails in chunks of :data:`CHUNK_ROWS`."""
+    while block := list(islice(rows, CHUNK_ROWS)):
+        yield {role: pa.array(column, pa.string()) for role, column in zip(ROLES, zip(*block))}
 
 
 def renamed(triples: IdTriples, entities: Sequence[str], relations: Sequence[str]) -> IdTriples:
     """Return the triples, changed in place, with other names, all different; ids follow their order."""
-    entity_names, entity_places = in_order(pa.array(entities, pa.large_string()))
-    relation_names, relation_places = in_order(pa.array(relations, pa.large_string()))
+    entity_names, entity_places = in_order(name_list(entities).array)
+    relation_names, relation_places = in_order(name_list(relations).array)
     for rows in triples.splits.values():
         mapped(rows, entity_places, relation_places, entity_places, rows)
     return IdTriples(entity_names, relation_names, triples.splits, triples.weights)
@@ -373,10 +356,7 @@ def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
 
 
 def column_order_advice(
-    splits: Mapping[str, np.ndarray],
-    columns: Columns,
-    entities: Sequence[str] | None = None,
-    relations: Sequence[str] | None = None,
+    splits: Arrays, columns: Columns, entities: Sequence[str] = (), relations: Sequence[str] = ()
 ) -> str | None:
     """Return one line if another column looks like that of the relations, else None.
 
@@ -387,48 +367,42 @@ def column_order_advice(
     if len(values[1]) < MIN_RELATIONS:
         return None
     counts = ", ".join(f"{len(numbers):,} {role}s" for numbers, role in zip(values, ROLES))
-    are_integers = True
-    if entities is not None and relations is not None:
+    are_integers = all(map(str.isdigit, chain(relations, entities)))
+    if relations:
         values[1] = _as_entities(entities, relations)
-        are_integers = all(map(str.isdigit, relations)) and all(map(str.isdigit, entities))
-    role = misplaced_relations(values[0], values[1], values[2], are_integers)
+    role = misplaced_relations(values, are_integers)
     if role is None:
         return None
     swap = {role: "relation", "relation": role}
     swapped = [swap.get(name, name) for name in columns.names or columns.order]
     if columns.names:
         swapped = [f"{name}={column}" for name, column in zip(swapped, columns.names.values())]
-    return (
-        f"the columns look as if they were in another order: {counts}; "
-        f"if what was read as {role} is the relation, give --columns {','.join(swapped)}"
-    )
+    advice = f"if what was read as {role} is the relation, give --columns {','.join(swapped)}"
+    return f"the columns look as if they were in another order: {counts}; {advice}"
 
 
-def misplaced_relations(
-    heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, are_integers: bool
-) -> str | None:
+def misplaced_relations(values: Sequence[np.ndarray], are_integers: bool) -> str | None:
     """Return the role ("head", "tail") whose column looks like that of the relations, None if none does.
 
     Distinct values of each column are given; equal numbers stand for equal text. Names of relations differ
     from those of entities, ids from 0 (integers) do not.
     """
+    heads, relations, tails = values
     for role, column, other in (("tail", tails, heads), ("head", heads, tails)):
         if are_integers:
             likeness = _jaccard(relations, other)
-            is_like_other = likeness >= 0.5
+            is_like = likeness >= 0.5
             # What is not asked for below is not computed: the columns of entities are long.
-            is_unlike = is_like_other and _jaccard(column, other) <= likeness / 2
+            is_unlike = is_like and _jaccard(column, other) <= likeness / 2
         else:
-            is_like_other = _shared(relations, other) >= 0.5 * len(relations)
-            is_unlike = is_like_other and (
-                int((contains(relations, column) | contains(other, column)).sum()) <= 0.05 * len(column)
-            )
+            is_like = _shared(relations, other) >= 0.5 * len(relations)
+            is_unlike = is_like and (contains(relations, column) | contains(other, column)).mean() <= 0.05
         # As many values as entities: a fourth of those in the other column, or more.
         is_as_large = 4 * len(relations) >= len(other)
-        if len(column) <= FAR_FEWER * len(relations) and (is_like_other or is_as_large):
+        if len(column) <= FAR_FEWER * len(relations) and (is_like or is_as_large):
             return role
         # Of RDF, relations may be described as heads: then heads are far more than relations.
-        if is_like_other and is_unlike and len(column) <= 5 * len(relations):
+        if is_like and is_unlike and len(column) <= 5 * len(relations):
             return role
     return None
 

@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -41,6 +40,8 @@ METIS_TRIPLE_BYTES = 250
 
 MIN_TO_SPLIT = 20
 """Triples below which nothing is split by default: a twentieth is less than one."""
+
+_RELATED = "an inverse, symmetric or duplicate relation"
 
 logger = logging.getLogger(__name__)
 
@@ -81,76 +82,68 @@ def partition_triples(
     """
     options = options or Options()
     with staged(output, options.overwrite) as folder, ThreadPoolExecutor(1) as beside:
-        reading = read_source(source, folder, options, delimiter, valid, test)
-        triples, typing, columns, place = reading.triples, reading.types, reading.columns, reading.place
-        write_side_files, candidates = reading.write_side_files, reading.candidates
+        reading = read_source(source, folder, options, delimiter, valid=valid, test=test)
+        triples, parts = reading.triples, reading.parts
         integer_ids = reading.integer_ids or options.integer_ids
-        if candidates and (options.drop_leaks or isinstance(options.split, tuple)):
+        if reading.candidates and (options.drop_leaks or isinstance(options.split, tuple)):
             raise InputError("the input has candidates for each triple to rank: its splits stay as they are")
         num_parts, part_method = options.num_parts, options.method
-        parts = reading.parts
         if parts is not None:
             num_parts, part_method = int(parts.max()) + 1, reading.part_method
             if options.num_parts not in (1, num_parts):
-                raise InputError(
-                    f"the input has {num_parts} partitions, which are kept; "
-                    f"--num-parts is {options.num_parts}"
-                )
+                fault = f"the input has {num_parts} partitions, which are kept"
+                raise InputError(f"{fault}; --num-parts is {options.num_parts}")
+        # From here on only `triples` holds them: they may be replaced.
+        del reading.triples
         fractions = _fractions(triples, options, reading.notes)
-        input_figures = {**reading.figures, "notes": reading.notes}
-        del reading
-        advice = None
-        if columns is not None:
+        input_figures, advice = {**reading.figures, "notes": reading.notes}, None
+        if reading.columns is not None and not triples.times:
             names = () if integer_ids else (triples.entities, triples.relations)
-            advice = None if triples.times else column_order_advice(triples.splits, columns, *names)
+            advice = column_order_advice(triples.splits, reading.columns, *names)
         if advice:
             logger.warning(advice)
         if fractions is not None:
             triples = split_by_hash(triples, fractions, options.seed, folder)
-        types, type_of = typing or types_of_entities(
-            options.entity_types, triples.entities, options.integer_ids
-        )
+        types, type_of = reading.types or types_of_entities(options, triples.entities)
         ids = assign_ids(triples, types, type_of)
         for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
             # DGL cannot store a partition without a node of some type.
             if num_parts > count:
                 kind = "relations" if noun == RELATION else f"entities of type {noun!r}"
-                raise InputError(
-                    f"{num_parts} partitions are more than there are {kind} ({count}): "
-                    "every partition must own at least one"
-                )
+                fault = f"{num_parts} partitions are more than there are {kind} ({count})"
+                raise InputError(f"{fault}: every partition must own at least one")
         num_workers = options.num_workers or available_cores()
         bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
-        if num_parts > 1 and parts is None and options.method == "metis":
+        if num_parts > 1 and part_method == "metis" and parts is None:
             needed = metis_memory(len(triples.splits[TRAIN]), options.max_memory)
             show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
         show_line(options.progress, "measuring the quality of the data")
         measure = partial(measure_triples, ids=ids, bucket_bytes=bucket_bytes, num_workers=num_workers)
         dropped: dict[str, int] = {}
-        name = options.name or output.absolute().name
         if options.drop_leaks:
             triples, dropped = drop_leaks(triples, measure(triples).leaks, options.drop_leaks)
         quality = beside.submit(measure, triples)
         if options.strict_splits is not None:
             # A split and dropping change the numbers of the rows.
             in_order = triples.in_order and not (fractions or options.drop_leaks)
-            check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
+            place = reading.place if in_order else None
+            check_leaks(triples, quality.result(), options.strict_splits, place)
         # Beside the measurement, which leaves cores idle in parts.
         weights = {dataset_files.TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
         named = ids.vocabularies(triples.entities)
         description = write_triples(folder, named, ids.relations, triples.splits, weights, ids.original_ids)
-        write_side_files(folder, triples.entities)
-        for split, array in candidates.items():
+        reading.write_side_files(folder, triples.entities)
+        for split, array in reading.candidates.items():
             np.save(dataset_files.candidates_path(folder, split), np.asarray(array, np.int32))
         if parts is not None:
             # Type after type; relations have none yet.
-            by_type = [parts[type_of == number] for number in range(len(types))]
-            by_type.append(np.full(len(ids.relation_keys), -1))
-            np.save(folder / dataset_files.GIVEN_PARTS, np.concatenate(by_type))
+            flat = np.append(parts[np.argsort(type_of, kind="stable")], np.full(len(ids.relation_keys), -1))
+            np.save(folder / dataset_files.GIVEN_PARTS, flat)
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
-        del triples, ids, type_of, typing, measure, quality, weights
+        del reading, triples, ids, type_of, measure, quality, weights
         show_line(options.progress, f"partitioning into {num_parts} ({part_method})")
+        name = options.name or output.absolute().name
         description |= {
             Field.NAME: name,
             # DGL makes file names of the graph's name.
@@ -188,10 +181,8 @@ def dataset_of_run(
     """
     made = (run / DATASET_FOLDER).absolute()
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
-    with (
-        parents_of(run),
-        tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{run.name}-") as temporary,
-    ):
+    beside: dict[str, Any] = {"dir": made.parent.parent, "prefix": f".{run.name}-"}
+    with parents_of(run), tempfile.TemporaryDirectory(**beside) as temporary:
         new = Path(temporary) / DATASET_FOLDER
         figures = partition_triples(source, new, options, **splits)
         if overwrite and run.exists():
@@ -246,14 +237,11 @@ def partition_dataframe(
 def metis_memory(num_triples: int, max_memory: int | None) -> int:
     """Return the bytes that METIS needs; more than the limit, by default what is free, are an InputError."""
     needed = METIS_TRIPLE_BYTES * num_triples
-    limit, where = max_memory, "--max-memory is"
-    if limit is None:
-        limit, where = psutil.virtual_memory().available, "the machine's free memory is"
+    where = "--max-memory" if max_memory else "the machine's free memory"
+    limit = max_memory or psutil.virtual_memory().available
     if needed > limit:
-        raise InputError(
-            f"METIS needs about {needed / 1e9:.1f} GB for {num_triples:,} triples, "
-            f"{where} {limit / 1e9:.1f} GB: give --method ldg or random"
-        )
+        fault = f"METIS needs about {needed / 1e9:.1f} GB for {num_triples:,} triples"
+        raise InputError(f"{fault}, {where} is {limit / 1e9:.1f} GB: give --method ldg or random")
     return needed
 
 
@@ -264,13 +252,13 @@ def _fractions(triples: IdTriples, options: Options, notes: list[str]) -> tuple[
         if not is_one_set:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
         return None if options.split[0] == 1 else options.split
-    if options.split == AUTO_SPLIT and is_one_set:
-        if len(triples.splits[TRAIN]) < MIN_TO_SPLIT:
-            notes.append(f"{len(triples.splits[TRAIN])} triples are too few to split: all are for training")
-            return None
-        notes.append("one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training")
-        return DEFAULT_SPLIT
-    return None
+    if options.split != AUTO_SPLIT or not is_one_set:
+        return None
+    if len(triples.splits[TRAIN]) < MIN_TO_SPLIT:
+        notes.append(f"{len(triples.splits[TRAIN])} triples are too few to split: all are for training")
+        return None
+    notes.append("one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training")
+    return DEFAULT_SPLIT
 
 
 def split_by_hash(
@@ -285,10 +273,9 @@ def split_by_hash(
     InputError
         If no triple falls into train.
     """
-    all_rows = triples.splits[TRAIN]
+    all_rows, all_weights = triples.splits[TRAIN], triples.weights.get(TRAIN)
     bounds = np.cumsum(fractions)[:2]
-    kept = {split: CollectedRows(folder, (3,), np.int32) for split in SPLITS}
-    kept_weights = {split: CollectedRows(folder, (), np.float32) for split in SPLITS if triples.weights}
+    kept, kept_weights = ({split: CollectedRows(folder) for split in SPLITS} for _ in range(2))
     for piece, (some,) in pieces(all_rows):
         # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
         position = (hash_triples(some, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -297,12 +284,12 @@ def split_by_hash(
         split_of = np.searchsorted(bounds, position, side="right")
         for place, split in enumerate(SPLITS):
             kept[split].append(some[split_of == place])
-            if kept_weights:
-                kept_weights[split].append(triples.weights[TRAIN][piece][split_of == place])
+            if all_weights is not None:
+                kept_weights[split].append(all_weights[piece][split_of == place])
     splits = {split: rows.array() for split, rows in kept.items()}
-    weights = {split: rows.array() for split, rows in kept_weights.items()}
     if len(splits[TRAIN]) == 0:
         raise InputError(f"--split {fractions}: no triple is left to train on out of {len(all_rows)}")
+    weights = {} if all_weights is None else {split: rows.array() for split, rows in kept_weights.items()}
     return replace(triples, splits=splits, weights=weights)
 
 
@@ -314,9 +301,7 @@ def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
     return state
 
 
-def measure_triples(
-    triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
-) -> Quality:
+def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int, num_workers: int) -> Quality:
     """Measure the quality of triples that are not written yet, with so much memory and so many threads."""
     splits = {}
     for split in SPLITS:
@@ -329,16 +314,14 @@ def measure_triples(
     return measure_quality(numbered, bucket_bytes, num_workers)
 
 
-def drop_leaks(
-    triples: IdTriples, leaks: Mapping[str, Leaks], which: str
-) -> tuple[IdTriples, dict[str, int]]:
+def drop_leaks(triples: IdTriples, leaks: dict[str, Leaks], which: str) -> tuple[IdTriples, dict[str, int]]:
     """Drop the triples of valid and test that train gives away; returns how many of each, too.
 
     ``which`` is ``"exact"`` for triples that stand in train, ``"implied"`` also for those that train implies.
     """
     splits, weights, dropped = dict(triples.splits), dict(triples.weights), {}
     for split, marks in leaks.items():
-        keep = ~(marks["in_train"] | marks["implied"]) if which == IMPLIED else ~marks["in_train"]
+        keep = ~(marks["in_train"] | (marks["implied"] & (which == IMPLIED)))
         dropped[split] = len(keep) - int(keep.sum())
         for arrays in (splits, weights):
             if split in arrays:
@@ -357,7 +340,11 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
         If there are leaks: their numbers and an example.
     """
     figures = quality.report["leaks"]
-    for leak, allowed in (("in_train", 0.0), ("implied", max_implied)):
+    implied = f"a share of {max_implied:g}; --drop-leaks implied leaves them out"
+    for leak, allowed, words, advice in (
+        ("in_train", 0.0, "stand in train too", "refuses this; --drop-leaks exact leaves them out"),
+        ("implied", max_implied, f"follow from train by {_RELATED}", f"allows {implied}"),
+    ):
         leaking = [split for split in (VALID, TEST) if figures[split][leak]["share"] > allowed]
         if not leaking:
             continue
@@ -366,24 +353,13 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
             f"({figures[split][leak]['share']:.1%})"
             for split in leaking
         )
-        first = int(np.flatnonzero(quality.leaks[leaking[0]][leak])[0])
-        example = _show(triples, leaking[0], first, place)
-        if leak == "implied":
-            raise InputError(
-                f"{counts} follow from train by an inverse, symmetric or duplicate relation, e.g. {example}: "
-                f"--strict-splits allows a share of {max_implied:g}; --drop-leaks implied leaves them out"
-            )
-        again = (triples.splits[TRAIN] == triples.splits[leaking[0]][first]).all(axis=1)
-        also = f", also {place(TRAIN, int(np.flatnonzero(again)[0]))}" if place else ""
-        raise InputError(
-            f"{counts} stand in train too, e.g. {example}{also}: "
-            "--strict-splits refuses this; --drop-leaks exact leaves them out"
-        )
-
-
-def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:
-    head, relation, tail = triples.splits[split][row].tolist()
-    relation, time = divmod(relation, triples.num_times)
-    names = [triples.entities[head], triples.relations[relation], triples.entities[tail]]
-    names += [triples.times[time]] if triples.times else []
-    return f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"
+        split, row = leaking[0], int(quality.leaks[leaking[0]][leak].argmax())
+        head, relation, tail = triples.splits[split][row].tolist()
+        relation, time = divmod(relation, triples.num_times)
+        names = [triples.entities[head], triples.relations[relation], triples.entities[tail]]
+        names += triples.times[time : time + 1]
+        example = f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"
+        if place and leak == "in_train":
+            again = (triples.splits[TRAIN] == triples.splits[split][row]).all(axis=1)
+            example += f", also {place(TRAIN, int(again.argmax()))}"
+        raise InputError(f"{counts} {words}, e.g. {example}: --strict-splits {advice}")

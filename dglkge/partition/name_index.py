@@ -14,14 +14,7 @@ import pyarrow.compute as pc
 
 from dglkge.data.triples import string_buffers
 from dglkge.errors import InputError
-from dglkge.kernels.hashing import (
-    fill_slots,
-    group_by_low_bits,
-    hash_names,
-    intern_names,
-    shared_prefix,
-    words_of,
-)
+from dglkge.kernels import hashing
 
 MAX_NAMES = np.iinfo(np.int32).max
 
@@ -39,21 +32,13 @@ Strings: typing.TypeAlias = pa.StringArray | pa.LargeStringArray
 class NameList(Sequence[str]):
     """A list of names in Arrow's layout: 8 bytes each and those of the names, a sixth of Python's strings."""
 
-    def __init__(self, array: pa.LargeStringArray) -> None:
+    def __init__(self, array: Strings) -> None:
         self.array = array
 
     def __len__(self) -> int:
         return len(self.array)
 
-    @typing.overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @typing.overload
-    def __getitem__(self, place: slice) -> NameList: ...
-
-    def __getitem__(self, place: int | slice) -> str | NameList:
-        if isinstance(place, slice):
-            return NameList(self.array[place])
+    def __getitem__(self, place: int) -> str:  # type: ignore[override]
         return self.array[place].as_py()
 
     def __iter__(self) -> Iterator[str]:
@@ -61,20 +46,13 @@ class NameList(Sequence[str]):
             yield from self.array[start : start + _NAMES_AT_A_TIME].to_pylist()
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, NameList):
-            return bool(self.array.equals(other.array))
-        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+        return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, places: np.ndarray) -> NameList:
         """Return the names at some places."""
         return NameList(self.array.take(pa.array(places)))
-
-    def has_byte(self, byte: int) -> bool:
-        """Return whether a byte occurs in a name."""
-        offsets, data = string_buffers(self.array)
-        return bool((data[offsets[0] : offsets[-1]] == byte).any())
 
     def save(self, path: Path) -> None:
         """Write one name per line, as :meth:`dglkge.data.vocabulary.Vocabulary.save` does."""
@@ -84,6 +62,11 @@ class NameList(Sequence[str]):
                 names = self.array[start : start + _NAMES_AT_A_TIME]
                 offsets, data = string_buffers(pc.binary_join_element_wise(names, end, nothing))
                 file.write(data[offsets[0] : offsets[-1]].data)
+
+
+def name_list(names: Sequence[str]) -> NameList:
+    """Return names as a list of Arrow's."""
+    return names if isinstance(names, NameList) else NameList(pa.array(names, pa.large_string()))
 
 
 class NameIndex:
@@ -103,8 +86,8 @@ class NameIndex:
     def add(self, names: Strings) -> np.ndarray:
         """Return the ids of names, (n,) int32; new names get new ids. Too many are an InputError."""
         offsets, data = string_buffers(names)
-        hashes = hash_names(offsets, data, self._keys)
-        rows, starts, num_bytes = group_by_low_bits(hashes, offsets, self._bits)
+        hashes = hashing.hash_names(offsets, data, self._keys)
+        rows, starts, num_bytes = hashing.group_by_low_bits(hashes, offsets, self._bits)
         ids = np.empty(len(names), np.int32)
         for shard in np.flatnonzero(np.diff(starts)).tolist():
             mine = rows[starts[shard] : starts[shard + 1]]
@@ -130,27 +113,19 @@ class _Table:
     """A hash table of names."""
 
     def __init__(self, bits: int, keys: np.ndarray) -> None:
-        self._bits = bits
-        self._keys = keys
-        self._lock = Lock()
-        self.num = 0
+        self._bits, self._keys = bits, keys
+        self._lock, self.num = Lock(), 0
         self._slots = np.zeros((64, 2), np.uint64)
-        self._offsets = np.zeros(32, np.int64)
-        self._data = np.zeros(256, np.uint8)
+        self._offsets, self._data = np.zeros(32, np.int64), np.zeros(256, np.uint8)
 
     def add(
-        self,
-        rows: np.ndarray,
-        num_bytes: int,
-        hashed: tuple[np.ndarray, np.ndarray, np.ndarray],
-        shard: int,
-        ids: np.ndarray,
+        self, rows: np.ndarray, num_bytes: int, hashed: tuple[np.ndarray, ...], shard: int, ids: np.ndarray
     ) -> None:
-        """Look up and add the names of some rows, of so many bytes in all: see :func:`intern_names`."""
+        """Look up and add the names of some rows, of so many bytes in all: see ``hashing.intern_names``."""
         with self._lock:
             self._make_room(len(rows), num_bytes)
-            known = self._offsets, self._data
-            self.num = intern_names(rows, hashed, self._bits, shard, self._slots, known, self.num, ids)
+            table = self._slots, (self._offsets, self._data), self.num
+            self.num = hashing.intern_names(rows, hashed, self._bits, shard, *table, ids)
             if self.num << self._bits > MAX_NAMES:
                 raise InputError(f"there are more than {MAX_NAMES} names")
 
@@ -164,14 +139,12 @@ class _Table:
             num_slots *= 2
         if num_slots > len(self._slots):
             self._slots = np.zeros((num_slots, 2), np.uint64)
-            hashes = hash_names(self._offsets[: self.num + 1], self._data, self._keys)
-            fill_slots(hashes, self._bits, self._slots)
+            hashes = hashing.hash_names(self._offsets[: self.num + 1], self._data, self._keys)
+            hashing.fill_slots(hashes, self._bits, self._slots)
 
     def names(self) -> pa.LargeStringArray:
         """Return the names by number."""
-        offsets = self._offsets[: self.num + 1]
-        data = self._data[: int(offsets[-1])]
-        return pa.LargeStringArray.from_buffers(self.num, pa.py_buffer(offsets), pa.py_buffer(data))
+        return pa.LargeStringArray.from_buffers(self.num, *map(pa.py_buffer, (self._offsets, self._data)))
 
 
 def _grown(array: np.ndarray, length: int, used: int) -> np.ndarray:
@@ -184,24 +157,20 @@ def _grown(array: np.ndarray, length: int, used: int) -> np.ndarray:
 
 
 def in_order(names: Strings) -> tuple[NameList, np.ndarray]:
-    """Return the sorted names, and the place of each of the different names among them, (n,) int32."""
-    order = sorted_order(names)
-    places = np.empty(len(order), np.int32)
-    places[order] = np.arange(len(order), dtype=np.int32)
-    return NameList(names.take(pa.array(order))), places
-
-
-def sorted_order(names: Strings) -> np.ndarray:
-    """Return the order that sorts different names by code points, (n,) int64.
+    """Return different names sorted by code points, and the place of each among them, (n,) int32.
 
     UTF-8 sorts as its code points do. Most names differ in a few bytes behind those that all share: these are
     compared as numbers, and Arrow compares the texts of names that are equal there.
     """
-    if len(names) < 2:
-        return np.arange(len(names))
-    offsets, data = string_buffers(names)
-    skip = shared_prefix(offsets, data)
-    words = {f"word {number}": words_of(offsets, data, skip + 8 * number) for number in range(NUM_WORDS)}
-    rows = pa.table({**words, "name": names})
-    order = pc.sort_indices(rows, [(column, "ascending") for column in rows.column_names])
-    return order.to_numpy().view(np.int64)
+    order = np.arange(len(names))
+    if len(names):
+        offsets, data = string_buffers(names)
+        skip = hashing.shared_prefix(offsets, data)
+        starts = range(skip, skip + 8 * NUM_WORDS, 8)
+        words = {f"word at {start}": hashing.words_of(offsets, data, start) for start in starts}
+        rows = pa.table({**words, "name": names})
+        indices = pc.sort_indices(rows, [(column, "ascending") for column in rows.column_names])
+        order = indices.to_numpy().view(np.int64)
+    places = np.empty(len(order), np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    return NameList(names).take(order), places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,7 @@ _PREFIX_NAME = re.compile(r"[^\W\d_][\w.-]*|")
 _IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
 
 
-TABLE, RDF, GRAPHML, FOLDER, DGL = "table", "rdf", "graphml", "folder", "dgl"
+Family = Literal["table", "rdf", "graphml", "folder", "dgl"]
 """Families of formats: files of one family go together."""
 
 
@@ -48,28 +48,26 @@ class Format:
 
     name: str
     title: str
-    family: str
+    family: Family
     extensions: tuple[str, ...] = ()
 
 
-FORMATS = {
-    entry.name: entry
-    for entry in (
-        Format("tsv", "tab-separated text", TABLE, (".tsv", ".txt")),
-        Format("csv", "CSV", TABLE, (".csv",)),
-        Format("parquet", "Parquet", TABLE, (".parquet",)),
-        Format("ntriples", "N-Triples", RDF, (".nt", ".ntriples")),
-        Format("nquads", "N-Quads", RDF, (".nq", ".nquads")),
-        Format("turtle", "Turtle", RDF, (".ttl", ".turtle")),
-        Format("trig", "TriG", RDF, (".trig",)),
-        Format("graphml", "GraphML", GRAPHML, (".graphml",)),
-        Format("dgl", "a graph of DGL", DGL, (".bin",)),
-        Format("dglke", "a DGL-KE data set", FOLDER),
-        Format("openke", "an OpenKE data set", FOLDER),
-        Format("pykeen", "PyKEEN triples factories", FOLDER),
-        Format("ogb", "an OGB data set", FOLDER),
-    )
-}
+_FORMATS = (
+    Format("tsv", "tab-separated text", "table", (".tsv", ".txt")),
+    Format("csv", "CSV", "table", (".csv",)),
+    Format("parquet", "Parquet", "table", (".parquet",)),
+    Format("ntriples", "N-Triples", "rdf", (".nt", ".ntriples")),
+    Format("nquads", "N-Quads", "rdf", (".nq", ".nquads")),
+    Format("turtle", "Turtle", "rdf", (".ttl", ".turtle")),
+    Format("trig", "TriG", "rdf", (".trig",)),
+    Format("graphml", "GraphML", "graphml", (".graphml",)),
+    Format("dgl", "a graph of DGL", "dgl", (".bin",)),
+    Format("dglke", "a DGL-KE data set", "folder"),
+    Format("openke", "an OpenKE data set", "folder"),
+    Format("pykeen", "PyKEEN triples factories", "folder"),
+    Format("ogb", "an OGB data set", "folder"),
+)
+FORMATS = {entry.name: entry for entry in _FORMATS}
 
 
 @dataclass(frozen=True)
@@ -203,14 +201,10 @@ class Options:
         if (self.entity_map or self.relation_map) and not self.integer_ids:
             raise InputError("an entity or relation map was given, but the ids are not said to be integers")
         if self.entity_types is not None and reading.types_from is not None:
-            raise InputError(
-                "entity types come from a file or from triples: give --entity-types or --types-from"
-            )
+            raise InputError("entity types come from --entity-types or from --types-from: give one of them")
         for name in reading.prefixes:
             if not _PREFIX_NAME.fullmatch(name):
-                raise InputError(
-                    f"the prefix {name!r} is not allowed: a letter first, then letters, digits, . _ -"
-                )
+                raise InputError(f"the prefix {name!r} is not allowed: a letter, then letters, digits, . _ -")
         iris = {f"the IRI of prefix {name!r}": iri for name, iri in reading.prefixes.items()}
         for option, iri in {**iris, "the base IRI": reading.base_iri}.items():
             if iri is not None and not _IRI.fullmatch(iri):
@@ -244,18 +238,19 @@ def parse_prefixes(texts: list[str]) -> dict[str, str]:
         name, equals, iri = text.partition("=")
         if not equals:
             raise InputError(f"--prefix {text!r} is not allowed; give name=IRI, e.g. ex=http://example.org/")
-        # As in Turtle, people write "ex:".
-        name = name[:-1] if name.endswith(":") else name
+        name = name.removesuffix(":")  # people write "ex:", as in Turtle
         if prefixes.setdefault(name, iri) != iri:
             raise InputError(f"--prefix {name!r} is given twice: {prefixes[name]} and {iri}")
     return prefixes
 
 
+Files = Mapping[str, Sequence[tuple[Path, Format]]]
+"""Files of each split, with their formats."""
+
 _SAMPLE_BYTES = 1 << 16
 _BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
-_PARQUET_MAGIC = b"PAR1"
-_DGL_MAGIC = struct.pack("<Q", 0xDD2E4FF046B4A13F)
-"""First bytes of a file of ``dgl.save_graphs``."""
+_FIRST_BYTES = {b"PAR1": "parquet", struct.pack("<Q", 0xDD2E4FF046B4A13F): "dgl"}
+"""Of files of Parquet and of ``dgl.save_graphs``."""
 
 
 def format_by_name(path: Path) -> Format | None:
@@ -265,17 +260,13 @@ def format_by_name(path: Path) -> Format | None:
 
 def find_format(path: Path) -> tuple[Format, str]:
     """Find out the format of a file, by its ``"name"`` or its ``"content"``; neither is an InputError."""
-    named = format_by_name(path)
-    if named is not None:
+    if named := format_by_name(path):
         return named, "name"
-    format_ = format_by_content(path)
-    if format_ is None:
-        known = ", ".join(sorted(_BY_EXTENSION))
-        raise InputError(
-            f"{path}: unknown kind of file, by its name and by its content; known extensions are {known}, "
-            "most also with .gz or .bz2; --format names the format"
-        )
-    return format_, "content"
+    if looks_like := format_by_content(path):
+        return looks_like, "content"
+    known = f"known extensions are {', '.join(sorted(_BY_EXTENSION))}, most also with .gz or .bz2"
+    fault = f"{path}: unknown kind of file, by its name and by its content"
+    raise InputError(f"{fault}; {known}; --format names the format")
 
 
 def format_by_content(path: Path) -> Format | None:
@@ -284,12 +275,8 @@ def format_by_content(path: Path) -> Format | None:
         sample = stream.read(_SAMPLE_BYTES)
     if not sample:
         raise InputError(f"{path}: the file is empty")
-    if sample.startswith(_PARQUET_MAGIC):
-        return FORMATS["parquet"]
-    if sample.startswith(_DGL_MAGIC):
-        return FORMATS["dgl"]
-    name = _text_format_of(sample.decode("utf-8-sig", errors="replace"))
-    return None if name is None else FORMATS[name]
+    name = next((name for start, name in _FIRST_BYTES.items() if sample.startswith(start)), None)
+    return FORMATS.get(name or _text_format_of(sample.decode("utf-8-sig", errors="replace")))
 
 
 _TERM = r"(?:<[^<>\s]*>|_:\S+)"
@@ -300,24 +287,22 @@ _NOT_SYNTAX = re.compile(r'"""(?:.|\n)*?"""|"(?:\\.|[^"\\\n])*"|<[^<>\s]*>|#.*')
 _XML_ROOT = re.compile(r"<(?:\w+:)?graphml[\s>]")
 
 
-def _text_format_of(text: str) -> str | None:
+def _text_format_of(text: str) -> str:
+    """Return the name of the format that the start of a text looks like; empty for none."""
     if text.lstrip().startswith("<") and _XML_ROOT.search(text):
         return "graphml"
     # Comments and empty lines stand before the first statement of many files.
     lines = [line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")]
-    if not lines:
-        return None
-    first = lines[0]
-    if _STATEMENT.fullmatch(first):
-        # The first line alone may be a statement of Turtle; the sample's last line may be cut off.
-        if all(_STATEMENT.fullmatch(line) for line in lines[: max(len(lines) - 1, 1)]):
-            return "nquads" if _is_quad(first) else "ntriples"
-        return _turtle_or_trig(text)
-    if _DIRECTIVE.match(first):
-        return _turtle_or_trig(text)
+    first = lines[0] if lines else ""
+    # The first line alone may be a statement of Turtle; the sample's last line may be cut off.
+    if lines and all(_STATEMENT.fullmatch(line) for line in lines[: max(len(lines) - 1, 1)]):
+        return "nquads" if _is_quad(first) else "ntriples"
+    if _STATEMENT.fullmatch(first) or _DIRECTIVE.match(first):
+        # TriG puts the triples of a graph in braces, which Turtle has in literals and comments only.
+        return "trig" if "{" in _NOT_SYNTAX.sub("", text) else "turtle"
     if first.count("\t") >= 2:
         return "tsv"
-    return "csv" if first.count(",") >= 2 and first[0] not in "{[<" else None
+    return "csv" if first.count(",") >= 2 and first[0] not in "{[<" else ""
 
 
 def _is_quad(line: str) -> bool:
@@ -326,8 +311,3 @@ def _is_quad(line: str) -> bool:
     rest = re.sub(rf"^{_TERM}[ \t]*<[^<>\s]*>[ \t]*", "", line)
     rest = re.sub(r'^"(?:\\.|[^"\\])*"', '""', rest)
     return _IN_A_GRAPH.fullmatch(rest) is not None
-
-
-def _turtle_or_trig(text: str) -> str:
-    # TriG puts the triples of a graph in braces, which Turtle has in literals and comments only.
-    return "trig" if "{" in _NOT_SYNTAX.sub("", text) else "turtle"

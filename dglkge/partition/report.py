@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,9 @@ from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, Field
+from dglkge.partition.ingest import Watch
 from dglkge.partition.rows import pieces
+from dglkge.typing import RELATION
 
 
 def shows(progress: bool | None) -> bool:
@@ -31,29 +32,29 @@ def show_line(progress: bool | None, message: str) -> None:
 
 
 @contextmanager
-def reading_progress(
-    files: Sequence[Path], progress: bool | None
-) -> Iterator[Callable[[Path], Callable[[int], None]]]:
+def reading_progress(files: Sequence[Path], progress: bool | None) -> Iterator[Watch]:
     """Show one bar over the bytes of all files; None: where stderr is a terminal.
 
     Yields a function that returns, for a file, the function to call with the number of its bytes read so far.
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
-    lock = Lock()
     with tqdm(total=total, unit="B", unit_scale=True, desc="reading", disable=not shows(progress)) as bar:
 
         def watch(path: Path) -> Callable[[int], None]:
             def on_bytes(position: int) -> None:
-                # Files may be read side by side.
-                with lock:
-                    done[path] = position
-                    # tqdm counts increments, while readers report positions.
-                    bar.update(sum(done.values()) - bar.n)
+                done[path] = position
+                # tqdm counts increments, while readers report positions.
+                bar.update(sum(done.values()) - bar.n)
 
             return on_bytes
 
         yield watch
+
+
+_DESCRIBED = [Field.NAME, Field.NUM_PARTS, Field.SEED, Field.ENTITY_TYPES, Field.NUM_RELATIONS]
+_DESCRIBED += [Field.NUM_TIMES, Field.SPLITS, Field.DUPLICATES, Field.UNSEEN]
+"""Fields of the description that the report has too."""
 
 
 def partition_figures(dataset: Dataset) -> dict[str, Any]:
@@ -74,45 +75,21 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         for lhs, _, first, end in dataset.edge_types:
             rows = slice(*np.searchsorted(table.triple_ids, [first, end]).tolist())
             # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
-            lower, upper = layout.node_range(lhs, part_id)
             for _, (edges,) in pieces(table.edges[rows]):
-                cut += int(((edges[:, 0] < lower) | (edges[:, 0] >= upper)).sum())
-        ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
-        nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}
-        parts.append(
-            {
-                "part": part_id,
-                "nodes": nodes,
-                "num_entities": sum(map(nodes.__getitem__, dataset.entity_types)),
-                "num_edges": len(table.triple_ids),
-                Field.CUT_EDGES: cut,
-            }
-        )
+                cut += int((layout.part_of(lhs, edges[:, 0]) != part_id).sum())
+        nodes = {ntype: int(np.diff(layout.range_starts(ntype))[part_id]) for ntype in layout.ntypes}
+        num_entities = sum(map(nodes.__getitem__, dataset.entity_types))
+        part = {"part": part_id, "nodes": nodes, "num_entities": num_entities}
+        parts.append({**part, "num_edges": len(table.triple_ids), Field.CUT_EDGES: cut})
+    sizes = {noun: [part[f"num_{noun}"] for part in parts] for noun in ("entities", "edges")}
     num_cut = sum(part[Field.CUT_EDGES] for part in parts)
-    num_edges = sum(part["num_edges"] for part in parts)
-    description = dataset.description
     return {
-        Field.NAME: dataset.name,
-        Field.NUM_PARTS: layout.num_parts,
+        **{field: dataset.description[field] for field in _DESCRIBED if field in dataset.description},
         "method": dataset.part_method,
-        Field.SEED: description[Field.SEED],
-        Field.ENTITY_TYPES: description[Field.ENTITY_TYPES],
-        Field.NUM_RELATIONS: len(dataset.relations.timeless),
-        **({Field.NUM_TIMES: dataset.num_times} if dataset.relations.times else {}),
-        Field.SPLITS: description[Field.SPLITS],
-        Field.DUPLICATES: description[Field.DUPLICATES],
-        Field.UNSEEN: description[Field.UNSEEN],
         Field.PARTS: parts,
-        "balance": {
-            noun: _largest_over_mean([part[f"num_{noun}"] for part in parts])
-            for noun in ("entities", "edges")
-        },
-        "edge_cut": {"edges": num_cut, "fraction": num_cut / num_edges},
+        "balance": {noun: max(counts) * len(counts) / sum(counts) for noun, counts in sizes.items()},
+        "edge_cut": {"edges": num_cut, "fraction": num_cut / sum(sizes["edges"])},
     }
-
-
-def _largest_over_mean(counts: list[int]) -> float:
-    return max(counts) * len(counts) / sum(counts)
 
 
 def print_figures(figures: dict[str, Any], console: Console) -> None:
@@ -121,30 +98,21 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
     types = f" of {len(counts)} types" if len(counts) > 1 else ""
     splits = ", ".join(f"{count:,} {split}" for split, count in figures[Field.SPLITS].items())
     say = _plain(console)
-    num_relations = figures[Field.NUM_RELATIONS]
     times = f", {figures[Field.NUM_TIMES]:,} times" if Field.NUM_TIMES in figures else ""
-    entities = f"{sum(counts.values()):,} entities{types}"
-    say(f"{figures[Field.NAME]}: {entities}, {num_relations:,} relations{times}")
-    say(f"triples: {splits}")
+    entities, relations = f"{sum(counts.values()):,} entities", f"{figures[Field.NUM_RELATIONS]:,} relations"
+    say(f"{figures[Field.NAME]}: {entities}{types}, {relations}{times}\ntriples: {splits}")
     table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
     for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):
         table.add_column(column, justify="right")
     mean = sum(part["num_edges"] for part in figures[Field.PARTS]) / figures[Field.NUM_PARTS]
     for part in figures[Field.PARTS]:
-        table.add_row(
-            str(part["part"]),
-            f"{part['num_entities']:,}",
-            f"{part['nodes']['relation']:,}",
-            f"{part['num_edges']:,}",
-            f"{part['num_edges'] / mean:.3f}",
-            f"{part[Field.CUT_EDGES]:,}",
-        )
+        counts = (part["part"], part["num_entities"], part["nodes"][RELATION], part["num_edges"])
+        ratio, cut = f"{part['num_edges'] / mean:.3f}", f"{part[Field.CUT_EDGES]:,}"
+        table.add_row(*(f"{count:,}" for count in counts), ratio, cut)
     console.print(table)
-    balance = figures["balance"]
-    say(
-        f"largest / mean: entities {balance['entities']:.3f}, edges {balance['edges']:.3f}; "
-        f"edge cut: {figures['edge_cut']['edges']:,} ({figures['edge_cut']['fraction']:.1%})"
-    )
+    cut = figures["edge_cut"]
+    balance = "entities {entities:.3f}, edges {edges:.3f}".format(**figures["balance"])
+    say(f"largest / mean: {balance}; edge cut: {cut['edges']:,} ({cut['fraction']:.1%})")
 
 
 _LEAKS = {
@@ -154,6 +122,8 @@ _LEAKS = {
     "other_relation_in_train": "in train under another relation",
     "implied": "implied by train",
 }
+_UNSEEN = {"triples": "have a name", "entities": "entities", "relations": "relations"}
+_KINDS = {"symmetric": "is symmetric", "inverse": "is the inverse of {}", "duplicate": "is a duplicate of {}"}
 _NUM_PAIRS = 10
 
 
@@ -166,57 +136,37 @@ def print_quality(quality: dict[str, Any], console: Console) -> None:
     table.add_row("triples", *(f"{quality['triples'][split]:,}" for split in SPLITS))
     table.add_row("repeat an earlier one", *(f"{quality['duplicates'][split]:,}" for split in SPLITS))
     for leak, text in _LEAKS.items():
-        figures = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
-        table.add_row(
-            text, *(f"{counts['triples']:,} ({counts['share']:.1%})" if counts else "" for counts in figures)
-        )
-    for noun, text in (
-        ("triples", "have a name unseen in train"),
-        ("entities", "entities unseen in train"),
-        ("relations", "relations unseen in train"),
-    ):
-        unseen = [quality["unseen"].get(split) for split in SPLITS]
-        table.add_row(text, *(f"{counts[noun]:,}" if counts else "" for counts in unseen))
+        row = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
+        table.add_row(text, *("{triples:,} ({share:.1%})".format(**cell) if cell else "" for cell in row))
+    for noun, text in _UNSEEN.items():
+        row = [quality["unseen"].get(split) for split in SPLITS]
+        table.add_row(f"{text} unseen in train", *(f"{cell[noun]:,}" if cell else "" for cell in row))
     console.print(table)
     say = _plain(console)
     _print_relations(quality, say)
-    degrees, components = quality["degrees"], quality["components"]
-    say(
-        f"training triples of an entity: {degrees['min']:,} to {degrees['max']:,}, "
-        f"median {degrees['median']:g}, mean {degrees['mean']:.1f}; "
-        f"{degrees['entities_of_degree_1']:,} entities have one, {degrees['entities_of_degree_0']:,} none"
-    )
-    say(
-        "entities with most: "
-        + ", ".join(f"{hub['entity']} {hub['degree']:,}" for hub in quality["hubs"][:5])
-    )
-    say(
-        f"connected components of train: {components['count']:,}; the largest has {components['largest']:,} "
-        f"entities ({components['largest_share']:.1%})"
-    )
+    degrees = quality["degrees"]
+    spread = "{min:,} to {max:,}, median {median:g}, mean {mean:.1f}".format(**degrees)
+    rare = "{entities_of_degree_1:,} entities have one, {entities_of_degree_0:,} none".format(**degrees)
+    say(f"training triples of an entity: {spread}; {rare}")
+    hubs = ", ".join(f"{hub['entity']} {hub['degree']:,}" for hub in quality["hubs"][:5])
+    largest = "{largest:,} entities ({largest_share:.1%})".format(**quality["components"])
+    count = quality["components"]["count"]
+    say(f"entities with most: {hubs}\nconnected components of train: {count:,}; the largest has {largest}")
 
 
 def _print_relations(quality: dict[str, Any], say: Any) -> None:
     """Print near-inverse and near-duplicate relations, and those with one triple."""
     pairs = quality["relation_pairs"]
     if pairs["count"]:
-        some = f", the largest {_NUM_PAIRS}" if pairs["count"] > _NUM_PAIRS else ""
-        share = f"{pairs['least_share']:.0%}"
-        say(f"pairs of relations that share {share} or more of their triples: {pairs['count']:,}{some}")
+        some = f"{pairs['count']:,}" + (f", the largest {_NUM_PAIRS}" if pairs["count"] > _NUM_PAIRS else "")
+        say(f"pairs of relations that share {pairs['least_share']:.0%} or more of their triples: {some}")
     for pair in pairs["largest"][:_NUM_PAIRS]:
         first, second = pair["relations"]
-        other = {
-            "symmetric": "is symmetric",
-            "inverse": f"is the inverse of {second}",
-            "duplicate": f"is a duplicate of {second}",
-        }
-        say(f"  {pair['share']:6.1%} {pair['overlap']:>11,}  {first} {other[pair['kind']]}")
+        say(f"  {pair['share']:6.1%} {pair['overlap']:>11,}  {first} {_KINDS[pair['kind']].format(second)}")
     single = quality["single_triple_relations"]
     if single["count"]:
-        more = ", ..." if single["count"] > len(single["examples"]) else ""
-        say(
-            f"relations with one training triple: {single['count']:,} ({', '.join(single['examples'])}{more})"
-        )
+        some = ", ".join(single["examples"]) + (", ..." if single["count"] > len(single["examples"]) else "")
+        say(f"relations with one training triple: {single['count']:,} ({some})")
 
 
 def _plain(console: Console) -> Any:

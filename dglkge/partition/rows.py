@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -23,39 +23,32 @@ Result = TypeVar("Result")
 
 
 class CollectedRows:
-    """An array that grows by blocks of rows of a shape, in a file without a name, or in memory (None).
+    """An array that grows by blocks of rows, in a file without a name, or in memory (None).
 
     The file is gone when the process ends, however it ends. It is written and not mapped while it grows, so
     that a full disk is an error.
     """
 
-    def __init__(self, folder: Path | None, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._shape = shape
-        self._dtype = np.dtype(dtype)
-        self._blocks: list[np.ndarray] = []
-        self._count = 0
-        self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)
+        self._file = io.BytesIO() if folder is None else tempfile.TemporaryFile(dir=folder)
 
     def append(self, block: np.ndarray) -> None:
-        """Add rows (n, ...)."""
-        if self._file is None:
-            self._blocks.append(block)
-        else:
-            with self._errors():
-                self._file.write(np.ascontiguousarray(block, self._dtype).tobytes())
-        self._count += len(block)
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return os_errors(StorageError, f"cannot write a temporary file in {self._folder}")
+        """Add rows (n, ...); all blocks have one type and one shape of a row."""
+        self._form = block[:0]
+        with os_errors(StorageError, f"cannot write a temporary file in {self._folder}"):
+            self._file.write(np.ascontiguousarray(block).data)
+            self._file.flush()
 
     def array(self) -> np.ndarray:
         """Return all rows, (n, ...): of a file a map that may be written to."""
-        if self._file is None or not self._count:
-            return np.concatenate([np.empty((0, *self._shape), self._dtype), *self._blocks])
-        with self._errors():
-            self._file.flush()
-        return np.memmap(self._file, self._dtype, "r+", 0, (self._count, *self._shape))
+        form, num_bytes = self._form, self._file.tell()
+        if isinstance(self._file, io.BytesIO):
+            rows = np.frombuffer(self._file.getbuffer(), form.dtype)
+        else:
+            # An empty file cannot be mapped.
+            rows = np.memmap(self._file, form.dtype, "r+") if num_bytes else form
+        return rows.reshape(-1, *form.shape[1:])
 
 
 def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]]:
@@ -83,9 +76,6 @@ def map_in_order(
     An exception, of the function or of an item, is raised when its turn comes; then, and if the caller stops,
     the threads end with what they have begun.
     """
-    if num_workers == 1:
-        yield from map(function, items)
-        return
     pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(num_workers) as threads:
 

@@ -55,9 +55,8 @@ class GraphJob:
 
     def save(self, dataset: Path) -> None:
         """Write the job into a data set folder that is being built."""
-        folder = dataset / PARTITIONS
-        folder.mkdir()
-        (folder / GRAPH_JOB).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        (dataset / PARTITIONS).mkdir()
+        (dataset / PARTITIONS / GRAPH_JOB).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def take(cls, dataset: Path) -> GraphJob:
@@ -95,26 +94,15 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     job.save(dataset)
     log_path = dataset / PARTITIONS / PARTITION_LOG
     # By env: glibc reads these variables when a process starts, so setting them in the child is too late.
-    command = [
-        "env",
-        *_ZEROED_MEMORY,
-        sys.executable,
-        str(Path(__file__).with_name("build_graph.py")),
-        str(dataset),
-        str(os.getpid()),
-    ]
+    script = str(Path(__file__).with_name("build_graph.py"))
+    command = ["env", *_ZEROED_MEMORY, sys.executable, script, str(dataset), str(os.getpid())]
     with open(log_path, "wb") as log:
         child = None
         try:
             # In a session of its own: Ctrl-C signals this process only, which then kills the child.
             with _interrupts_held():
-                child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                output: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT}
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **output)
             status = None
             while status is None:
                 # A timeout: the kernel may give SIGINT to another thread (of numpy, for instance), which does
@@ -131,7 +119,9 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     if status:
         lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
-        raise JobError(f"partitioning failed: {_reason(status)}\n{tail}")
+        reason = f"exit status {status}" if status > 0 else f"ended by {signal.Signals(-status).name}"
+        reason += " (out of memory?)" if status == -signal.SIGKILL else ""
+        raise JobError(f"partitioning failed: {reason}\n{tail}")
 
 
 @contextlib.contextmanager
@@ -152,10 +142,3 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if noted:
         handler(signal.SIGINT, None)
-
-
-def _reason(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -22,12 +22,12 @@ from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, ingest
-from dglkge.partition.options import TABLE, Options
+from dglkge.partition.options import Options
 from dglkge.partition.readers.dgl_graph import numbered_graph
 from dglkge.partition.readers.files import WORDS, read_files
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
 from dglkge.partition.readers.id_folders import read_id_maps
-from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
+from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers, row_place
 
 EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
@@ -38,12 +38,7 @@ _ATTRIBUTES = "mapped_triples canonical_etypes edge_types edges training to_pand
 
 
 def read_source(
-    source: Any,
-    temporary: Path,
-    options: Options,
-    delimiter: str | None = None,
-    valid: Any = None,
-    test: Any = None,
+    source: Any, temporary: Path, options: Options, delimiter: str | None = None, **splits: Any
 ) -> Reading:
     """Read the triples of a source.
 
@@ -57,8 +52,8 @@ def read_source(
     options : Options
     delimiter : str, optional
         Of files of text.
-    valid, test : object, optional
-        Further splits, of the kind of the source; not with files.
+    **splits
+        Further splits, ``valid`` and ``test``, of the kind of the source; not with files.
 
     Raises
     ------
@@ -71,17 +66,14 @@ def read_source(
         if entry is None:
             return read_files(paths, temporary, options, delimiter)
         return read_named(entry, temporary, options, delimiter)[1]
-    splits = {TRAIN: source, VALID: valid, TEST: test}
-    splits = _own_splits(source) or {
-        split: triples for split, triples in splits.items() if triples is not None
-    }
-    tables = {split: _table(triples, split, options) for split, triples in splits.items()}
+    splits = _own_splits(source) or {TRAIN: source, **splits}
+    present = {split: triples for split, triples in splits.items() if triples is not None}
+    tables = {split: _table(triples, split, options) for split, triples in present.items()}
     numbered = {split: triples for split, triples in tables.items() if isinstance(triples, Numbered)}
-    other = next((split for split in tables if split not in numbered), None)
-    if numbered and other is not None:
-        raise InputError(f"train has ids and {other} has names; give both in one form")
+    if 0 < len(numbered) < len(tables):
+        raise InputError(f"{' and '.join(numbered)} has ids, the rest has names; give both in one form")
     reading = joined(numbered) if numbered else _read_frames(tables, options)
-    take_types(reading, options, TABLE)
+    take_types(reading, options, "table")
     return reading
 
 
@@ -115,9 +107,8 @@ def named_data(paths: Sequence[Path]) -> PublicData | None:
     name = str(paths[0])
     entry = find_public(name)
     if entry is None and os.sep not in name and not paths[0].suffix:
-        raise InputError(
-            f"{name}: there is no such file or folder; {unknown_name('data set', name, public_data())}"
-        )
+        unknown = unknown_name("data set", name, public_data())
+        raise InputError(f"{name}: there is no such file or folder; {unknown}")
     return entry
 
 
@@ -145,10 +136,9 @@ def _own_splits(source: Any) -> dict[str, Any]:
         splits = {WORDS[str(key).lower()]: triples for key, triples in source.items()}
         if TRAIN not in splits:
             raise InputError(f"the splits are {', '.join(source)}; expected train among them")
-        return {split: splits[split] for split in SPLITS if split in splits}
+        return {split: splits.get(split) for split in SPLITS}
     if hasattr(source, "training") and hasattr(source, "testing"):
-        splits = {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
-        return {split: triples for split, triples in splits.items() if triples is not None}
+        return {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
     return {}
 
 
@@ -158,7 +148,7 @@ def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
     chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
     triples = ingest(chunks, maps, columns[TRAIN], granularity=options.time_granularity)
-    return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
+    return Reading(triples, columns=columns[TRAIN], place=row_place)
 
 
 def _columns(table: Any, columns: Columns) -> Columns:
@@ -166,11 +156,10 @@ def _columns(table: Any, columns: Columns) -> Columns:
     known = [str(name) for name in (table.column_names if isinstance(table, pa.Table) else table.columns)]
     if columns.names or set(columns.order) <= set(known):
         return columns
-    # Of a file that was read without a header.
-    if known == [str(place) for place in range(len(columns.order))]:
-        return replace(columns, names=dict(zip(columns.order, known)))
-    names = columns_of_header(known, columns)
-    return replace(columns, names=names) if names else columns
+    # Numbers are the names of a file that was read without a header.
+    by_place = known == [str(place) for place in range(len(columns.order))]
+    names = dict(zip(columns.order, known)) if by_place else columns_of_header(known, columns)
+    return replace(columns, names=names)
 
 
 def _table(source: Any, split: str, options: Options) -> Any:
@@ -178,16 +167,15 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if isinstance(source, pa.Table):
         return _decoded(source)
     if isinstance(source, pd.DataFrame):
-        are_texts = all(isinstance(name, str) for name in source.columns)
-        return source if are_texts else source.set_axis([*map(str, source.columns)], axis=1)
+        return source.set_axis([*map(str, source.columns)], axis=1)
     if hasattr(source, "mapped_triples"):
         return _read_factory(source)
     if hasattr(source, "canonical_etypes"):
         return numbered_graph(source, options, split)
     if hasattr(source, "edge_types") and hasattr(source, "edge_index_dict"):
-        edges = {edge_type: source[edge_type].edge_index for edge_type in source.edge_types}
+        edges = {edge_type: as_array(source[edge_type].edge_index) for edge_type in source.edge_types}
         counts = {node_type: source[node_type].num_nodes for node_type in source.node_types}
-        return numbered_edges({key: as_array(index) for key, index in edges.items()}, counts)
+        return numbered_edges(edges, counts)
     if hasattr(source, "is_multigraph") and hasattr(source, "edges"):
         return _read_networkx(source, options)
     if hasattr(source, "collect") and hasattr(source, "lazy"):
@@ -218,16 +206,14 @@ def _read_rows(source: Iterable[Any], split: str, options: Options) -> Any:
     rows = sorted(source, key=str) if isinstance(source, Set) else list(source)
     if rows and isinstance(rows[0], Mapping):
         return pd.DataFrame(rows)
-    width = len(options.columns.order)
+    order = options.columns.order
     for place, row in enumerate(rows):
-        if isinstance(row, (str, bytes)) or not hasattr(row, "__len__") or len(row) != width:
-            raise InputError(
-                f"{split}: row {place + 1} is {str(row)[:80]!r}, expected {', '.join(options.columns.order)}"
-            )
+        if isinstance(row, (str, bytes)) or not hasattr(row, "__len__") or len(row) != len(order):
+            raise InputError(f"{row_place(split, place)} is {str(row)[:80]!r}, expected {', '.join(order)}")
     are_ids = all(isinstance(value, (int, np.integer)) for row in rows for value in row)
-    if rows and are_ids and width == len(ROLES):
+    if rows and are_ids and len(order) == len(ROLES):
         return _read_array(np.array(rows, np.int64), split, options)
-    return pd.DataFrame([tuple(row) for row in rows], columns=list(options.columns.order))
+    return pd.DataFrame([tuple(row) for row in rows], columns=list(order))
 
 
 def _read_array(array: np.ndarray, split: str, options: Options) -> Any:
@@ -235,9 +221,8 @@ def _read_array(array: np.ndarray, split: str, options: Options) -> Any:
         return pd.DataFrame(array)
     order = options.columns.order
     if array.ndim != 2 or array.shape[1] != len(order):
-        raise InputError(
-            f"{split} is an array of shape {array.shape}, expected (n, {len(order)}): {', '.join(order)}"
-        )
+        expected = f"expected (n, {len(order)}): {', '.join(order)}"
+        raise InputError(f"{split} is an array of shape {array.shape}, {expected}")
     if array.dtype.kind not in "iu" or len(order) > len(ROLES):
         if array.dtype.kind == "f" and len(order) == len(ROLES):
             raise InputError(f"{split} is an array of {array.dtype}, expected integer ids or names")
@@ -249,9 +234,8 @@ def _read_factory(factory: Any) -> Numbered:
     """Return the triples of a factory of PyKEEN; one without labels has their numbers alone."""
     names = []
     for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
-        ids = getattr(factory, f"{noun}_to_id", None)
         labels = numbers(num)
-        for label, number in ({} if ids is None else ids).items():
+        for label, number in (getattr(factory, f"{noun}_to_id", None) or {}).items():
             labels[number] = str(label)
         names.append(labels)
     return Numbered(as_array(factory.mapped_triples), names[0], names[1])
@@ -264,10 +248,9 @@ def _read_networkx(graph: Any, options: Options) -> pd.DataFrame:
     is_keyed = attribute is None and graph.is_multigraph()
     rows = []
     for head, tail, *key, data in graph.edges(data=True, **({"keys": True} if is_keyed else {})):
-        relation = next((data[name] for name in attributes if name in data), None)
-        if relation is None and attribute is not None:
+        relations = [data[name] for name in attributes if data.get(name) is not None]
+        if not relations and attribute is not None:
             raise InputError(f"the edge from {head!r} to {tail!r} has no attribute {attribute!r}")
-        if relation is None and key and isinstance(key[0], str):
-            relation = key[0]
-        rows.append((str(head), NO_RELATION if relation is None else str(relation), str(tail)))
+        relations += [*filter(lambda name: isinstance(name, str), key), NO_RELATION]
+        rows.append((str(head), str(relations[0]), str(tail)))
     return pd.DataFrame(rows, columns=list(ROLES))

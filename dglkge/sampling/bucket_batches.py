@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, Ma
 from dglkge.typing import Ids
 
 _BUCKET_KEY = 0xB0CE7
+
+Bucket = tuple[int, tuple[int, int]]
+"""Number of the edge set, and the two ranges."""
 
 
 @dataclass(frozen=True)
@@ -103,39 +107,24 @@ class BucketOrder:
 
     def __post_init__(self) -> None:
         self._by_bucket = self.counts.sum(axis=1)
-        set_sizes = self.counts.sum(axis=(1, 2, 3))
-        self._num_triples = int(set_sizes.sum())
-        self._first_of_set: list[int] = (np.cumsum(set_sizes) - set_sizes).tolist()
+        self._first_of_set = np.append(0, np.cumsum(self.counts.sum(axis=(1, 2, 3)))).tolist()
+        self._num_triples = self._first_of_set[-1]
         self.num_ranges = int(self.counts.shape[2])
         # The walk of an epoch, and where each of its buckets ends: two epochs, as the prefetch looks ahead.
         self._walk = lru_cache(maxsize=2)(self._make_walk)
+        # Of an epoch, empty ones included.
+        self.num_buckets = len(self._walk(0)[0])
 
-    @property
-    def num_buckets(self) -> int:
-        """Buckets of an epoch, empty ones included."""
-        buckets_a_set = self.num_ranges**2
-        if self.is_mixed and self.num_ranges > 1:
-            buckets_a_set = self.num_ranges * (self.num_ranges - 1) // 2
-        return len(self.counts) * buckets_a_set
-
-    def _make_walk(self, epoch: int) -> tuple[list[tuple[int, int, int]], Ids]:
+    def _make_walk(self, epoch: int) -> tuple[list[Bucket], Ids]:
         """Return set and ranges of each bucket in its turn, and the position behind its last triple."""
         walk = walk_pairs(self.order, self.num_ranges, self.seed, epoch)
-        if self.is_mixed:
-            walk = unordered(walk)
-        turns = [
-            (edge_set, first, second)
-            for edge_set in range(len(self.counts))
-            for first, second in walk.tolist()
-        ]
-        sizes = [sum(map(len, self._segments(epoch, edge_set, ranges))) for edge_set, *ranges in turns]
+        pairs = [(first, second) for first, second in (unordered(walk) if self.is_mixed else walk).tolist()]
+        turns = [(edge_set, pair) for edge_set in range(len(self.counts)) for pair in pairs]
+        sizes = [sum(map(len, self.segments(epoch, *bucket))) for bucket in turns]
         return turns, np.cumsum(np.array(sizes, np.int64))
 
-    def segments(self, epoch: int, piece: Piece) -> list[Segment]:
-        """Return where the triples of a piece's bucket lie."""
-        return self._segments(epoch, piece.edge_set, piece.ranges)
-
-    def _segments(self, epoch: int, edge_set: int, ranges: Sequence[int]) -> list[Segment]:
+    def segments(self, epoch: int, edge_set: int, ranges: tuple[int, int]) -> list[Segment]:
+        """Return where the triples of a bucket lie."""
         first, second = ranges
         if not self.is_mixed or self.num_ranges == 1:
             return [self._segment(edge_set, first, second)]
@@ -154,11 +143,8 @@ class BucketOrder:
 
     def window(self, batch: int) -> tuple[int, int]:
         """Return the first position of a global batch in the machine's order, and the one behind its last."""
-        positions = [
-            self._first_of_set[edge_set] + position
-            for edge_set, windows in self.shares.windows(batch)
-            for position in windows[self.part]
-        ]
+        firsts, windows = self._first_of_set, self.shares.windows(batch)
+        positions = [firsts[number] + position for number, parts in windows for position in parts[self.part]]
         return (positions[0], positions[-1]) if positions else (self._num_triples, self._num_triples)
 
     def pieces(self, epoch: int, start: int, end: int) -> list[Piece]:
@@ -169,9 +155,8 @@ class BucketOrder:
         while start < end:
             stop = min(end, int(ends[turn]))
             if stop > start:
-                edge_set, *ranges = turns[turn]
                 first = int(ends[turn - 1]) if turn else 0
-                pieces.append(Piece(turn, edge_set, (ranges[0], ranges[1]), start - first, stop - first))
+                pieces.append(Piece(turn, *turns[turn], start - first, stop - first))
                 start = stop
             turn += 1
         return pieces
@@ -181,7 +166,7 @@ class BucketOrder:
 
         ``starts`` (S * P * P + 1,) has the first row of each cell in the tables, and the end of the last.
         """
-        segments = self.segments(epoch, piece)
+        segments = self.segments(epoch, piece.edge_set, piece.ranges)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
         key = combine(_BUCKET_KEY, self.seed, piece.edge_set, *piece.ranges)
         places = triple_order.inverse_permute(positions, sum(map(len, segments)), key, epoch)
@@ -221,20 +206,17 @@ class BucketOrder:
             return bisect_right(batches, position, key=lambda batch: self.window(batch)[1])
 
         firsts = np.append(0, ends[:-1])
-        return [
-            (turn, batch_of(int(firsts[turn])), batch_of(int(ends[turn]) - 1))
-            for turn in np.flatnonzero(ends > firsts).tolist()
-        ]
+        turns = np.flatnonzero(ends > firsts).tolist()
+        return [(turn, batch_of(int(firsts[turn])), batch_of(int(ends[turn]) - 1)) for turn in turns]
 
-    def bucket(self, epoch: int, turn: int) -> tuple[int, tuple[int, int]]:
+    def bucket(self, epoch: int, turn: int) -> Bucket:
         """Return the edge set and the two ranges of a bucket by its turn."""
-        edge_set, first, second = self._walk(epoch)[0][turn]
-        return edge_set, (first, second)
+        return self._walk(epoch)[0][turn]
 
     def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
         ranges: set[tuple[str, int]] = set()
         for piece in pieces:
-            segments = self.segments(epoch, piece)
+            segments = self.segments(epoch, piece.edge_set, piece.ranges)
             cells = {segment.cell % self.num_ranges**2 for segment in segments if len(segment)}
             set_counts = self.counts[piece.edge_set].reshape(len(self.types), -1)
             for number in np.flatnonzero(set_counts[:, sorted(cells)].any(axis=1)).tolist():
@@ -256,11 +238,9 @@ class BucketBatches(EdgeBatches):
 
     _searches_triples = False  # triples are rows of the buckets already
 
-    def __init__(
-        self, buckets: EdgeBuckets, walk: BucketOrder, order_mark: int, options: EdgeOptions
-    ) -> None:
+    def __init__(self, buckets: EdgeBuckets, walk: BucketOrder, mark: int, options: EdgeOptions) -> None:
         super().__init__(buckets.table, options)
-        self.walk, self.order_mark, self._starts = walk, order_mark, buckets.starts
+        self.walk, self.order_mark, self._starts = walk, mark, buckets.starts
         self._watchers: list[Callable[[int, int], object]] = []
         self._last_buckets: tuple[int, list[int]] = (-1, [])
 
@@ -280,7 +260,8 @@ class BucketBatches(EdgeBatches):
         return self._segments_of(*self.walk.bucket_after(epoch, index))
 
     def _segments_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[Segment]:
-        return frozenset(segment for piece in pieces for segment in self.walk.segments(epoch, piece))
+        buckets = [(piece.edge_set, piece.ranges) for piece in pieces]
+        return frozenset(chain.from_iterable(self.walk.segments(epoch, *bucket) for bucket in buckets))
 
     def rows_of(self, segment: Segment) -> tuple[int, int]:
         """Return the first row of a segment in the tables of triples, and the one behind its last."""
@@ -298,8 +279,8 @@ class BucketBatches(EdgeBatches):
         pieces = self.walk.pieces(epoch, *self.walk.window(max(0, batches_done - 1)))
         if not pieces:
             return {}
-        place = {"bucket": list(pieces[-1].ranges), "bucket_number": pieces[-1].turn}
-        return {**place, "num_buckets": self.walk.num_buckets}
+        ranges, turn = list(pieces[-1].ranges), pieces[-1].turn
+        return {"bucket": ranges, "bucket_number": turn, "num_buckets": self.walk.num_buckets}
 
     def begin(self, epoch: int, index: int) -> None:
         if self._watchers:
@@ -334,4 +315,4 @@ class BucketBatches(EdgeBatches):
             ranges += [piece.ranges] * -(-len(piece) // self._options.chunk_size)
         batch_rows, batch_chunks = np.concatenate(rows), np.concatenate(chunks)
         size = sum(self.walk.shares.sizes(index))
-        return self._gather(epoch, index, size, batch_rows, batch_chunks, enter, tuple(ranges))
+        return self._gather((epoch, index, size), batch_rows, batch_chunks, enter, tuple(ranges))

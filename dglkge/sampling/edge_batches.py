@@ -66,6 +66,12 @@ class TripleIndex:
         return places, rows[places]
 
 
+Enter = Callable[[str], None]
+"""Is called with the name of each phase as it begins."""
+
+Ranges = tuple[tuple[int, int], ...]
+
+
 def ignore_phase(phase: str) -> None:
     """Ignore the name of a phase."""
 
@@ -111,7 +117,7 @@ class EdgeBatch:
     weights: Floats | None
     groups: tuple[EdgeGroup, ...]
     labels: Floats | None = None
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: Ranges = ()
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -188,7 +194,7 @@ class EdgeBatches(EpochBatches):
 
     def __init__(self, edges: EdgeTable, options: EdgeOptions) -> None:
         all_triples = EdgeSet("train", range(options.num_triples))
-        self.order = TripleOrder([all_triples], options.seed) if options.order is None else options.order
+        self.order = options.order or TripleOrder([all_triples], options.seed)
         self._options, pair_of_relation = options, options.pair_of_relation
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
@@ -218,19 +224,15 @@ class EdgeBatches(EpochBatches):
         # Chunks belong to positions of the global batch, not to trainers: all machines draw the same
         # negatives.
         chunks = places // self._options.chunk_size
-        return self._gather(epoch, index, len(positions), rows, chunks, enter)
+        return self._gather((epoch, index, len(positions)), rows, chunks, enter)
 
     def _gather(
-        self,
-        epoch: int,
-        index: int,
-        global_size: int,
-        rows: Ids,
-        chunks: Ids,
-        enter: Callable[[str], None],
-        ranges: tuple[tuple[int, int], ...] = (),
+        self, numbers: tuple[int, int, int], rows: Ids, chunks: Ids, enter: Enter, ranges: Ranges = ()
     ) -> EdgeBatch:
-        """Read the edges of a share, by rows of the edge table, and sort them by chunk and edge type."""
+        """Read the edges of a share, by rows of the edge table, and sort them by chunk and edge type.
+
+        ``numbers`` are epoch, index and global size of the batch.
+        """
         enter("edges")
         # Rows are gathered first and transposed after: one pass over the mapped file. The copy makes each
         # column contiguous; ids of 32 bits become those of 64 that everything else takes.
@@ -247,9 +249,7 @@ class EdgeBatches(EpochBatches):
             weights = relation_weights if weights is None else weights * relation_weights
         groups = _groups(chunks[order], pairs[order])
         ids = (rows if self._has_all else self._triple_ids[rows])[order]
-        return EdgeBatch(
-            epoch, index, global_size, ids, heads, relations, tails, weights, groups, labels, ranges
-        )
+        return EdgeBatch(*numbers, ids, heads, relations, tails, weights, groups, labels, ranges)
 
     def _share(self, num: int) -> slice:
         """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""
@@ -268,10 +268,8 @@ def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:
         return ()
     changes = np.flatnonzero((chunks[1:] != chunks[:-1]) | (pairs[1:] != pairs[:-1])) + 1
     bounds = [0, *changes.tolist(), len(chunks)]
-    return tuple(
-        EdgeGroup(int(pairs[start]), int(chunks[start]), start, end)
-        for start, end in zip(bounds[:-1], bounds[1:])
-    )
+    runs = zip(pairs[bounds[:-1]].tolist(), chunks[bounds[:-1]].tolist(), bounds, bounds[1:])
+    return tuple(EdgeGroup(*run) for run in runs)
 
 
 # Domain separation: the orders of the machines and of the whole graph share the seed, not the key.
@@ -368,10 +366,8 @@ def rows_of_sets(order: TripleOrder, triple_ids: Ids) -> list[Rows]:
     dtype = np.int32 if len(triple_ids) < 1 << 31 else np.int64
     set_rows: list[Rows] = []
     for number, edge_set in enumerate(order.sets):
-        ids, holds_out = edge_set.triple_ids, order.num_held_out(number) > 0
-        first, end = 0, 0
-        if len(ids):
-            first, end = np.searchsorted(triple_ids, [ids[0], ids[-1] + 1]).tolist()
+        ids, holds_out = edge_set.triple_ids, order.num_held_out[number] > 0
+        first, end = np.searchsorted(triple_ids, [ids[0], ids[-1] + 1]).tolist() if len(ids) else (0, 0)
         if isinstance(ids, range) and not holds_out:
             set_rows.append(range(first, end))
             continue
@@ -380,7 +376,7 @@ def rows_of_sets(order: TripleOrder, triple_ids: Ids) -> list[Rows]:
             block = triple_ids[start : min(start + ROWS_A_BLOCK, end)]
             places = block - ids.start if isinstance(ids, range) else np.searchsorted(ids, block)
             # Between the first and the last of a scattered set are triples of others.
-            kept = np.ones(len(block), bool) if isinstance(ids, range) else ids[places] == block
+            kept = edge_set.at(places) == block
             if holds_out:
                 kept[kept] = order.is_trained(number, places[kept])
             blocks.append((start + np.flatnonzero(kept)).astype(dtype))
@@ -416,16 +412,10 @@ class MachineBatches(EdgeBatches):
     _searches_triples = False  # a position's triple is a row of the partition already
 
     def __init__(
-        self,
-        edges: EdgeTable,
-        rows: Sequence[Rows],
-        counts: Ids,
-        part: int,
-        order_mark: int,
-        options: EdgeOptions,
+        self, edges: EdgeTable, rows: Sequence[Rows], counts: Ids, part: int, mark: int, options: EdgeOptions
     ) -> None:
         super().__init__(edges, options)
-        self.order_mark, self._rows, self._part = order_mark, rows, part
+        self.order_mark, self._rows, self._part = mark, rows, part
         self._shares = MachineShares(counts, self._options.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
@@ -446,7 +436,7 @@ class MachineBatches(EdgeBatches):
         before = sum(num_chunks(size, self._options.chunk_size) for size in sizes[: self._part])
         places = np.arange(share.start, share.stop)
         chunks = before + places * num_chunks(num_triples, self._options.chunk_size) // max(1, num_triples)
-        return self._gather(epoch, index, sum(sizes), batch_rows, chunks, enter)
+        return self._gather((epoch, index, sum(sizes)), batch_rows, chunks, enter)
 
     def _rows_at(self, number: int, epoch: int, start: int, end: int) -> Ids:
         """Return the rows at the positions [start, end) of the machine's order of an edge set."""

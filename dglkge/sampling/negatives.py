@@ -33,10 +33,8 @@ def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
     [3, 5, 2]
     """
     if min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
-        raise InputError(
-            f"the shares of negatives {tuple(shares)} are not allowed: global_share, local_share and "
-            "in_batch_share are at least 0 and sum to 1"
-        )
+        allowed = "global_share, local_share and in_batch_share are at least 0 and sum to 1"
+        raise InputError(f"the shares of negatives {tuple(shares)} are not allowed: {allowed}")
     exact = [num_negatives * share for share in shares]
     # Rounding errors: 100 * 0.29 is 28.999999999999996, which means 29.
     counts = [math.floor(value + 1e-6) for value in exact]
@@ -98,28 +96,21 @@ def degree_weights(degrees: Ids, power: float) -> Ids:
     return np.where(drawn, np.maximum(np.rint(powers * scale), 1), 0).astype(np.int64)
 
 
-class WeightedDraw:
-    """Draws numbers in proportion to weights, exactly: the inverse of their cumulative distribution.
+def draw(key: int, count: int, end: int, sums: Ids | None = None) -> Ids:
+    """Return numbers (count,) in [0, end) under a key; see :func:`dglkge.kernels.hashing.below`.
 
-    Parameters
-    ----------
-    weights : (n,) int64
-        At least 0, with a positive sum below 2**63.
+    With the cumulative sums (end,) int64 of weights of at least 0, with a positive sum below 2**63, they are
+    drawn in proportion to these, exactly: the inverse of their cumulative distribution.
 
     Examples
     --------
-    >>> set(WeightedDraw(np.array([0, 3, 0, 1])).draw(7, 100).tolist())
+    >>> set(draw(7, 100, 4, np.cumsum([0, 3, 0, 1])).tolist())
     {1, 3}
     """
-
-    def __init__(self, weights: Ids) -> None:
-        self._ends = np.cumsum(weights)
-
-    def draw(self, key: int, count: int) -> Ids:
-        """Return numbers (count,) in [0, n) under a key; see :func:`dglkge.kernels.hashing.below`."""
-        places = below(key, count, int(self._ends[-1]))
-        # Number i owns the places [ends[i - 1], ends[i]); numbers of weight 0 own none.
-        return np.searchsorted(self._ends, places, side="right").astype(np.int64)
+    if sums is None:
+        return below(key, count, end)
+    # Number i owns the places [sums[i - 1], sums[i]); numbers of weight 0 own none.
+    return np.searchsorted(sums, below(key, count, int(sums[-1])), side="right").astype(np.int64)
 
 
 # Domain separation: the streams of the negatives and of the order share the seed, not the key.
@@ -151,8 +142,7 @@ class UniformNegatives:
     weights: Mapping[str, Ids] | None = None
 
     def __post_init__(self) -> None:
-        self._draws = _weighted_draws(self.weights)
-        self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
+        self._sums = _sums_of(self.weights)
 
     def key_before_chunk(self, epoch: int, batch: int) -> tuple[int, ...]:
         """Return what the key of a draw begins with, before chunk and number of the entity type."""
@@ -160,21 +150,19 @@ class UniformNegatives:
 
     def number_of_type(self, entity_type: str) -> int:
         """Return the number of an entity type, the last part of the key of a draw."""
-        return self._number_of_type[entity_type]
+        return list(self.node_ids).index(entity_type)
 
     def sample(self, entity_type: str, epoch: int, batch: int, chunk: int, number: int | None = None) -> Ids:
         """Return the node ids (N,) of a chunk's negatives of one entity type, or another number of them."""
         number = self.num_negatives if number is None else number
         key = combine(*self.key_before_chunk(epoch, batch), chunk, self.number_of_type(entity_type))
         table = self.node_ids[entity_type]
-        if entity_type in self._draws:
-            return table[self._draws[entity_type].draw(key, number)]
-        return table[below(key, number, len(table))]
+        return table[draw(key, number, len(table), self._sums.get(entity_type))]
 
 
-def _weighted_draws(weights: Mapping[str, Ids] | None) -> dict[str, WeightedDraw]:
-    """Return the draws of the entity types that have weights above 0."""
-    return {name: WeightedDraw(values) for name, values in (weights or {}).items() if values.any()}
+def _sums_of(weights: Mapping[str, Ids] | None) -> dict[str, Ids]:
+    """Return the cumulative weights of the entity types that have weights above 0."""
+    return {name: np.cumsum(values) for name, values in (weights or {}).items() if values.any()}
 
 
 def find_equal(ids: Ids, negative_ids: Ids) -> tuple[Ids, Ids]:
@@ -242,8 +230,10 @@ class MixedNegatives:
     def __post_init__(self) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
         self._uniform = UniformNegatives(self._num_global, self.node_ids, self.seed, self.weights)
-        local = self._local_weights(self.weights) if self.weights and self._num_local else None
-        self._local = _weighted_draws(local)
+        # Weights of this machine's entities, in the order of their node ids.
+        weights = (self.weights or {}) if self._num_local else {}
+        here = {name: np.argsort(self.node_ids[name])[slice(*self.local_ranges[name])] for name in weights}
+        self._local_sums = _sums_of({name: values[here[name]] for name, values in weights.items()})
 
     @property
     def all_uniform(self) -> UniformNegatives | None:
@@ -261,25 +251,13 @@ class MixedNegatives:
         key = (self.seed, batch.epoch, batch.index, chunk, self._uniform.number_of_type(entity_type))
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.
-            local_key = combine(_LOCAL_KEY, *key, first)
-            if entity_type in self._local:
-                kinds.append(first + self._local[entity_type].draw(local_key, num_local))
-            else:
-                kinds.append(first + below(local_key, num_local, end - first))
+            local_key, sums = combine(_LOCAL_KEY, *key, first), self._local_sums.get(entity_type)
+            kinds.append(first + draw(local_key, num_local, end - first, sums))
         if self._num_in_batch:
             # Never empty: negatives of a type are drawn only for a chunk with a group of that type.
             present = present_entities(entity_type, batch, chunk, self.pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
-
-    def _local_weights(self, weights: Mapping[str, Ids]) -> dict[str, Ids]:
-        """Return the weights of this machine's entities, in the order of their node ids."""
-        local = {}
-        for name, (first, end) in self.local_ranges.items():
-            nodes = self.node_ids[name]
-            here = np.flatnonzero((nodes >= first) & (nodes < end))
-            local[name] = weights[name][here[np.argsort(nodes[here])]]
-        return local
 
 
 def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequence[tuple[str, str]]) -> Ids:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder, Segment
@@ -51,8 +51,7 @@ class Prefetcher:
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
         self._target: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
-        self._there = frozenset(self.there)
-        self._is_closed = False
+        self._there, self._is_closed = frozenset(self.there), False
         self._changed = threading.Condition()
         # A daemon: a call that hangs on a broken disk must not keep a trainer from exiting.
         self._thread = threading.Thread(target=self._work, name="dglkge-prefetch", daemon=True)
@@ -62,9 +61,8 @@ class Prefetcher:
         """Note the batch that is trained next; returns at once."""
         target = self.schedule.ranges_at(epoch, batch) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
-            if target != self._target:
-                self._target = target
-                self._changed.notify_all()
+            self._target = target
+            self._changed.notify_all()
 
     def settle(self, timeout_seconds: float) -> bool:
         """Wait until all ranges that were announced are handled; returns False after the timeout."""
@@ -78,8 +76,7 @@ class Prefetcher:
             self._changed.notify_all()
         self._thread.join(STOP_SECONDS)
         if self._thread.is_alive():
-            text = "the thread that reads ranges ahead still waits for the disk after %g s"
-            logger.warning(text, STOP_SECONDS)
+            logger.warning("the thread that reads ahead still waits for the disk after %g s", STOP_SECONDS)
 
     def _work(self) -> None:
         """Handle one set of ranges after another, the newest first."""
@@ -89,9 +86,10 @@ class Prefetcher:
                 if self._is_closed:
                     return
                 target, held = self._target, self._held
-            coming = [piece for range_ in sorted(target - held) for piece in self._pieces(range_)]
             gone, self._there = (held | self._there) - target, frozenset()
-            going = [piece for range_ in sorted(gone) for piece in self._pieces(range_)]
+            coming, going = (
+                [*chain.from_iterable(map(self._pieces, sorted(ranges)))] for ranges in (target - held, gone)
+            )
             # At once: the process that writes them, which takes longer, can then drop each as it is written.
             self._advise(going, "unmap")
             self._advise(going[:PIECES_AHEAD], "start_to_write")
@@ -144,14 +142,10 @@ class TripleReader:
     def advance(self, epoch: int, batch: int) -> None:
         """Drop what neither this batch nor the next bucket needs, and read what is new."""
         segments = self._schedule.segments_at(epoch, batch) | self._schedule.segments_after(epoch, batch)
-        if segments == self._there:
-            return
-        for segment in self._there - segments:
-            for file, address, num_bytes in self._pieces(segment):
-                file.drop(address, num_bytes)
-        for segment in segments - self._there:
-            for file, address, num_bytes in self._pieces(segment):
-                file.read_ahead(address, num_bytes)
+        for file, address, num_bytes in chain.from_iterable(map(self._pieces, self._there - segments)):
+            file.drop(address, num_bytes)
+        for file, address, num_bytes in chain.from_iterable(map(self._pieces, segments - self._there)):
+            file.read_ahead(address, num_bytes)
         self._there = segments
 
     def _pieces(self, segment: Segment) -> Iterator[Piece]:

@@ -9,7 +9,7 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,10 +105,6 @@ BLOCK_ANSWERS = 1 << 20
 """Answers that are read at a time; the answers to one query may be more."""
 
 
-def _no_ids() -> Ids:
-    return np.empty(0, np.int64)
-
-
 class QueryIndex(AnswerIndex):
     """All queries of the training triples, one split, by original ids.
 
@@ -145,10 +141,9 @@ class QueryIndex(AnswerIndex):
     def anchors(self, query_ids: Ids) -> Ids:
         """Return the given entity of each query, (n,)."""
         places = self.starts[query_ids]
-        anchors = np.empty(len(places), np.int64)
-        lacks_head = places >= self._half
-        for direction, offset, chosen in zip(self._directions, (0, self._half), (~lacks_head, lacks_head)):
-            anchors[chosen] = direction.given(places[chosen] - offset)
+        anchors, lacks_head = np.empty(len(places), np.int64), places >= self._half
+        for direction, offset, mask in zip(self._directions, (0, self._half), (~lacks_head, lacks_head)):
+            anchors[mask] = direction.given(places[mask] - offset)
         return anchors
 
     def blocks(self) -> Iterator[tuple[int, int, npt.NDArray[np.integer]]]:
@@ -204,13 +199,13 @@ class QueryBatch:
     anchors: Ids
     relations: Ids
     runs: tuple[QueryRun, ...]
-    weights: Floats | None = None
-    pair_ids: Ids = field(default_factory=_no_ids)
-    pair_heads: Ids = field(default_factory=_no_ids)
-    pair_tails: Ids = field(default_factory=_no_ids)
-    pair_times: Ids = field(default_factory=_no_ids)
-    pair_runs: tuple[PairRun, ...] = ()
-    pair_weights: Floats | None = None
+    weights: Floats | None
+    pair_ids: Ids
+    pair_heads: Ids
+    pair_tails: Ids
+    pair_times: Ids
+    pair_runs: tuple[PairRun, ...]
+    pair_weights: Floats | None
 
     def __len__(self) -> int:
         return len(self.query_ids) + len(self.pair_ids)
@@ -228,8 +223,8 @@ class QueryBatches(EpochBatches):
         Queries of a global batch.
     place_of_trainer : (int, int, int)
         Machine of this trainer, its rank there, and the trainers of a machine.
-    pairs : PairIndex, optional
-        Queries (h, ?, t), which an epoch passes over as well, in the same order.
+    pairs : PairIndex
+        Queries (h, ?, t), which an epoch passes over as well, in the same order; there may be none.
     counts_answers : bool
         The weight of a query is the number of its answers by the mean number of all queries; else 1.
     """
@@ -240,23 +235,21 @@ class QueryBatches(EpochBatches):
     batch_size: int
     place_of_trainer: tuple[int, int, int]
     seed: int
-    pairs: PairIndex | None = None
+    pairs: PairIndex
     counts_answers: bool = False
 
     def __post_init__(self) -> None:
         types = self.types
-        indices = [self.index] if self.pairs is None else [self.index, self.pairs]
-        self._num_queries = sum(map(len, indices))
-        self._mean_answers = sum(int(index.starts[-1]) for index in indices) / max(self._num_queries, 1)
+        self._num_queries = len(self.index) + len(self.pairs)
+        num_answers = int(self.index.starts[-1]) + int(self.pairs.starts[-1])
+        self._mean_answers = num_answers / max(self._num_queries, 1)
         self._relation_nodes = np.asarray(self.layout.edge_ids(RELATION))
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
         number = {kind: i for i, kind in enumerate(kinds)}
         self._kind_of = np.array([number[(side, *pair)] for side in (0, 1) for pair in types], np.int64)
         # The missing side and the types of the given entity and of the answers.
-        self._kinds = [
-            (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs) for side, lhs, rhs in kinds
-        ]
+        self._kinds = [(Side.HEAD, rhs, lhs) if side else (Side.TAIL, lhs, rhs) for side, lhs, rhs in kinds]
 
     def asks_for(self, entity_type: str) -> Mask:
         """Return a mask (Q,) of the queries with answers of an entity type."""
@@ -281,11 +274,9 @@ class QueryBatches(EpochBatches):
         num = np.count_nonzero(ids < len(self.index))  # those after them are pairs
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, kinds[:num]))
         relations = self._relation_nodes[self.index.groups(ids[:num]) % self.index.num_relations]
-        weights = self._weights(self.index, ids[:num])
-        batch = QueryBatch(epoch, index, len(positions), ids[:num], nodes[:num], relations, runs, weights)
-        if self.pairs is None:
-            return batch
-        return self._with_pairs(batch, self.pairs, ids[num:], kinds[num:], nodes[num:])
+        queries = ids[:num], nodes[:num], relations, runs, self._weights(self.index, ids[:num])
+        pairs = self._pair_fields(ids[num:], kinds[num:], nodes[num:])
+        return QueryBatch(epoch, index, len(positions), *queries, *pairs)
 
     def _weights(self, index: AnswerIndex, query_ids: Ids) -> Floats | None:
         """Return the weights (n,) of queries."""
@@ -303,12 +294,12 @@ class QueryBatches(EpochBatches):
         kinds, entities, nodes = np.empty_like(ids), np.empty_like(ids), np.empty_like(ids)
         kinds[~is_pair] = self._kind_of[self.index.groups(ids[~is_pair])]
         entities[~is_pair] = self.index.anchors(ids[~is_pair])
-        given_types = [anchor_type for _, anchor_type, _ in self._kinds]
-        if self.pairs is not None:
-            pair_ids = ids[is_pair] - len(self.index)
-            kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
-            entities[is_pair] = self.pairs.heads[pair_ids]
-            given_types += [lhs for lhs, _ in self.pairs.kinds]
+        pair_ids = ids[is_pair] - len(self.index)
+        kinds[is_pair] = len(self._kinds) + self.pairs.kind_of[pair_ids]
+        entities[is_pair] = self.pairs.heads[pair_ids]
+        given_types = [anchor_type for _, anchor_type, _ in self._kinds] + [
+            lhs for lhs, _ in self.pairs.kinds
+        ]
         order = np.argsort(kinds, kind="stable")
         for name, start, end in _runs([(name,) for name in given_types], kinds[order]):
             run = order[start:end]
@@ -317,24 +308,14 @@ class QueryBatches(EpochBatches):
             nodes[run[(nodes[run] < first) | (nodes[run] >= stop)]] = -1
         return kinds, nodes
 
-    def _with_pairs(
-        self, batch: QueryBatch, pairs: PairIndex, ids: Ids, kinds: Ids, heads: Ids
-    ) -> QueryBatch:
-        """Add pairs to a batch, which are sorted by their kinds."""
-        pair_ids = ids - len(self.index)
+    def _pair_fields(self, ids: Ids, kinds: Ids, heads: Ids) -> tuple[Any, ...]:
+        """Return the fields of a batch that describe its pairs, which are sorted by their kinds."""
+        pairs, pair_ids = self.pairs, ids - len(self.index)
         tails, times = (column[pair_ids].astype(np.int64) for column in (pairs.tails, pairs.times))
         runs = tuple(PairRun(*run) for run in _runs(pairs.kinds, kinds - len(self._kinds)))
         for run in runs:
             tails[run.start : run.end] = self.layout.node_ids(run.rhs)[tails[run.start : run.end]]
-        return replace(
-            batch,
-            pair_ids=pair_ids,
-            pair_heads=heads,
-            pair_tails=tails,
-            pair_times=times,
-            pair_runs=runs,
-            pair_weights=self._weights(pairs, pair_ids),
-        )
+        return pair_ids, heads, tails, times, runs, self._weights(pairs, pair_ids)
 
 
 def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:

@@ -101,56 +101,47 @@ class RangeNegatives:
     def __post_init__(self) -> None:
         bounds, num_ranges = self.ranges.bounds, self.ranges.num_ranges
         self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
-        self._number_of_type = {name: number for number, name in enumerate(bounds)}
         # Entry [part, range] of each type: first node id, and the one behind the last.
         self._firsts = {name: runs[:-1].reshape(-1, num_ranges) for name, runs in bounds.items()}
         self._ends = {name: runs[1:].reshape(-1, num_ranges) for name, runs in bounds.items()}
         # Sums of the weights of all nodes before each: a range of them is a range of weights.
-        self._sums = {
-            name: np.append(0, np.cumsum(weights)).astype(np.int64)
-            for name, weights in (self.weights or {}).items()
-        }
+        weights = (self.weights or {}).items()
+        self._sums = {name: np.append(0, np.cumsum(values)).astype(np.int64) for name, values in weights}
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
         ranges = batch.ranges[chunk]
         numbers = sorted(set(ranges)) if self.ranges.is_mixed else [ranges[self.side is Side.TAIL]]
         # Run [part, range]: the entities of a range on a machine.
-        firsts, ends = self._firsts[entity_type][:, numbers], self._ends[entity_type][:, numbers]
+        firsts, ends = (runs[entity_type][:, numbers].ravel() for runs in (self._firsts, self._ends))
         own_runs = slice(self.part * len(numbers), (self.part + 1) * len(numbers))
-        firsts, ends = firsts.ravel(), ends.ravel()
         # The type has no entity of these ranges here, or all of them: the local share is drawn globally.
         own_size = int((ends[own_runs] - firsts[own_runs]).sum())
         num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
         num_global = self._num_global + self._num_local - num_local
-        # The number of a single range, as it has always been.
+        # Of a single range its number.
         of_ranges = numbers[0] + sum((number + 1) * self.ranges.num_ranges for number in numbers[1:])
-        of_type = self._number_of_type[entity_type]
+        of_type = list(self.ranges.bounds).index(entity_type)
         key = (self.seed, batch.epoch, batch.index, self.part, chunk, of_type, of_ranges)
-        kinds = []
-        if num_global:
-            kinds.append(self._draw(entity_type, combine(_GLOBAL_KEY, *key), num_global, firsts, ends))
+        kinds = [self._draw(entity_type, combine(_GLOBAL_KEY, *key), num_global, firsts, ends)]
         if num_local:
             local_key = combine(_LOCAL_KEY, *key)
             kinds.append(self._draw(entity_type, local_key, num_local, firsts[own_runs], ends[own_runs]))
         if self._num_in_batch:
             present = present_entities(entity_type, batch, chunk, self.pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
-        return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
+        return np.concatenate(kinds)
 
     def _draw(self, entity_type: str, key: int, count: int, firsts: Ids, ends: Ids) -> Ids:
         """Draw node ids (count,) from the union of runs [firsts[i], ends[i])."""
         sums = self._sums.get(entity_type)
         # Runs of weights take the place of runs of nodes, where there are any.
-        by_weight = sums is not None and bool((sums[ends] > sums[firsts]).any())
-        low, high = firsts, ends
-        if sums is not None and by_weight:
-            low, high = sums[firsts], sums[ends]
+        if sums is not None and not (sums[ends] > sums[firsts]).any():
+            sums = None
+        low, high = (firsts, ends) if sums is None else (sums[firsts], sums[ends])
         passed = np.cumsum(high - low)
         drawn = below(key, count, int(passed[-1]))
         run = np.searchsorted(passed, drawn, side="right").astype(np.int64)
         places: Ids = (high[run] - (passed[run] - drawn)).astype(np.int64)
-        if sums is None or not by_weight:
-            return places
         # Node i owns the places [sums[i], sums[i + 1]); nodes of weight 0 own none.
-        return np.searchsorted(sums[1:], places, side="right").astype(np.int64)
+        return places if sums is None else np.searchsorted(sums[1:], places, side="right").astype(np.int64)

@@ -41,25 +41,21 @@ def window(batch: int, batch_size: int, num_triples: int) -> Ids:
     return np.arange(batch * batch_size, min((batch + 1) * batch_size, num_triples), dtype=np.int64)
 
 
-def permute(triple_ids: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
+def permute(triple_ids: Ids, num_triples: int, seed: int, epoch: int, forward: bool = True) -> Ids:
     """Return the position of each triple in the order of an epoch.
 
     A generalized Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with arbitrary
     finite domains", method 3) on [0, a·b) with a·b just above n; values outside [0, n) walk the cycle.
+    ``forward`` is False for the inverse.
     """
-    return _walk(triple_ids, num_triples, seed, epoch, forward=True)
+    result = np.array(triple_ids, dtype=np.int64)
+    walk_all(result, num_triples, *halves(num_triples), round_keys(seed, epoch), forward)
+    return result
 
 
 def inverse_permute(positions: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
     """Return the triple at each position of an epoch: the inverse of :func:`permute`."""
-    return _walk(positions, num_triples, seed, epoch, forward=False)
-
-
-def _walk(values: Ids, num: int, seed: int, epoch: int, forward: bool) -> Ids:
-    """Encrypt (or decrypt) until every value lies in [0, num)."""
-    result = np.array(values, dtype=np.int64)
-    walk_all(result, num, *halves(num), round_keys(seed, epoch), forward)
-    return result
+    return permute(positions, num_triples, seed, epoch, forward=False)
 
 
 def halves(num: int) -> tuple[int, int]:
@@ -79,7 +75,6 @@ def round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
 # Domain separation: the streams of the sets and of the held-out triples share the seed, not the key.
 _SET_KEY = 0x5E75
 _HELD_OUT_KEY = 0x4E1D
-_FIXED = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +100,11 @@ class TripleOrder:
     held_out : float
         Share of each set that is never trained, below 1; at least one triple if it is above 0.
 
+    Attributes
+    ----------
+    num_held_out : (num_sets,) int64
+        Triples of each set that are never trained.
+
     Examples
     --------
     >>> order = TripleOrder([EdgeSet("a", range(0, 10)), EdgeSet("b", range(10, 15))], seed=1, held_out=0.2)
@@ -118,11 +118,10 @@ class TripleOrder:
     """
 
     def __init__(self, sets: Sequence[EdgeSet], seed: int, held_out: float = 0.0) -> None:
-        self.sets = list(sets)
-        self._seed = seed
+        self.sets, self._seed = list(sets), seed
         sizes = np.array([len(edge_set.triple_ids) for edge_set in sets], np.int64)
-        self._held = np.minimum(np.ceil(sizes * held_out).astype(np.int64), sizes)
-        self._bounds = np.concatenate([[0], np.cumsum(sizes - self._held)])
+        self.num_held_out = np.minimum(np.ceil(sizes * held_out).astype(np.int64), sizes)
+        self._bounds = np.append(0, np.cumsum(sizes - self.num_held_out))
 
     @property
     def num_positions(self) -> int:
@@ -143,42 +142,38 @@ class TripleOrder:
             # The first set has the seed itself: a single one is walked as it was before there were several.
             seed = self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
             places = inverse_permute(positions[here] - first, end - first, seed, epoch)
-            if self._held[number]:
-                places = self._scattered(number, places + self._held[number])
+            if self.num_held_out[number]:
+                places = self._scattered(number, places + self.num_held_out[number])
             triples[here] = self.sets[number].at(places)
         return triples
 
     def held_out(self, number: int, chunk: int = 0, num_chunks: int = 1) -> Ids:
         """Return the triples of a set that are never trained; those of one of its chunks."""
-        held = int(self._held[number])
+        held = int(self.num_held_out[number])
         places = np.arange(held * chunk // num_chunks, held * (chunk + 1) // num_chunks, dtype=np.int64)
         return self.sets[number].at(self._scattered(number, places))
 
     def made_of(self) -> tuple[Any, ...]:
         """Return what the trained triples of a data set depend on, as JSON gives it back."""
-        seed = self._seed if self._held.any() else None
-        sets = zip(self.sets, self._held.tolist())
+        seed = self._seed if self.num_held_out.any() else None
+        sets = zip(self.sets, self.num_held_out.tolist())
         return seed, *([edge_set.name, len(edge_set.triple_ids), held] for edge_set, held in sets)
-
-    def num_held_out(self, number: int) -> int:
-        """Return the number of triples of a set that are never trained."""
-        return int(self._held[number])
 
     def is_trained(self, number: int, places: Ids) -> Mask:
         """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
         positions = permute(places, *self._held_out_order(number))
-        return positions >= self._held[number]
+        return positions >= self.num_held_out[number]
 
     def _scattered(self, number: int, places: Ids) -> Ids:
         """Return places in a set; the first of these are held out, in every epoch and on every machine."""
         return inverse_permute(places, *self._held_out_order(number))
 
     def _held_out_order(self, number: int) -> tuple[int, int, int]:
-        """Return size, key and epoch of the permutation that begins with the held-out triples of a set."""
+        """Return size, key and epoch 0 of the permutation that begins with the held-out triples of a set."""
         edge_set = self.sets[number]
         # By name: a set has the same triples held out wherever it stands in the list.
         key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(edge_set.name.encode())))
-        return len(edge_set.triple_ids), key, _FIXED
+        return len(edge_set.triple_ids), key, 0
 
 
 def _as_seed(key: int) -> int:
@@ -209,11 +204,10 @@ def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: 
     [(0, 5), (5, 10), (10, 10), (10, 10)]
     """
     passes: list[Pass] = []
-    done = 0
     for number, (first, end) in enumerate(ranges):
         for chunk in range(num_chunks):
             position = first + (end - first) * (chunk + 1) // num_chunks
+            done = passes[-1].end_batch if passes else 0
             # Rounded up: a pass ends with the batch that has its last triple.
-            passes.append(Pass(number, chunk, done, -(-position // batch_size)))
-            done = passes[-1].end_batch
+            passes.append(Pass(number, chunk, done, num_batches(position, batch_size)))
     return passes

@@ -376,7 +376,8 @@ def test_pairs_and_id_maps(tmp_path):
 
 def types_of(folder, content: bytes | None, names: str, integer_ids: bool = False):
     path = None if content is None else write_map(folder / "types.tsv", content)
-    types, type_of = types_of_entities(path, names.split(), integer_ids)
+    options = Options(entity_types=path, integer_ids=integer_ids)
+    types, type_of = types_of_entities(options, names.split())
     return types, type_of.tolist()
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
+from dglkge.partition import ingest
 from dglkge.partition.entity_types import type_names
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options, ReadingOptions, parse_prefixes
-from dglkge.partition.readers import rdf
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
 from tests.partition_tools.conftest import named_triples, names, read
 
@@ -59,7 +59,7 @@ def write(path, text):
 
 def test_formats_by_name_content_and_option(tmp_path, monkeypatch):
     """In chunks of two triples."""
-    monkeypatch.setattr(rdf, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(ingest, "CHUNK_ROWS", 2)
     for name, text, line, expected in (
         ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
         ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),

@@ -158,7 +158,7 @@ def test_each_place_of_the_cumulative_sum_is_one_number(weights: list[int], key:
     copies = [number for number, weight in enumerate(weights) for _ in range(weight)]
     places = negatives.below(key, 50, len(copies))
     expected = [copies[place] for place in places]
-    assert negatives.WeightedDraw(np.array(weights)).draw(key, 50).tolist() == expected
+    assert negatives.draw(key, 50, len(weights), np.cumsum(weights)).tolist() == expected
 
 
 def test_global_negatives_do_not_depend_on_the_partitioning_and_local_ones_stay_local() -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from dglkge.data.dataset_files import TRAIN, TRIPLE_IDS, Field, load_json, part_folder
 from dglkge.errors import InputError
-from dglkge.partition.ingest import Reading, Watch
-from dglkge.partition.options import FORMATS, Format, Options, format_by_content, format_by_name
+from dglkge.partition.ingest import Arrays, Reading, Watch
+from dglkge.partition.options import FORMATS, Files, Options, format_by_content, format_by_name
 from dglkge.partition.readers.graphml import NO_RELATION
 from dglkge.partition.readers.id_folders import IdFolder
 from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
@@ -38,10 +38,8 @@ Edges = Mapping[tuple[str, str, str], np.ndarray]
 def numbered_graph(graph: Any, options: Options, place: str) -> Numbered:
     """Return the edges of a ``DGLGraph``; ``place`` is its name in messages."""
     counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
-    edges = {
-        edge_type: np.stack([as_array(ends) for ends in graph.edges(etype=edge_type, order="eid")])
-        for edge_type in graph.canonical_etypes
-    }
+    kinds = graph.canonical_etypes
+    edges = {kind: np.stack([*map(as_array, graph.edges(etype=kind, order="eid"))]) for kind in kinds}
     return _numbered(edges, counts, graph.edata if len(edges) == 1 else {}, options, place)
 
 
@@ -63,16 +61,12 @@ def _numbered(
     else:
         relations, names = as_array(edge_data[field]), None
         if relations.ndim != 1 or relations.dtype.kind not in "iu":
-            raise InputError(
-                f"{place}: the edge data {field!r} is {relations.dtype} of shape {relations.shape}, expected "
-                "an integer for each edge, its relation"
-            )
+            form = f"{relations.dtype} of shape {relations.shape}"
+            raise InputError(f"{place}: the edge data {field!r} is {form}, expected an integer for each edge")
     return Numbered(np.stack([heads, relations, tails], axis=1), numbers(next(iter(counts.values()))), names)
 
 
-def read_graphs(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: Options, watch: Watch
-) -> Reading:
+def read_graphs(files: Files, options: Options, watch: Watch) -> Reading:
     """Read files that ``dgl.save_graphs`` wrote, each with one graph."""
     import dgl  # takes seconds
 
@@ -120,10 +114,8 @@ def find_dgl(folder: Path) -> IdFolder | None:
         raise InputError(f"{folder} has several graphs of DGL: {', '.join(path.name for path in paths)}")
     if (folder / part_folder(0) / TRIPLE_IDS).is_file():
         raise InputError(f"{folder} has the partitions of the data set {folder.parent}: give that")
-    files = {TRAIN: paths[0]}
-    return IdFolder(
-        "a partitioned graph of DGL", files, lambda watch, options: _read(paths[0], watch, options)
-    )
+    layout, files = "a partitioned graph of DGL", {TRAIN: paths[0]}
+    return IdFolder(layout, files, lambda watch, options: _read(paths[0], watch, options))
 
 
 def _is_description(path: Path) -> bool:
@@ -137,52 +129,37 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
     """Read a partitioned graph, one partition after the other."""
     description = load_json(config)
     with _dgl_errors(config, "is no description of DGL partitions"):
-        lengths = {
-            node_type: np.array([end - start for start, end in ranges])
-            for node_type, ranges in description[Field.NODE_MAP].items()
-        }
-        files = [description[Field.part_files(part)] for part in range(description[Field.NUM_PARTS])]
-        graphs = [config.parent / entry["part_graph"] for entry in files]
+        lengths = {name: np.diff(ranges)[:, 0] for name, ranges in description[Field.NODE_MAP].items()}
+        fields = [description[Field.part_files(part)] for part in range(description[Field.NUM_PARTS])]
+        graphs = [config.parent / files["part_graph"] for files in fields]
     for node_type, counts in lengths.items():
         if (counts < 1).any():
-            raise InputError(
-                f"{config}: partition {int(counts.argmin())} has no node of the type {node_type!r}; every "
-                "partition of a data set needs one of each type"
-            )
-    original = _original_ids(config, graphs, lengths)
-    has_names = original is not None
-    original = original or {name: np.arange(counts.sum()) for name, counts in lengths.items()}
+            fault = f"partition {int(counts.argmin())} has no node of the type {node_type!r}"
+            raise InputError(f"{config}: {fault}; every partition of a data set needs one of each type")
+    known = _original_ids(config, graphs, lengths)
+    original = known or {name: np.arange(counts.sum()) for name, counts in lengths.items()}
     edges, edge_data = _edges(config, graphs, original)
     num_nodes = {name: len(ids) for name, ids in original.items()}
     reading = joined({TRAIN: _numbered(edges, num_nodes, edge_data, options, str(config))})
     # Entities are counted type after type, as by type_ranges.
-    parts = []
-    for name in sorted(lengths):
-        type_parts = np.empty(len(original[name]), np.int64)
-        type_parts[original[name]] = np.repeat(np.arange(len(files)), lengths[name])
-        parts.append(type_parts)
-    reading.parts = np.concatenate(parts)
+    owners = {name: np.repeat(np.arange(len(graphs)), counts) for name, counts in lengths.items()}
+    reading.parts = np.concatenate([owners[name][np.argsort(original[name])] for name in sorted(owners)])
     reading.part_method = str(description[Field.PART_METHOD])
-    reading.notes = [
-        f"its {len(files)} partitions are kept",
-        f"entities are called by their original ids, as {ORIGINAL_IDS} or the node data {ORIGINAL_ID_FIELD} "
-        "has them"
-        if has_names
-        else "entities are called by the ids that DGL gave them when it partitioned: neither "
-        f"{ORIGINAL_IDS} nor node data {ORIGINAL_ID_FIELD} has the original ones",
-    ]
+    ids = "their original ids, as {} or the node data {} has them"
+    if known is None:
+        ids = "the ids that DGL gave them: neither {} nor node data {} has the original ones"
+    called = ids.format(ORIGINAL_IDS, ORIGINAL_ID_FIELD)
+    reading.notes = [f"its {len(graphs)} partitions are kept", f"entities are called by {called}"]
     watch(config)(config.stat().st_size)
     return reading
 
 
-def _original_ids(
-    config: Path, graphs: Sequence[Path], lengths: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray] | None:
+def _original_ids(config: Path, graphs: Sequence[Path], lengths: Arrays) -> Arrays | None:
     """Return the original id of each node of each type, by DGL's id in the type; None if they are unknown."""
     import dgl.data.utils
     import dgl.distributed.partition
 
-    blocks_by_type: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
+    blocks: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in lengths}
     for part, graph in enumerate(graphs):
         path = graph.with_name(ORIGINAL_IDS)
         with _dgl_errors(path if path.exists() else config, "cannot be read"):
@@ -191,26 +168,20 @@ def _original_ids(
             else:
                 data, _ = dgl.distributed.partition.load_partition_feats(str(config), part, load_edges=False)
                 ids = {name: data.get(f"{name}/{ORIGINAL_ID_FIELD}") for name in lengths}
-        for name, blocks in blocks_by_type.items():
-            if ids.get(name) is not None:
-                blocks.append(as_array(ids[name]))
-    if not any(blocks_by_type.values()):
+        for name, type_blocks in blocks.items():
+            type_blocks += [] if ids.get(name) is None else [as_array(ids[name])]
+    original = {name: np.concatenate(type_blocks) for name, type_blocks in blocks.items()}
+    if not any(map(len, original.values())):
         return None
-    original = {
-        name: np.concatenate([np.zeros(0, np.int64), *blocks]) for name, blocks in blocks_by_type.items()
-    }
     for name, ids in original.items():
-        if not np.array_equal(np.sort(ids), np.arange(lengths[name].sum())):
-            raise InputError(
-                f"{config}: the original ids of {name!r} are {len(ids)} numbers, expected each of 0 to "
-                f"{lengths[name].sum() - 1} once"
-            )
+        num = lengths[name].sum()
+        if not np.array_equal(np.sort(ids), np.arange(num)):
+            expected = f"expected each of 0 to {num - 1} once"
+            raise InputError(f"{config}: the original ids of {name!r} are {len(ids)} numbers, {expected}")
     return original
 
 
-def _edges(
-    config: Path, graphs: Sequence[Path], original: Mapping[str, np.ndarray]
-) -> tuple[Edges, Mapping[str, np.ndarray]]:
+def _edges(config: Path, graphs: Sequence[Path], original: Arrays) -> tuple[Edges, Arrays]:
     """Return the edges of each type as original ids, and the data of a graph's only edge type."""
     import dgl
     import dgl.distributed.partition
@@ -225,19 +196,16 @@ def _edges(
             inner = inner[graph.edata[dgl.EID][inner].argsort()]
             nodes = graph.ndata[dgl.NID]
             # The numbers in their type of heads and tails.
-            heads, tails = (
-                as_array(book.map_to_per_ntype(nodes[ends[inner]])[1]) for ends in graph.edges(order="eid")
-            )
+            ends = [nodes[some[inner]] for some in graph.edges(order="eid")]
+            heads, tails = (as_array(book.map_to_per_ntype(some)[1]) for some in ends)
             type_of = as_array(book.map_to_per_etype(graph.edata[dgl.EID][inner])[0])
             for number, edge_type in enumerate(book.canonical_etypes):
                 mine = type_of == number
-                ends = original[edge_type[0]][heads[mine]], original[edge_type[2]][tails[mine]]
-                edges.setdefault(edge_type, []).append(np.stack(ends))
+                pair = original[edge_type[0]][heads[mine]], original[edge_type[2]][tails[mine]]
+                edges.setdefault(edge_type, []).append(np.stack(pair))
             if len(book.canonical_etypes) == 1:
                 _, data = dgl.distributed.partition.load_partition_feats(str(config), part, load_nodes=False)
                 for name, values in data.items():
                     edge_data.setdefault(name.rpartition("/")[2], []).append(as_array(values))
-    return (
-        {edge_type: np.concatenate(blocks, axis=1) for edge_type, blocks in edges.items()},
-        {name: np.concatenate(blocks) for name, blocks in edge_data.items()},
-    )
+    merged = {edge_type: np.concatenate(blocks, axis=1) for edge_type, blocks in edges.items()}
+    return merged, {name: np.concatenate(blocks) for name, blocks in edge_data.items()}

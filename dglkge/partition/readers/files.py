@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
@@ -15,23 +17,10 @@ from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, Watch, available_cores, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.options import (
-    DGL,
-    FOLDER,
-    FORMATS,
-    GRAPHML,
-    RDF,
-    TABLE,
-    Format,
-    Options,
-    ReadingOptions,
-    find_format,
-    format_by_name,
-)
+from dglkge.partition.options import FORMATS, Format, Options, ReadingOptions, find_format, format_by_name
 from dglkge.partition.readers import id_folders
 from dglkge.partition.readers.dgl_graph import find_dgl, read_graphs
 from dglkge.partition.readers.graphml import read_graphml
-from dglkge.partition.readers.id_folders import IdFolder
 from dglkge.partition.readers.numbered import find_ogb
 from dglkge.partition.readers.rdf import read_rdf
 from dglkge.partition.report import reading_progress, show_line
@@ -48,9 +37,9 @@ _FOLDERS = {
     "dgl": find_dgl,
 }
 _FAMILIES_OF = {
-    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", (RDF,))),
-    "relation_attribute": ("GraphML and graphs of DGL", (GRAPHML, DGL)),
-    "name_attribute": ("GraphML", (GRAPHML,)),
+    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", ("rdf",))),
+    "relation_attribute": ("GraphML and graphs of DGL", ("graphml", "dgl")),
+    "name_attribute": ("GraphML", ("graphml",)),
 }
 """Families of formats that a reading option is for; the other options are for all."""
 
@@ -68,7 +57,7 @@ class Source:
 
     files: dict[str, list[tuple[Path, Format]]]
     how: str
-    folder: IdFolder | None = None
+    folder: id_folders.IdFolder | None = None
 
     @property
     def family(self) -> str:
@@ -78,32 +67,25 @@ class Source:
     @property
     def paths(self) -> list[Path]:
         """All files."""
-        return [path for files in self.files.values() for path, _ in files]
+        return [path for path, _ in chain(*self.files.values())]
 
     @property
     def title(self) -> str:
         """The format for people: ``N-Triples, gzip``."""
         if self.folder is not None:
             return self.folder.layout
-        titles = []
-        for files in self.files.values():
-            for path, kind in files:
-                packing = {"gzip": ", gzip", "bz2": ", bzip2"}.get(compression(path) or "", "")
-                titles.append(kind.title + packing)
-        return " and ".join(dict.fromkeys(titles))
+        packing, files = {None: "", "gzip": ", gzip", "bz2": ", bzip2"}, chain(*self.files.values())
+        return " and ".join(dict.fromkeys(kind.title + packing[compression(path)] for path, kind in files))
 
     @property
     def line(self) -> str:
         """One line for people: the files, their format and how it was found."""
-        names = [path.name for path in self.paths]
-        if self.folder is not None:
-            # Files of one name may lie in a folder for each split.
-            place = os.path.commonpath([path.parent for path in self.paths])
-            names = [os.path.relpath(path, place) for path in self.paths]
+        # In a folder, files of one name may lie in a folder for each split.
+        place = os.path.commonpath([path.parent for path in self.paths])
+        names = [os.path.relpath(path, place) if self.folder else path.name for path in self.paths]
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        if self.folder is not None:
-            some = f"{place} ({some})"
-        how = {"format": "as --format says"}.get(self.how, f"by {self.how}")
+        some = f"{place} ({some})" if self.folder else some
+        how = "as --format says" if self.how == "format" else f"by {self.how}"
         return f"input: {some}: {self.title} ({how})"
 
 
@@ -113,15 +95,14 @@ def split_of(path: Path) -> str | None:
     return WORDS.get(re.split(r"[-_.]", bare_path(path).stem.lower())[-1])
 
 
-def one_each(files: list[Path], place: str) -> dict[str, Path]:
+def one_each(files: Sequence[Path], place: str) -> dict[str, Path]:
     """Return the file of each split, by their names; two of one split are an InputError."""
     by_split: dict[str, Path] = {}
     for path in files:
         split = split_of(path)
         if split in by_split:
-            raise InputError(
-                f"{place}: the {split} split is ambiguous: {by_split[split].name} and {path.name}; give files"
-            )
+            both = f"{by_split[split].name} and {path.name}"
+            raise InputError(f"{place}: the {split} split is ambiguous: {both}; give files")
         if split:
             by_split[split] = path
     return {split: by_split[split] for split in SPLITS if split in by_split}
@@ -145,9 +126,9 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
     source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=isinstance(options.split, tuple))
-    families = {format_.family: path for files in source.files.values() for path, format_ in files}
+    families = {kind.family: f"{path.name} ({kind.title})" for path, kind in chain(*source.files.values())}
     if len(families) > 1:
-        some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
+        some = ", ".join(families.values())
         raise InputError(f"these files do not go together: {some}; give files of one kind, or --format")
     # Options that the format has no use for.
     for name, (noun, allowed) in sorted(_FAMILIES_OF.items()):
@@ -155,46 +136,43 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
         if is_given and source.family not in allowed:
             option = _ARGUMENTS.get(name, name).replace("_", "-")
             raise InputError(f"--{option} is for {noun}, and the input is {source.title}")
-    if source.family != TABLE:
-        if options.columns != Columns():
-            raise InputError(f"--columns is for tables, and the input is {source.title}")
-        if options.integer_ids:
-            options_of_ids = "--ids integers, --entity-map and --relation-map"
-            raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
+    if source.family != "table" and options.columns != Columns():
+        raise InputError(f"--columns is for tables, and the input is {source.title}")
+    if source.family != "table" and options.integer_ids:
+        options_of_ids = "--ids integers, --entity-map and --relation-map"
+        raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
     return source
 
 
 def _id_folder(inputs: Sequence[Path], kind: Format | None) -> Source | None:
     """Return the folder of another project, or PyKEEN's folders, if they are one."""
-    if not all(path.is_dir() for path in inputs):
-        if kind is not None and kind.family == FOLDER:
-            raise InputError(f"--format {kind.name} is for a folder, got the file {inputs[0]}")
-        return None
-    for name in _FOLDERS if kind is None else [kind.name]:
+    are_folders = all(path.is_dir() for path in inputs)
+    # A table called train is read as such; DGL-KE's own is one.
+    is_table = kind is None and len(inputs) == 1 and are_folders and _has_train_table(inputs[0])
+    names = ["dglke"] if is_table else [name for name in _FOLDERS if kind in (None, FORMATS[name])]
+    for name in names if are_folders else ():
         folder = None
-        if len(inputs) == 1 and name in _FOLDERS:
-            # A table called train is read, as it always was; DGL-KE's own is one.
-            if kind is None and name != "dglke" and _has_train_table(inputs[0]):
-                continue
+        if len(inputs) == 1:
             folder = _FOLDERS[name](inputs[0])
         elif name == "pykeen" and all((path / id_folders.PYKEEN_TRIPLES).is_file() for path in inputs):
             if len(inputs) > len(SPLITS):
                 raise InputError(f"--input takes up to three folders of PyKEEN, got {len(inputs)}")
-            is_named = all(map(split_of, inputs))
-            folder = id_folders.pykeen_folder(
-                one_each(list(inputs), "the folders given") if is_named else dict(zip(SPLITS, inputs))
-            )
+            is_named, place = all(map(split_of, inputs)), "the folders given"
+            by_split = one_each(inputs, place) if is_named else dict(zip(SPLITS, inputs))
+            folder = id_folders.pykeen_folder(by_split)
         if folder is not None:
             files = {split: [(path, FORMATS[name])] for split, path in folder.files.items()}
             return Source(files, "files" if kind is None else "format", folder)
-    if kind is not None and kind.family == FOLDER:
-        raise InputError(f"{inputs[0]}: its files are not those of {kind.title} (--format {kind.name})")
+    if kind is not None and kind.family == "folder":
+        if are_folders:
+            raise InputError(f"{inputs[0]}: its files are not those of {kind.title} (--format {kind.name})")
+        raise InputError(f"--format {kind.name} is for a folder, got the file {inputs[0]}")
     return None
 
 
 def _has_train_table(folder: Path) -> bool:
-    kinds = [format_by_name(path) for path in folder.iterdir() if split_of(path) == TRAIN and path.is_file()]
-    return any(kind is not None and kind.family == TABLE for kind in kinds)
+    files = [path for path in folder.iterdir() if split_of(path) == TRAIN and path.is_file()]
+    return any(kind.family == "table" for kind in map(format_by_name, files) if kind)
 
 
 def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> Source:
@@ -202,11 +180,8 @@ def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> So
     files = list(inputs)
     if len(inputs) == 1 and inputs[0].is_dir():
         files = _in_folder(inputs[0], kind, is_one_set)
-    folder = next((path for path in files if path.is_dir()), None)
-    if folder is not None:
-        raise InputError(
-            f"--input takes one folder or up to three files; got the folder {folder} among others"
-        )
+    if folder := next(filter(Path.is_dir, files), None):
+        raise InputError(f"--input takes one folder or up to three files; got the folder {folder} among them")
     words = [split_of(path) for path in files]
     if (is_one_set and not any(words)) or len(files) == 1:
         by_split = {TRAIN: files}
@@ -227,21 +202,18 @@ def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> So
 def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path]:
     """Return the files of a folder named train, valid and test, or all those of RDF or GraphML."""
     formats = {path: format_by_name(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    known = {path: format_ for path, format_ in formats.items() if format_ is not None}
-    # Tables first: the folders that were always read are read as before.
-    for family in (TABLE, RDF, GRAPHML):
-        mine = [
-            path for path, format_ in known.items() if format_.family == family and kind in (None, format_)
-        ]
+    # Tables first: a folder of tables may have other files as well.
+    for family in ("table", "rdf", "graphml"):
+        mine = [path for path, entry in formats.items() if entry and entry.family == family]
+        mine = [path for path in mine if kind in (None, formats[path])]
         named = [path for path in mine if split_of(path)]
         if TRAIN in map(split_of, named):
             return list(one_each(named, str(folder)).values())
-        if mine and family != TABLE and not named:
+        if mine and family != "table" and not named:
             if not is_one_set and len(mine) > 1:
-                raise InputError(
-                    f"{folder} has {len(mine)} files of {known[mine[0]].title}, none called train; "
-                    "--split 0.9 takes them as one set of triples"
-                )
+                count = f"{len(mine)} files of {find_format(mine[0])[0].title}"
+                advice = "--split 0.9 takes them as one set of triples"
+                raise InputError(f"{folder} has {count}, none called train; {advice}")
             return mine
     kinds = sorted({suffix for format_ in FORMATS.values() for suffix in format_.extensions})
     raise InputError(
@@ -261,15 +233,15 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     source = find_input(inputs, options)
     show_line(options.progress, source.line)
     with reading_progress(source.paths, options.progress) as watch:
-        if source.family == TABLE:
+        if source.family == "table":
             reading = _read_tables(source, temporary, options, delimiter, watch)
         elif delimiter is not None:
             raise InputError(f"--delimiter is for tables, and the input is {source.title}")
         elif source.folder is not None:
             reading = source.folder.read(watch, options)
-        elif source.family == DGL:
+        elif source.family == "dgl":
             reading = read_graphs(source.files, options, watch)
-        elif source.family == GRAPHML:
+        elif source.family == "graphml":
             reading = read_graphml(source.files, options.reading, watch)
         else:
             reading = read_rdf(source.files, options.reading, watch, temporary)
@@ -288,12 +260,9 @@ def _read_tables(
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
     rules = None if maps is None else maps.rules
+    table = partial(TripleFile, columns=columns, delimiter=delimiter, rules=rules, read_bytes=read_bytes)
     files = {
-        split: [
-            TripleFile(path, columns, delimiter, rules, kind=kind.name, read_bytes=read_bytes)
-            for path, kind in split_files
-        ]
-        for split, split_files in source.files.items()
+        split: [table(path, kind=kind.name) for path, kind in paths] for split, paths in source.files.items()
     }
 
     def place(split: str, row: int) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
 from dglkge.data.text_format import open_stream, read_errors
 from dglkge.errors import InputError
-from dglkge.partition.ingest import CHUNK_ROWS, Reading, Watch, ingest, name_chunk, renamed
-from dglkge.partition.options import Format, ReadingOptions
+from dglkge.partition.ingest import Reading, Watch, ingest, name_chunks, renamed
+from dglkge.partition.options import Files, Format, ReadingOptions
 
 RELATION_ATTRIBUTES = ("relation", "predicate", "label", "labelE", "type")
 """Attributes of edges that are taken as the relation; the first one that the file declares."""
@@ -28,12 +27,11 @@ _NEEDED = {"key": ("id",), "data": ("key",), "node": ("id",), "edge": ("source",
 _TEXTS = ("data", "default")
 
 
-def read_graphml(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch
-) -> Reading:
+def read_graphml(files: Files, options: ReadingOptions, watch: Watch) -> Reading:
     """Read GraphML files; the same node in two files has the same id."""
     counts = _Counts()
-    triples = ingest({split: _split_chunks(paths, options, watch, counts) for split, paths in files.items()})
+    rows = {split: _rows(paths, options, watch, counts) for split, paths in files.items()}
+    triples = ingest({split: name_chunks(split_rows) for split, split_rows in rows.items()})
     entities = list(triples.entities)
     if options.name_attribute is not None:
         entities = [counts.names.get(node, node) for node in entities]
@@ -62,22 +60,17 @@ class _Counts:
     names: dict[str, str] = field(default_factory=dict)
 
 
-def _split_chunks(
+def _rows(
     files: Sequence[tuple[Path, Format]], options: ReadingOptions, watch: Watch, counts: _Counts
-) -> Iterator[Mapping[str, Any]]:
+) -> Iterator[tuple[str, str, str]]:
     for path, _ in files:
-        before = counts.edges
-        parser = _Parser(path, options, counts)
-        on_bytes = watch(path)
+        before, parser, on_bytes, is_last = counts.edges, _Parser(path, options, counts), watch(path), False
         with read_errors(path), open_stream(path) as (raw, stream):
-            while block := stream.read(_BLOCK_BYTES):
-                parser.feed(block, is_last=False)
+            while not is_last:
+                block = stream.read(_BLOCK_BYTES)
+                is_last = not block
+                yield from parser.rows_of(block, is_last)
                 on_bytes(raw.tell())
-                if len(parser.rows[0]) >= CHUNK_ROWS:
-                    yield parser.take()
-            parser.feed(b"", is_last=True)
-        if parser.rows[0]:
-            yield parser.take()
         if counts.edges == before:
             raise InputError(f"{path}: the file is empty: it has no edges")
 
@@ -86,10 +79,8 @@ class _Parser:
     """Turns XML events into rows of head, relation and tail."""
 
     def __init__(self, path: Path, options: ReadingOptions, counts: _Counts) -> None:
-        self.rows: tuple[list[str], list[str], list[str]] = ([], [], [])
-        self._path = path
-        self._options = options
-        self._counts = counts
+        self._path, self._options, self._counts = path, options, counts
+        self._rows: list[tuple[str, str, str]] = []
         # Id and default of each declared attribute, of nodes and of edges.
         self._keys: dict[str, dict[str, tuple[str, str | None]]] = {"node": {}, "edge": {}}
         self._declared: str | None = None
@@ -97,26 +88,18 @@ class _Parser:
         self._open: list[Element] = []
         self._xml = expat.ParserCreate()
         self._xml.buffer_text = True
-        self._xml.StartElementHandler = self._start
-        self._xml.EndElementHandler = self._end
+        self._xml.StartElementHandler, self._xml.EndElementHandler = self._start, self._end
         self._xml.CharacterDataHandler = self._characters
 
-    def feed(self, block: bytes, is_last: bool) -> None:
-        """Parse the next bytes."""
+    def rows_of(self, block: bytes, is_last: bool) -> list[tuple[str, str, str]]:
+        """Parse the next bytes, and return the rows that they complete."""
+        self._rows = []
         try:
             self._xml.Parse(block, is_last)
         except expat.ExpatError as error:
-            reason = expat.errors.messages[error.code]
-            raise InputError(
-                f"{self._path}:{error.lineno}: column {error.offset + 1}: {reason} (read as GraphML)"
-            ) from error
-
-    def take(self) -> Mapping[str, Any]:
-        """Return the rows so far as a chunk."""
-        chunk = name_chunk(self.rows)
-        for column in self.rows:
-            column.clear()
-        return chunk
+            place = f"{self._path}:{error.lineno}: column {error.offset + 1}"
+            raise InputError(f"{place}: {expat.errors.messages[error.code]} (read as GraphML)") from error
+        return self._rows
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         tag = name.rpartition(":")[2]
@@ -155,53 +138,34 @@ class _Parser:
 
     def _node(self, node: str, values: dict[str, str]) -> None:
         self._counts.nodes += 1
-        if self._options.types_from is not None:
-            type_ = self._value("node", self._options.types_from, values)
-            if type_:
-                self._add(node, TYPE_RELATION, type_)
+        if type_ := self._value("node", self._options.types_from, values):
+            self._rows.append((node, TYPE_RELATION, type_))
         if self._options.name_attribute is not None:
-            name = self._value("node", self._options.name_attribute, values)
             self._require("node", self._options.name_attribute)
-            if name:
-                self._counts.names[node] = name
+        if name := self._value("node", self._options.name_attribute, values):
+            self._counts.names[node] = name
 
     def _edge(self, attributes: dict[str, str], values: dict[str, str]) -> None:
         self._counts.edges += 1
-        directed = attributes.get("directed")
-        if directed is None:
-            directed = "false" if self._open[-1].get("edgedefault") == "undirected" else "true"
-        self._counts.undirected += directed != "true"
+        by_default = "false" if self._open[-1].get("edgedefault") == "undirected" else "true"
+        self._counts.undirected += attributes.get("directed", by_default) != "true"
         source, target = attributes["source"], attributes["target"]
-        name = self._relation_attribute()
+        name = self._options.relation_attribute or self._declared
+        self._counts.relation = name or self._counts.relation
         if name is None:
             relation: str | None = NO_RELATION
         elif name == "id" and name not in self._keys["edge"]:
             # NetworkX writes the key of a multigraph's edge as its id.
             relation = attributes.get("id")
         else:
+            self._require("edge", name)
             relation = self._value("edge", name, values)
         if not relation:
-            raise self._error(
-                f"the edge from {source!r} to {target!r} has no {name!r}, which is its relation"
-            )
-        self._add(source, relation, target)
+            raise self._error(f"the edge from {source!r} to {target!r} has no {name!r}, its relation")
+        self._rows.append((source, relation, target))
 
-    def _add(self, *row: str) -> None:
-        for column, value in zip(self.rows, row):
-            column.append(value)
-
-    def _relation_attribute(self) -> str | None:
-        """Return the attribute that is the relation, None if the file has none."""
-        attribute = self._options.relation_attribute
-        if attribute is None:
-            attribute = self._declared
-        elif attribute != "id":
-            self._require("edge", attribute)
-        self._counts.relation = attribute or self._counts.relation
-        return attribute
-
-    def _value(self, domain: str, name: str, values: dict[str, str]) -> str | None:
-        id_, default = self._keys[domain].get(name, ("", None))
+    def _value(self, domain: str, name: str | None, values: dict[str, str]) -> str | None:
+        id_, default = self._keys[domain].get(name or "", ("", None))
         return values.get(id_, default)
 
     def _require(self, domain: str, name: str) -> None:

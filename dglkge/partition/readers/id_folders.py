@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, TextFormat, numbered_lines, text_format
 from dglkge.data.triples import TripleFile
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import IdMaps, IdTriples, Reading, Watch, ingest, table_chunks
 from dglkge.partition.options import Options
 
 PYKEEN_TRIPLES = "numeric_triples.tsv.gz"
-_PYKEEN_FOLDERS = {"training": TRAIN, "validation": VALID, "testing": TEST}
 _HTR = Columns(("head", "tail", "relation"))
 
 
@@ -34,7 +32,7 @@ def find_pykeen(folder: Path) -> IdFolder | None:
     """Return PyKEEN's triples factory in a folder, or the factories of a data set, or None."""
     if (folder / PYKEEN_TRIPLES).is_file():
         return pykeen_folder({TRAIN: folder})
-    folders = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
+    folders = {split: folder / name for split, name in zip(SPLITS, ("training", "validation", "testing"))}
     folders = {split: path for split, path in folders.items() if (path / PYKEEN_TRIPLES).is_file()}
     return pykeen_folder(folders) if TRAIN in folders else None
 
@@ -64,7 +62,7 @@ def find_dglke(folder: Path) -> IdFolder | None:
         return None
     if _has(folder, "entities.dict", "relations.dict"):
         return IdFolder("DGL-KE's files", files, lambda watch, _: _read_dicts(folder, files, watch))
-    if _has(folder, "entity2id.txt", "relation2id.txt") and _all_integers(_first_line(files[TRAIN])):
+    if _has(folder, "entity2id.txt", "relation2id.txt") and _are_ids(_first_line(files[TRAIN])):
         layout = "DGL-KE's files of Freebase (head, tail, relation)"
         return IdFolder(layout, files, lambda watch, _: _read_openke(folder, files, watch, False))
     return None
@@ -117,10 +115,8 @@ def read_id_maps(options: Options) -> IdMaps | None:
     """Return the maps that the options name; None if the triples are of names."""
     if not options.integer_ids:
         return None
-    return IdMaps(
-        read_id_map(options.entity_map, "entity") if options.entity_map else None,
-        read_id_map(options.relation_map, "relation") if options.relation_map else None,
-    )
+    paths = (("entity", options.entity_map), ("relation", options.relation_map))
+    return IdMaps(*(read_id_map(path, noun) if path else None for noun, path in paths))
 
 
 def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[str]:
@@ -138,12 +134,9 @@ def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[
             raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
         if int(id_text) in names:
             raise InputError(f"{path}:{line}: the {noun} id {int(id_text)} stands here a second time")
-        if name in line_of_name:
-            raise InputError(
-                f"{path}:{line}: the {noun} name {name!r} stands here and in line {line_of_name[name]}"
-            )
+        if (before := line_of_name.setdefault(name, line)) != line:
+            raise InputError(f"{path}:{line}: the {noun} name {name!r} stands here and in line {before}")
         names[int(id_text)] = name
-        line_of_name[name] = line
     if not names:
         raise InputError(f"{path}: the file is empty")
     missing = next((id_ for id_ in range(len(names)) if id_ not in names), None)
@@ -153,15 +146,11 @@ def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[
 
 
 def _first_line(path: Path) -> list[str]:
-    """Return the fields of the first line, an empty list if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.readline().split()
-    except (OSError, UnicodeDecodeError):
-        return []
+    """Return the fields of the first line."""
+    return next(numbered_lines(path))[1].split()
 
 
-def _all_integers(fields: list[str]) -> bool:
+def _are_ids(fields: list[str]) -> bool:
     return len(fields) == 3 and all(text.isascii() and text.isdigit() for text in fields)
 
 
@@ -178,30 +167,28 @@ def _reading(
 
 def _with_ids(triples: IdTriples, maps: IdMaps, files: Mapping[str, TripleFile]) -> IdTriples:
     """Return triples of names with the ids that the names have in the maps."""
-    entities, relations = maps.entities or [], maps.relations or []
-    columns = ((0, "entity", triples.entities, entities), (1, "relation", triples.relations, relations))
-    for column, noun, read, names in (*columns, (2, *columns[0][1:])):
-        known = {name: id_ for id_, name in enumerate(names)}
-        ids = np.array([known.get(name, -1) for name in read], np.int32)
+    entities = Vocabulary(maps.entities or [], "entity")
+    relations = Vocabulary(maps.relations or [], "relation")
+    kinds = (triples.entities, entities), (triples.relations, relations)
+    for column, (read, known) in enumerate((*kinds, kinds[0])):
+        ids = known.find(read)
         for split, rows in triples.splits.items():
             numbers = ids[rows[:, column]]
-            unknown = np.flatnonzero(numbers < 0)
-            if len(unknown):
-                row = int(unknown[0])
-                error = unknown_name(noun, read[int(rows[row, column])], known)
+            if (numbers < 0).any():
+                row = int((numbers < 0).argmax())
+                error = unknown_name(known.noun, read[rows[row, column]], known.names)
                 raise InputError(f"{files[split].places([row])[row]}: {error}")
             rows[:, column] = numbers
-    return IdTriples(entities, relations, triples.splits)
+    return IdTriples(entities.names, relations.names, triples.splits)
 
 
 def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     """Read ``entities.dict`` (id, name), ``relations.dict`` and triples of names, or of ids."""
     entities = read_id_map(folder / "entities.dict", "entity")
     relations = read_id_map(folder / "relations.dict", "relation")
-    maps = IdMaps(entities, relations)
-    first = _first_line(files[TRAIN])
+    maps, first = IdMaps(entities, relations), _first_line(files[TRAIN])
     # A name may be a number: ids only if the first triple cannot be one of names.
-    is_named = not _all_integers(first) or (first[1] in relations and {first[0], first[2]} <= set(entities))
+    is_named = not _are_ids(first) or (first[1] in relations and {first[0], first[2]} <= set(entities))
     rules = None if is_named else maps.rules
     tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
     layout = f"entities.dict, relations.dict and triples of {'names' if is_named else 'ids'}"
@@ -216,8 +203,6 @@ def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted:
         lines = [line for _, line in islice(numbered_lines(path), 1 + counted)]
         if counted:
             counts[split] = _count_in(path, lines[0])
-            if counts[split] == 0:
-                raise InputError(f"{path}: the file is empty: it has no triples")
         delimiter = "\t" if "\t" in lines[-1] else " "
         tables[split] = TripleFile(path, _HTR, delimiter, maps.rules, skip_first=counted)
     reading = _reading(maps, tables, watch, "entity2id.txt, relation2id.txt, head tail relation")
@@ -262,9 +247,7 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
         entities = _pykeen_names(folder / "entity_to_id.tsv.gz", "entity")
         maps[split] = entities, _pykeen_names(folder / "relation_to_id.tsv.gz", "relation")
         if maps[split] != maps[TRAIN]:
-            raise InputError(
-                f"{folder}: its ids are not those of {factories[TRAIN]} (an inductive data set?)"
-            )
+            raise InputError(f"{folder}: its ids are not those of {factories[TRAIN]} (inductive data?)")
     columns, names = Columns(ROLES, {role: role for role in ROLES}), IdMaps(*maps[TRAIN])
     tables = {split: TripleFile(path, columns, rules=names.rules) for split, path in files.items()}
     return _reading(names, tables, watch, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")

@@ -22,7 +22,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.text_format import Columns, read_errors
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import type_names
-from dglkge.partition.ingest import IdTriples, Reading, Watch
+from dglkge.partition.ingest import IdTriples, Reading, Types, Watch
 from dglkge.partition.name_index import MAX_NAMES
 from dglkge.partition.readers.id_folders import IdFolder
 
@@ -37,7 +37,7 @@ class Numbered:
     triples: np.ndarray
     entities: Sequence[str] | None = None
     relations: Sequence[str] | None = None
-    types: tuple[list[str], np.ndarray] | None = None
+    types: Types | None = None
 
 
 def type_ranges(counts: Mapping[str, int]) -> tuple[dict[str, int], np.ndarray]:
@@ -74,46 +74,40 @@ def numbered_edges(edges: Mapping[Any, np.ndarray], counts: Mapping[str, int]) -
     return Numbered(np.concatenate(blocks), names, [str(name) for name in relations], types)
 
 
+def row_place(split: str, row: int) -> str:
+    """Return where a row of an object is, for messages."""
+    return f"{split}: row {row + 1}"
+
+
 def joined(numbered: Mapping[str, Numbered]) -> Reading:
     """Return the triples of all splits; an id out of range, or splits of other entities are an InputError."""
-    first = numbered[TRAIN]
+    first, names = numbered[TRAIN], []
     for split, source in numbered.items():
         if (source.entities, source.relations) != (first.entities, first.relations):
-            raise InputError(
-                f"the ids of {split} are not those of train: its entities or relations have other names"
-            )
-    columns = ((0, 2, "entity", first.entities), (1, 1, "relation", first.relations))
-    names = []
-    num_fields = 2 * sum(len(source.triples) for source in numbered.values())
-    for place, last, noun, known in columns:
-        values = {split: source.triples[:, place : last + 1 : 2] for split, source in numbered.items()}
-        largest = max((int(ids.max()) for ids in values.values() if ids.size), default=-1)
-        end = MAX_NAMES if known is None else len(known)
-        for split, ids in values.items():
+            fault = "its entities or relations have other names"
+            raise InputError(f"the ids of {split} are not those of train: {fault}")
+    num_triples = sum(len(source.triples) for source in numbered.values())
+    for columns, noun, known in (([0, 2], "entity", first.entities), ([1], "relation", first.relations)):
+        end, largest = MAX_NAMES if known is None else len(known), -1
+        for split, source in numbered.items():
+            ids = source.triples[:, columns]
             bad = np.flatnonzero(((ids < 0) | (ids >= end)).any(axis=1))
             if len(bad):
-                row = int(bad[0])
-                raise InputError(
-                    f"{split}: row {row + 1}: the {noun} ids are {ids[row].tolist()}, "
-                    f"allowed is 0 to {end - 1}"
-                )
-        if known is None and largest >= max(4 * num_fields, 1000):
-            raise InputError(
-                f"the {noun} ids reach {largest:,}, and there are {num_fields // 2:,} triples: each id up to "
-                "the largest gets a row; number them from 0, or give names (a data frame)"
-            )
+                fault = f"the {noun} ids are {ids[bad[0]].tolist()}, allowed is 0 to {end - 1}"
+                raise InputError(f"{row_place(split, bad[0])}: {fault}")
+            largest = max(largest, int(ids.max()) if len(ids) else -1)
+        if known is None and largest >= max(8 * num_triples, 1000):
+            fault = f"the {noun} ids reach {largest:,}, and there are {num_triples:,} triples"
+            advice = "each id up to the largest gets a row; number them from 0, or give names (a data frame)"
+            raise InputError(f"{fault}: {advice}")
         names.append(numbers(largest + 1) if known is None else known)
     splits = {split: source.triples.astype(np.int32) for split, source in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
-    are_ids = first.entities is None
-    return Reading(
-        IdTriples(names[0], names[1], splits),
-        types=first.types,
-        columns=Columns() if are_ids else None,
-        place=lambda split, row: f"{split}: row {row + 1}",
-        integer_ids=are_ids,
-    )
+    columns_read = Columns() if first.entities is None else None
+    reading = Reading(IdTriples(names[0], names[1], splits), first.types, columns_read, row_place)
+    reading.integer_ids = first.entities is None
+    return reading
 
 
 _ENTITIES = "nodeidx2entityid.csv.gz"
@@ -132,34 +126,27 @@ def find_ogb(folder: Path) -> IdFolder | None:
 
 def _read_ogb(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     paths = [folder / "mapping" / name for name in _RELATIONS]
-    relations = next((path for path in paths if path.is_file()), None)
+    relations = next(filter(Path.is_file, paths), None)
     if relations is None:
-        raise InputError(
-            f"{folder}: there is neither mapping/{' nor mapping/'.join(_RELATIONS)}, which have the relations"
-        )
-    contents = {}
-    for split, path in files.items():
-        contents[split] = _load_arrays(path)
-        watch(path)(path.stat().st_size)
+        either = " nor mapping/".join(_RELATIONS)
+        raise InputError(f"{folder}: there is neither mapping/{either}, which have the relations")
     by_type = _ogb_entity_names(folder)
     starts, type_of = type_ranges({name: len(names) for name, names in by_type.items()})
     splits, candidates = {}, {}
-    for split, content in contents.items():
+    for split, path in files.items():
+        content = _load_arrays(path)
+        watch(path)(path.stat().st_size)
         columns = [np.asarray(content[role], np.int64) for role in ("head", "relation", "tail")]
         for place, role in ((0, "head"), (2, "tail")):
             if f"{role}_type" in content:
-                columns[place] = columns[place] + _type_starts(content[f"{role}_type"], starts, files[split])
+                columns[place] = columns[place] + _type_starts(content[f"{role}_type"], starts, path)
         splits[split] = np.stack(columns, axis=1).astype(np.int32)
         if split != TRAIN:
             candidates[split] = np.stack([np.asarray(content["head_neg"]), np.asarray(content["tail_neg"])])
     names = [name for entity_type in starts for name in by_type[entity_type]]
-    return Reading(
-        IdTriples(names, _ogb_names(relations), splits),
-        types=(list(starts), type_of),
-        candidates=candidates,
-        figures={"layout": "split/, mapping/"},
-        notes=["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"],
-    )
+    triples, figures = IdTriples(names, _ogb_names(relations), splits), {"layout": "split/, mapping/"}
+    notes = ["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"]
+    return Reading(triples, (list(starts), type_of), candidates=candidates, figures=figures, notes=notes)
 
 
 def _ogb_entity_names(folder: Path) -> dict[str, list[str]]:
@@ -169,9 +156,7 @@ def _ogb_entity_names(folder: Path) -> dict[str, list[str]]:
         return {"entity": _ogb_names(mapping / _ENTITIES)}
     paths = sorted(mapping.glob(f"*{_TYPED_ENTITIES}"))
     if not paths:
-        raise InputError(
-            f"{folder}: there is neither mapping/{_ENTITIES} nor a file mapping/TYPE{_TYPED_ENTITIES}"
-        )
+        raise InputError(f"{folder}: there is neither mapping/{_ENTITIES} nor mapping/TYPE{_TYPED_ENTITIES}")
     return {path.name.removesuffix(_TYPED_ENTITIES): _ogb_names(path) for path in paths}
 
 
@@ -190,25 +175,22 @@ class ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few functions that arrays are made with."""
-        if (module.replace("numpy.core", "numpy._core"), name) not in _ALLOWED:
+        module = module.replace("numpy.core", "numpy._core")
+        if name not in _ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return super().find_class(module, name)
 
 
 _ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-    ("collections", "OrderedDict"),
-    ("torch._utils", "_rebuild_tensor_v2"),
+    "numpy": ("ndarray", "dtype"),
+    "numpy._core.multiarray": ("_reconstruct",),
+    "numpy._core.numeric": ("_frombuffer",),
+    "_codecs": ("encode",),
+    "collections": ("OrderedDict",),
+    "torch._utils": ("_rebuild_tensor_v2",),
 }
-ARRAYS_ONLY = types.SimpleNamespace(
-    __name__="arrays_only",
-    Unpickler=ArraysOnly,
-    load=lambda file, **options: ArraysOnly(file, **options).load(),
-)
+ARRAYS_ONLY = types.SimpleNamespace(__name__="arrays_only", Unpickler=ArraysOnly)
+ARRAYS_ONLY.load = lambda file, **options: ArraysOnly(file, **options).load()
 """In place of the module pickle, for torch."""
 
 

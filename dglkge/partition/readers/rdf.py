@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import tempfile
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
-from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
-from dglkge.errors import InputError, StorageError, import_extra
-from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
-from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions, format_by_content
+from dglkge.data.text_format import bare_path, open_stream, read_errors
+from dglkge.errors import InputError, StorageError, import_extra, os_errors
+from dglkge.partition.ingest import Chunk, IdTriples, Reading, Watch, ingest, name_chunks, renamed
+from dglkge.partition.options import DEFAULT_GRAPH, Files, Format, ReadingOptions, format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
@@ -27,9 +28,8 @@ _DRAWN = re.compile(r"[0-9a-f]{24,32}")
 _POSITION = re.compile(r"^Parser error [^:]*: ")
 
 
-WELL_KNOWN: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("prefixes.yaml").read_text(encoding="utf-8")
-)
+_PREFIXES = Path(__file__).with_name("prefixes.yaml")
+WELL_KNOWN: dict[str, str] = yaml.safe_load(_PREFIXES.read_text(encoding="utf-8"))
 """Prefixes that are used without being declared. A declared one of the same name replaces it."""
 
 
@@ -52,29 +52,21 @@ class PrefixTable:
 
     def __init__(self, *tables: Mapping[str, str]) -> None:
         self.iris: dict[str, str] = {}
-        names: dict[str, str] = {}
-        for table in tables:
-            for name, iri in table.items():
-                if iri and name not in self.iris and iri not in names:
-                    self.iris[name] = iri
-                    names[iri] = name
-        self._names = names
-        self._sorted = sorted(names)
-        # For each IRI of the table the longest other one that it begins with, or -1.
-        self._parents: list[int] = []
-        for place, iri in enumerate(self._sorted):
-            self._parents.append(self._longest(iri, place - 1))
+        self._names: dict[str, str] = {}
+        for name, iri in chain(*(table.items() for table in tables)):
+            if iri and name not in self.iris and iri not in self._names:
+                self.iris[name], self._names[iri] = iri, name
+        self._lengths = sorted(set(map(len, self._names)), reverse=True)
         self.used: dict[str, str] = {}
 
     def shorten(self, iri: str) -> str:
         """Return the name of an IRI."""
-        place = self._longest(iri, bisect_right(self._sorted, iri) - 1)
-        if place >= 0:
-            stem = self._sorted[place]
-            name = self._names[stem]
-            self.used[name] = stem
-            return f"{name}:{iri[len(stem) :]}"
-        return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
+        stem = next((iri[:length] for length in self._lengths if iri[:length] in self._names), None)
+        if stem is None:
+            return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
+        name = self._names[stem]
+        self.used[name] = stem
+        return f"{name}:{iri.removeprefix(stem)}"
 
     def expand(self, name: str) -> str:
         """Return the IRI of a name; a text that is no name of the table is returned as it is."""
@@ -83,26 +75,13 @@ class PrefixTable:
         prefix, colon, rest = name.partition(":")
         return self.iris[prefix] + rest if colon and prefix in self.iris else name
 
-    def _longest(self, iri: str, place: int) -> int:
-        # In sorted order, an IRI that another one begins with is its predecessor or one of the predecessor's
-        # own beginnings.
-        while place >= 0 and not iri.startswith(self._sorted[place]):
-            place = self._parents[place]
-        return place
+
+_NUMBER_TYPES = "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
+_NUMBER_TYPES += "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
+_NUMERIC = {WELL_KNOWN["xsd"] + name for name in _NUMBER_TYPES.split()}
 
 
-_NUMERIC = {
-    WELL_KNOWN["xsd"] + name
-    for name in (
-        "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
-        "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
-    ).split()
-}
-
-
-def read_rdf(
-    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch, temporary: Path
-) -> Reading:
+def read_rdf(files: Files, options: ReadingOptions, watch: Watch, temporary: Path) -> Reading:
     """Read RDF files; the temporary folder is for the numbers with ``literals="numeric"``.
 
     Raises
@@ -141,30 +120,24 @@ class _RdfReader:
         table = PrefixTable(options.prefixes, WELL_KNOWN)
         self._graphs_to_read = {table.expand(graph) for graph in options.graphs}
         # Without a name, so that nothing is left behind, whatever happens.
-        self._numbers = (
-            tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
-            if options.literals == "numeric"
-            else None
-        )
+        self._numbers: IO[str] | None = None
+        if options.literals == "numeric":
+            self._numbers = tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
 
-    def split(
-        self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch
-    ) -> Iterator[Mapping[str, Any]]:
+    def split(self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch) -> Iterator[Chunk]:
         """Yield the triples of the files of a split."""
-        num_rows = 0
-        before = self._counts.copy()
+        is_empty, before = True, self._counts.copy()
         for path, format_ in files:
             for chunk in self._chunks(path, format_, watch(path)):
-                num_rows += len(chunk["head"])
+                is_empty = False
                 yield chunk
-        if num_rows == 0:
+        if is_empty:
             raise self._empty_error(split, [path for path, _ in files], self._counts - before)
 
     def finish(self, triples: IdTriples) -> Reading:
         """Shorten the names, and return everything that was read."""
-        table = PrefixTable()
-        if not self._options.full_iris:
-            table = PrefixTable(self._options.prefixes, *self._prefixes, WELL_KNOWN)
+        prefixes = (self._options.prefixes, *self._prefixes, WELL_KNOWN)
+        table = PrefixTable(*(() if self._options.full_iris else prefixes))
         entities = [_final_name(name, table) for name in triples.entities]
         relations = [table.shorten(name) for name in triples.relations]
         figures: dict[str, Any] = {
@@ -177,38 +150,30 @@ class _RdfReader:
             "prefixes": dict(sorted(table.used.items())),
         }
         reading = Reading(renamed(triples, entities, relations), figures=figures, notes=self._notes())
-        numbers = self._numbers
-        if numbers is not None:
+        if self._numbers is not None:
             figures["literals"]["numeric"] = self._counts["numbers"]
-
-            def write(folder: Path, names: Sequence[str]) -> None:
-                num_written = _write_numbers(numbers, folder / NUMERIC_LITERALS, table, set(names))
-                figures["literals"]["written"] = num_written
-
-            reading.write_side_files = write
+            reading.write_side_files = partial(_write_numbers, self._numbers, table, figures["literals"])
         return reading
 
-    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Mapping[str, Any]]:
-        num_rows = 0
+    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Chunk]:
+        is_start = True
         try:
             with read_errors(path), open_stream(path) as (raw, stream):
                 rdf_format = getattr(self._rdf.RdfFormat, _PARSERS[format_.name])
                 parser = self._rdf.parse(stream, rdf_format, base_iri=self._options.base_iri)
-                for chunk in self._rows(parser, _blank_names(self._tag(path))):
-                    num_rows += len(chunk["head"])
+                for chunk in name_chunks(self._rows(parser, _blank_names(self._tag(path)))):
+                    is_start = False
                     yield chunk
                     on_bytes(raw.tell())
         except SyntaxError as error:
-            raise self._syntax_error(path, format_, error, num_rows == 0) from error
+            raise self._syntax_error(path, format_, error, is_start) from error
         self._prefixes.append(dict(parser.prefixes))
 
-    def _rows(self, parser: Any, blank_name: Callable[[str], str]) -> Iterator[Mapping[str, Any]]:
+    def _rows(self, parser: Any, blank_name: Callable[[str], str]) -> Iterator[tuple[str, str, str]]:
         counts, graphs = self._counts, self._graphs_to_read
         # Local names: this loop is most of the time of reading.
         default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
         literal = self._rdf.Literal
-        columns: tuple[list[str], ...] = tuple([] for _ in ROLES)
-        heads, relations, tails = columns
         for quad in parser:
             graph = quad.graph_name
             if (graphs or type(graph) is not default_graph) and not self._keep_graph(graph):
@@ -225,19 +190,10 @@ class _RdfReader:
             else:
                 counts["literals"] += 1
                 if self._options.literals != "entities":
-                    if self._numbers is not None:
-                        self._note_number(self._numbers, head, quad)
+                    self._note_number(head, quad)
                     continue
                 tail = str(object_)
-            heads.append(head)
-            relations.append(quad.predicate.value)
-            tails.append(tail)
-            if len(heads) >= CHUNK_ROWS:
-                yield name_chunk(columns)
-                for column in columns:
-                    column.clear()
-        if heads:
-            yield name_chunk(columns)
+            yield head, quad.predicate.value, tail
 
     def _keep_graph(self, graph: Any) -> bool:
         """Count a quad that is in a named graph, and return whether the user wants its graph."""
@@ -246,22 +202,20 @@ class _RdfReader:
             self._counts["in named graphs"] += 1
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs.add(name)
-        if not self._graphs_to_read or name in self._graphs_to_read:
-            return True
-        self._counts["in other graphs"] += 1
-        return False
+        is_read = not self._graphs_to_read or name in self._graphs_to_read
+        self._counts["in other graphs"] += not is_read
+        return is_read
 
-    def _note_number(self, numbers: IO[str], head: str, quad: Any) -> None:
-        """Write the triple of a numeric literal to the temporary file."""
-        value = quad.object.value.strip()
-        if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
+    def _note_number(self, head: str, quad: Any) -> None:
+        """Write the triple of a numeric literal to the temporary file, if there is one."""
+        if self._numbers is None or quad.object.datatype.value not in _NUMERIC:
             return
-        self._counts["numbers"] += 1
-        try:
-            # IRIs and labels of blank nodes have no tabs and line ends.
-            numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
-        except OSError as error:
-            raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
+        value = quad.object.value.strip()
+        if _NUMBER.fullmatch(value):
+            self._counts["numbers"] += 1
+            with os_errors(StorageError, "cannot write numeric literals"):
+                # IRIs and labels of blank nodes have no tabs and line ends.
+                self._numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
 
     def _tag(self, path: Path) -> str:
         """Return a word for a file that no other file of the input has."""
@@ -334,15 +288,16 @@ def _final_name(name: str, table: PrefixTable) -> str:
     return name if short in (iri, f"<{iri}>") else f'{text}"^^{short}'
 
 
-def _write_numbers(numbers: IO[str], path: Path, table: PrefixTable, entities: set[str]) -> int:
+def _write_numbers(
+    numbers: IO[str], table: PrefixTable, figures: dict[str, Any], folder: Path, names: Sequence[str]
+) -> None:
     """Write the numbers of the entities of the data set, with the names that these have there."""
-    num_rows = 0
-    with numbers as lines, open(path, "w", encoding="utf-8", newline="") as file:
+    figures["written"], entities = 0, set(names)
+    with numbers as lines, open(folder / NUMERIC_LITERALS, "w", encoding="utf-8", newline="") as file:
         lines.seek(0)
         for line in lines:
             entity, attribute, value = line.split("\t")
             name = _final_name(entity, table)
             if name in entities:
                 file.write(f"{name}\t{table.shorten(attribute)}\t{value}")
-                num_rows += 1
-    return num_rows
+                figures["written"] += 1

@@ -119,7 +119,7 @@ def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBa
     types = [(relation.lhs, relation.rhs) for relation in job.dataset.relations.relations]
     turn, size = (world.machine, world.local_rank, world.trainers_per_machine), config.training.batch_size
     predicts_relations = bool(config.training.relation_prediction)
-    pairs = PairIndex(triples, types, job.layout.num_times) if predicts_relations else None
+    pairs = PairIndex(triples if predicts_relations else triples[:0], types, job.layout.num_times)
     # A query whose answers share one label counts as often as it has answers.
     counts = configured_loss(config).over_candidates().splits_labels
     return QueryBatches(QueryIndex(known), job.layout, types, size, turn, config.seed, pairs, counts)

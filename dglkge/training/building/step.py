@@ -236,7 +236,7 @@ def _candidates(
     if isinstance(batches, QueryBatches):
         index: AnswerIndex
         node_ids = np.asarray(table.node_ids)
-        if batches.pairs is not None and table.name == RELATION:
+        if len(batches.pairs) and table.name == RELATION:
             index, is_asked, penalizes = batches.pairs, np.ones(len(batches.pairs), bool), False
         else:
             index, is_asked = batches.index, batches.asks_for(table.name)

@@ -17,7 +17,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
 from dglkge.model.kge_model import KgeModel
-from dglkge.sampling.bucket_batches import BucketOrder, Piece
+from dglkge.sampling.bucket_batches import BucketOrder
 from dglkge.sampling.triple_order import TripleOrder
 from dglkge.training.building.components import configured_loss
 from dglkge.training.job import Job
@@ -218,7 +218,7 @@ class HeldOutBuckets:
     def triples(self, epoch: int, turn: int) -> np.ndarray:
         """Return the held-out triples (n, 3) of a bucket by its turn."""
         edge_set, ranges = self._walk.bucket(epoch, turn)
-        segments = self._order.segments(epoch, Piece(turn, edge_set, ranges, 0, 0))
+        segments = self._order.segments(epoch, edge_set, ranges)
         runs = [self._starts[segment.cell] + np.arange(segment.first, segment.end) for segment in segments]
         return self._triples[np.concatenate(runs)]
 
