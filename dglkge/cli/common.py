@@ -15,22 +15,14 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.errors import (
-    USERS_TO_MEND,
-    InputError,
-    InputErrors,
-    JobError,
-    StorageError,
-    exit_status_of,
-    unknown_name,
-)
+from dglkge.errors import USERS_TO_MEND, InputError, JobError, StorageError, exit_status_of, unknown_name
 from dglkge.inference.choices import ALL, CANDIDATES
 
 if TYPE_CHECKING:
@@ -59,8 +51,12 @@ class Parser(argparse.ArgumentParser):
         """Parse, with hyphens in the names of options."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        words[:end] = map(_with_hyphens, words[:end])
-        for name in (word.partition("=")[0] for word in words[:end] if word.startswith("--")):
+        for place, word in enumerate(words[:end]):
+            name, equals, value = word.partition("=")
+            if not name.startswith("--"):
+                continue
+            name = name.replace("_", "-")
+            words[place] = name + equals + value
             # Before argparse says which argument is missing: it may be this one.
             if not any(known.startswith(name) for known in self._option_string_actions):
                 shown = [text for action in self._actions for text in action.option_strings]
@@ -76,18 +72,17 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def _with_hyphens(word: str) -> str:
-    """Return an option with hyphens in its name; other words and its value as they are."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else word
-
-
 class Option(NamedTuple):
     """An argument of a command; see :func:`option`."""
 
     names: list[str]
     former: list[str]
     settings: dict[str, Any]
+
+    def declare(self, place: Any) -> None:
+        """Declare the argument in a parser or a group of one."""
+        action = place.add_argument(*self.names, *self.former, **self.settings)
+        action.option_strings = [name for name in action.option_strings if name not in self.former]
 
 
 def option(
@@ -179,6 +174,7 @@ def goes_with(args: argparse.Namespace, dest: str, holds: object, condition: str
         raise InputError(f"--{name or dest.replace('_', '-')} goes with {condition}")
 
 
+@dataclass(eq=False)
 class Command:
     """A command: a function of parsed arguments with its options; see :func:`command`.
 
@@ -190,20 +186,18 @@ class Command:
         A text is the heading of those after it.
     status : callable
         Returns the exit status of what ``run`` has returned.
+    show : callable
+        Prints that for people; not called if it is an exit status.
     """
 
-    def __init__(
-        self,
-        run: Callable[[argparse.Namespace], Any],
-        options: Sequence[Option | str],
-        status: Callable[[Any], int],
-    ) -> None:
-        self.run, self.options, self.status = run, options, status
-        self._show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
+    run: Callable[[argparse.Namespace], Any]
+    options: Sequence[Option | str]
+    status: Callable[[Any], int]
+    show: Callable[[Any, argparse.Namespace], object] = print
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
-        self._show = show
+        self.show = show
         return show
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
@@ -214,9 +208,9 @@ class Command:
             if isinstance(item, str):
                 place = parser.add_argument_group(item)
             else:
-                _declare(item, place)
+                item.declare(place)
         for common_option in COMMON:
-            _declare(common_option, parser)
+            common_option.declare(parser)
 
     def parser(self, prog: str) -> Parser:
         """Return a parser of this command."""
@@ -242,7 +236,7 @@ class Command:
         if args.json:
             print_json(result)
         else:
-            self._show(result, args)
+            self.show(result, args)
         return self.status(result)
 
 
@@ -257,11 +251,6 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], Any]], Command]:
     """Return a decorator that makes a command of a function, whose docstring is the help of the command."""
     return lambda run: Command(run, options, status)
-
-
-def _declare(argument: Option, place: Any) -> None:
-    action = place.add_argument(*argument.names, *argument.former, **argument.settings)
-    action.option_strings = [name for name in action.option_strings if name not in argument.former]
 
 
 COMMON = (
@@ -298,9 +287,7 @@ ABOUT = option(
     "of dglkge data vectors that the run was trained with",
     is_repeated=True,
 )
-RULES = flag(
-    "--rules", "add the confidence of rules to scores; mined once, and kept as rules.json in the run's folder"
-)
+RULES = flag("--rules", "add the confidence of rules to scores; mined once, kept as rules.json in the run")
 OVERWRITE = flag("--overwrite", "replace what exists")
 COLUMNS = option("--columns LIST", "head,relation,tail (default), hrtT with a time, or names of the header")
 DELIMITER = option("--delimiter CHAR", "instead of tab, and of the comma of .csv")
@@ -316,9 +303,7 @@ MODEL = (RUN, NO_VERIFY, IMPORT)
 """Options of a command that opens a run."""
 
 CONFIG = (
-    option(
-        "words CONFIG", "YAML file, run or data set, and fields KEY=VALUE; others have defaults", nargs="*"
-    ),
+    option("words CONFIG", "YAML file, run or data set, and fields KEY=VALUE (others: defaults)", nargs="*"),
     option("--recipe RECIPE", "a configuration that ships, instead of CONFIG"),
     option("--set KEY=VALUE", "the same as KEY=VALUE", is_repeated=True),
     IMPORT,
@@ -333,16 +318,13 @@ def open_model(args: argparse.Namespace) -> Run:
     values = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
     model = open_run(args.run, values["dataset"], verify=not values["no_verify"])
     model = model.with_features(values["features"]) if values["features"] else model
-    if values["about"]:
-        texts: dict[str, str] = {}
-        for about in values["about"]:
-            name, _, text = about.partition("=")
-            if not name or not text:
-                raise InputError(f"--about {about!r} is not of the form NAME=TEXT")
-            if name in texts:
-                raise InputError(f"--about gives the entity {name!r} twice; allowed: once")
-            texts[name] = text
-        model = model.with_new_texts(texts)
+    texts: dict[str, str] = {}
+    for about in values["about"]:
+        name, _, text = about.partition("=")
+        if not name or not text or name in texts:
+            raise InputError(f"--about {about!r} is not of the form NAME=TEXT, or a second text of its name")
+        texts[name] = text
+    model = model.with_new_texts(texts) if texts else model
     return model.with_rules() if values["rules"] else model
 
 
@@ -368,6 +350,8 @@ def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     """Print a table: numbers aligned right, text left."""
     from rich.table import Table
 
+    from dglkge.data.text_format import is_number
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(header):
         # A column is aligned by all of its cells, so that one text among numbers keeps it left.
@@ -384,15 +368,6 @@ def cell(value: object) -> Text:
 
     # Tabs and line ends too: rich would move what follows them.
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def print_rich(*parts: Any) -> None:
@@ -450,11 +425,6 @@ OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
 
-def is_override(word: str) -> bool:
-    """Return whether a word of a command line is ``key=value``."""
-    return OVERRIDE.match(word) is not None
-
-
 def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     """Return the file of a configuration, if any, and the overrides, from the options of :data:`CONFIG`.
 
@@ -464,11 +434,11 @@ def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     from dglkge.config.load import recipe_file
     from dglkge.data.dataset_files import DESCRIPTION
 
-    files = [word for word in args.words if not is_override(word)]
+    files = [word for word in args.words if not OVERRIDE.match(word)]
     sources = [*files, *([] if args.recipe is None else [args.recipe])]
     if len(sources) > 1:
         raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
-    overrides = [*args.set, *filter(is_override, args.words)]
+    overrides = [*args.set, *filter(OVERRIDE.match, args.words)]
     if not files:
         return None if args.recipe is None else str(recipe_file(args.recipe)), overrides
     (path,) = map(Path, files)
@@ -502,7 +472,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         flush_output()
         return status
     except (InputError, JobError) as error:
-        for problem in error.problems if isinstance(error, InputErrors) else [str(error)]:
+        for problem in getattr(error, "problems", [str(error)]):
             # One line, whatever an exception of another library was quoted: scripts read stderr by lines.
             _print_error(f"{name}: error: {' '.join(problem.split())}")
         return exit_status_of(error)
@@ -514,20 +484,6 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         return BROKEN_PIPE_STATUS
     finally:
         _discard_unwritten_errors()
-
-
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
-
-    def terminate(signal_number: int, frame: object) -> None:
-        raise SystemExit(128 + signal_number)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

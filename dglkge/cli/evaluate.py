@@ -17,11 +17,10 @@ from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
-    from dglkge.evaluation.metrics import RankingResult
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -30,10 +29,7 @@ TIES = ("realistic", "optimistic", "pessimistic")
 GIVEN = "given"
 """Value of --candidates for those that came with the data set."""
 
-CLASSIFICATION = (
-    *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
-    *("num_true", "num_false"),
-)
+CLASSIFICATION = "accuracy f1 precision recall roc_auc average_precision num_true num_false".split()
 QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 """Figures in the tables, and their names in the JSON."""
 
@@ -109,30 +105,18 @@ def evaluate(args: argparse.Namespace) -> int:
     """
     from dglkge.model.device import open_device  # here: --help does without torch
 
-    protocol = Protocol(
-        split=args.triples or args.split or TEST,
-        filtered=not (args.raw or args.candidates == GIVEN),
-        num_candidates=None if args.candidates == GIVEN else args.candidates,
-        ties=args.ties,
-        batch_size=args.batch_size,
-        seed=args.seed,
-        given=args.candidates == GIVEN,
-    )
+    is_given = args.candidates == GIVEN
+    num_sampled = None if is_given else args.candidates
+    ranking = (not (args.raw or is_given), num_sampled, args.ties, args.batch_size, args.seed, is_given)
+    protocol = Protocol(args.triples or args.split or TEST, *ranking)
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     common.goes_with(args, "negatives", args.classify, "--classify")
     for name in ("columns", "delimiter"):
         common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
-    for text, is_given in {
-        "--classify fits on the valid split, so it cannot be judged by it; use --split test": (
-            args.classify and args.split == VALID
-        ),
-        "give either --buckets or --candidates given, which are those of a split in its order": (
-            args.buckets is not None and args.candidates == GIVEN
-        ),
-        "give either --split or --triples, not both": args.split is not None and args.triples is not None,
-    }.items():
-        if is_given:
-            raise InputError(text)
+    if args.classify and args.split == VALID:
+        raise InputError("--classify fits on the valid split, so it cannot be judged by it; use --split test")
+    if args.split is not None and args.triples is not None:
+        raise InputError("give either --split or --triples, not both")
     for path in filter(None, [args.triples, *(args.negatives or [])]):
         if not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
@@ -148,7 +132,14 @@ def evaluate(args: argparse.Namespace) -> int:
     negatives = [_read(args, model, path) for path in args.negatives or []]
     # Two queries for each triple: its head and its tail.
     with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
-        result, buckets = _ranked(args, model, protocol, triples, also_known, bar.update)
+        rest = (bar.update, also_known, args.device)
+        if args.buckets is None:
+            result, buckets = model.evaluate(protocol, triples, *rest), []
+        else:
+            sets = {protocol.split: triples}
+            *parts, (_, _, result), _ = model.evaluate_buckets(sets, protocol, args.buckets, *rest)
+            names = ("lhs_partition", "rhs_partition")
+            buckets = [dict(zip(names, bucket or ())) | part.both.to_dict() for _, bucket, part in parts]
     folder, version = model.checkpoint.run_folder, model.checkpoint.version
     report: dict[str, Any] = {"run": str(folder), "version": version, "dataset": dataset.name}
     if args.features:
@@ -184,28 +175,6 @@ def evaluate(args: argparse.Namespace) -> int:
         print_text(f"new entities among the candidates: {', '.join(texts)}")
     print_text(f"written to {target}")
     return 0
-
-
-def _ranked(
-    args: argparse.Namespace,
-    model: Run,
-    protocol: Protocol,
-    triples: np.ndarray,
-    also_known: Sequence[np.ndarray],
-    progress: Callable[[int], object],
-) -> tuple[RankingResult, list[dict[str, Any]]]:
-    """Rank in one go, or bucket by bucket; returns the result of all triples, and a row for each bucket."""
-    if args.buckets is None:
-        return model.evaluate(protocol, triples, progress, also_known, args.device), []
-    sets = {protocol.split: triples}
-    results = model.evaluate_buckets(sets, protocol, args.buckets, progress, also_known, args.device)
-    *buckets, (_, _, result), _ = results
-    rows = [
-        {"lhs_partition": bucket[0], "rhs_partition": bucket[1], **bucket_result.both.to_dict()}
-        for _, bucket, bucket_result in buckets
-        if bucket is not None
-    ]
-    return result, rows
 
 
 @command(
@@ -251,16 +220,13 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
 def _require_valid(calibration: str, model: Run) -> None:
     """Refuse a data set without valid triples to fit on."""
     if not len(model.dataset.split(VALID)):
-        raise InputError(
-            f"{calibration} fits on the valid split, and {model.dataset.path} has no valid triples"
-        )
+        raise InputError(f"{calibration} fits on valid triples, and {model.dataset.path} has none")
 
 
 def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
     """Print the classification as a table."""
     print_text(f"classification: {report['thresholds']}; negatives {report['negatives']}")
-    groups = {"all": report, **(report["per_relation"] if per_relation else {})}
-    _print_figures(CLASSIFICATION, groups)
+    _print_figures(CLASSIFICATION, {"all": report, **(report["per_relation"] if per_relation else {})})
 
 
 @calibrate.shows

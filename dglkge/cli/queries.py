@@ -9,22 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import (
-    ABOUT,
-    DATASET,
-    DELIMITER,
-    FEATURES,
-    MODEL,
-    RULES,
-    SEEN,
-    command,
-    file_format,
-    flag,
-    open_model,
-    option,
-    print_table,
-    print_text,
-)
+from dglkge.cli import common
+from dglkge.cli.common import command, file_format, flag, open_model, option, print_table, print_text
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
@@ -40,7 +26,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
 
 
 @command(
-    *MODEL,
+    *common.MODEL,
     option("--head NAME", "the head"),
     option("--relation NAME", "the relation"),
     option("--tail NAME", "the tail"),
@@ -51,7 +37,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
         "--input",
     ),
     option("--columns LIST", "of the file", default=",".join(ROLES)),
-    DELIMITER,
+    common.DELIMITER,
     flag("--strict", "end at the first triple of the file with an unknown name"),
     K,
     option(
@@ -60,12 +46,12 @@ K = option("-k --k", "answers to show", "--topk", default=10)
         "unmarked (default: mark; without the data set, warn and keep)",
         choices=[known.value for known in Known],
     ),
-    SEEN,
+    common.SEEN,
     flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
-    DATASET,
-    FEATURES,
-    ABOUT,
-    RULES,
+    common.DATASET,
+    common.FEATURES,
+    common.ABOUT,
+    common.RULES,
 )
 def predict(args: argparse.Namespace) -> Any:
     """Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or relations
@@ -136,15 +122,17 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
     return questions
 
 
-def _places(problems: Mapping[int, str], args: argparse.Namespace) -> dict[int, str]:
-    """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
+def _located(problems: Mapping[int, str | None], args: argparse.Namespace) -> dict[int, str]:
+    """Return the problems of rows with their places in the file; with ``--strict`` the first is an error."""
+    rows = [row for row, problem in problems.items() if problem is not None]
+    if not rows:
+        return {}
     from dglkge.data.triples import TripleFile
 
-    places = TripleFile(Path(args.triples), *file_format(args)).places(list(problems))
-    if args.strict and problems:
-        first = min(places)
-        raise InputError(f"{places[first]}: {problems[first]}")
-    return places
+    places = TripleFile(Path(args.triples), *file_format(args)).places(rows)
+    if args.strict:
+        raise InputError(f"{places[min(rows)]}: {problems[min(rows)]}")
+    return {row: f"{places[row]}: {problems[row]}" for row in rows}
 
 
 def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespace) -> dict[int, Report]:
@@ -153,26 +141,21 @@ def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespac
 
     # One query is the user's command, and a mistake in it is the command's.
     asked = [Query.of(*parts) for parts in queries.values()]
-    groups = dict(
-        zip(queries, run.answer_queries(asked, args.k, args.known, not args.triples, args.candidates))
-    )
-    problems = {row: group["problem"] for row, group in groups.items() if group["problem"] is not None}
-    places = _places(problems, args) if args.triples else {}
+    answered = run.answer_queries(asked, args.k, args.known, not args.triples, args.candidates)
+    groups = dict(zip(queries, answered))
+    located = _located({row: group["problem"] for row, group in groups.items()}, args)
     reports = {}
     for row, group in groups.items():
-        parts, missing = queries[row], group["missing"]
+        parts, missing, answers = queries[row], group["missing"], group["answers"]
         known = {role: part for role, part in zip(ROLES, parts) if role != missing}
-        report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **known}
-        if group["problem"] is not None:
-            reports[row] = {**report, "problem": f"{places[row]}: {group['problem']}"}
+        report = reports[row] = {"query": f"({', '.join(parts)})", "asked": missing, **known}
+        if row in located:
+            report["problem"] = located[row]
             continue
-        if group["answers"] and missing != "relation":
-            report |= {"relation": group["answers"][0]["relation"], "type": group["type"]}
-        report["answers"] = [
-            {"rank": answer["rank"], "name": answer[missing], **_scored(answer)}
-            for answer in group["answers"]
-        ]
-        reports[row] = report
+        if answers and missing != "relation":
+            report |= {"relation": answers[0]["relation"], "type": group["type"]}
+        ranked = [(answer["rank"], answer[missing], _scored(answer)) for answer in answers]
+        report["answers"] = [{"rank": rank, "name": name, **figures} for rank, name, figures in ranked]
     return reports
 
 
@@ -215,13 +198,13 @@ def _scores(run: Run, triples: Mapping[int, Parts], args: argparse.Namespace) ->
 
     frame = pd.DataFrame(list(triples.values()), list(triples))
     scored = run.score(frame.set_axis([*ROLES, TIME][: len(frame.columns)], axis=1), strict=not args.triples)
-    places = _places(scored["problem"].dropna().to_dict(), args) if args.triples else {}
-    reports = {}
-    for row, triple in zip(triples, scored.to_dict("records")):
-        problem = {"problem": f"{places.get(row)}: {triple['problem']}"}
-        reports[row] = {role: triple[role] for role in ROLES}
-        reports[row] |= problem if triple["problem"] is not None else _scored(triple)
-    return reports
+    located = _located(scored["problem"].dropna().to_dict(), args)
+    rows = zip(triples, scored.to_dict("records"))
+    return {
+        row: {role: triple[role] for role in ROLES}
+        | ({"problem": located[row]} if row in located else _scored(triple))
+        for row, triple in rows
+    }
 
 
 def _print_scores(reports: list[Report]) -> None:
@@ -229,18 +212,17 @@ def _print_scores(reports: list[Report]) -> None:
     _print_table(reports, ["score", "probability", *ROLES, "known", "problem"])
     num_problems = sum("problem" in report for report in reports)
     if num_problems:
-        text = f"{num_problems} of {len(reports)} triples have a problem"
-        print(f"dglkge predict: {text}", file=sys.stderr)
+        print(f"dglkge predict: {num_problems} of {len(reports)} triples have a problem", file=sys.stderr)
 
 
 @command(
-    *MODEL,
+    *common.MODEL,
     option("name ENTITY", "the entity", nargs="?"),
     option("--entity ENTITY", argparse.SUPPRESS),
     option("--type TYPE", "its type, if entities of several types share the name"),
     K,
-    FEATURES,
-    ABOUT,
+    common.FEATURES,
+    common.ABOUT,
 )
 def similar(args: argparse.Namespace) -> dict[str, Any]:
     """Show the entities of the same type whose rows have the greatest cosine with an entity's row.
@@ -258,9 +240,8 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(entity, args.type)
     answers = model.nearest(entity, entity_type, args.k)
-    rows = [
-        {"rank": rank, "name": name, "cosine": cosine} for rank, (name, cosine) in enumerate(answers, start=1)
-    ]
+    ranked = enumerate(answers, start=1)
+    rows = [{"rank": rank, "name": name, "cosine": cosine} for rank, (name, cosine) in ranked]
     return {"entity": entity, "type": entity_type, "similar": rows}
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
-from dglkge.cli.common import command, flag, is_number, option, print_table, print_text
+from dglkge.cli.common import command, flag, option, print_table, print_text
 from dglkge.data.dataset_files import SPLITS
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, is_number
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, SEARCHES
 

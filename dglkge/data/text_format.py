@@ -181,6 +181,15 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"{path}: the file is empty")
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_delimiter(text: str) -> str:
     """Parse the ``--delimiter`` option: one character, or its name; else InputError."""
     delimiter = _DELIMITER_NAMES.get(text, text)
@@ -258,10 +267,9 @@ class RowRules:
     def _fault(self, role: str, value: str) -> str | None:
         """Return the fault of one field as text, or None."""
         if role == WEIGHT:
-            try:
-                is_weight = 0 <= float(value) < math.inf
-            except ValueError:
+            if not is_number(value):
                 return f"the weight is {value!r}, expected a number"
+            is_weight = 0 <= float(value) < math.inf
             return None if is_weight else f"the weight is {value}, expected a finite number of 0 or more"
         if value == "":
             return f"the {role} is empty"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.data.dataset_files import replacing
-from dglkge.data.text_format import bare_path, numbered_lines
+from dglkge.data.text_format import bare_path, is_number, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, import_extra, unknown_name, write_error
 from dglkge.registry import deferred
@@ -226,7 +226,7 @@ class _Text(VectorFile):
         else:
             # GloVe has no head. A name may have spaces, so numbers are counted from the right.
             self.count, self.width = 1, 0
-            while self.width < len(fields) - 1 and _is_number(fields[-1 - self.width]):
+            while self.width < len(fields) - 1 and is_number(fields[-1 - self.width]):
                 self.width += 1
 
     def names(self) -> Iterator[str]:
@@ -249,7 +249,7 @@ class _Text(VectorFile):
                 try:
                     rows[row] = texts
                 except ValueError:
-                    wrong = next(text for text in texts if not _is_number(text))
+                    wrong = next(text for text in texts if not is_number(text))
                     raise InputError(f"{self.place(number)}: {wrong!r} is no number") from None
             yield block, rows
 
@@ -278,15 +278,6 @@ class _Text(VectorFile):
 def _blocks(numbers: Ids) -> Iterator[Ids]:
     for start in range(0, len(numbers), ROWS_AT_A_TIME):
         yield numbers[start : start + ROWS_AT_A_TIME]
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
