@@ -19,19 +19,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.data.text_format import Columns, is_number, parse_columns, parse_delimiter
 from dglkge.errors import USERS_TO_MEND, InputError, JobError, StorageError, exit_status_of, unknown_name
 from dglkge.inference.choices import ALL, CANDIDATES
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from dglkge.data.text_format import Columns
     from dglkge.inference.run import Run
 
-Show = TypeVar("Show", bound=Callable[[Any, argparse.Namespace], object])
+Option = Callable[[Any], None]
+"""Declares an argument of a command in a parser or a group of one; see :func:`option`."""
+
+Show = Callable[[Any, argparse.Namespace], None]
+"""Prints for people what a command has returned."""
 
 PIPE_COLUMNS = 1000
 EXAMPLES = "\n\nExamples\n--------\n"
@@ -72,19 +76,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-class Option(NamedTuple):
-    """An argument of a command; see :func:`option`."""
-
-    names: list[str]
-    former: list[str]
-    settings: dict[str, Any]
-
-    def declare(self, place: Any) -> None:
-        """Declare the argument in a parser or a group of one."""
-        action = place.add_argument(*self.names, *self.former, **self.settings)
-        action.option_strings = [name for name in action.option_strings if name not in self.former]
-
-
 def option(
     names: str,
     help_text: str,
@@ -94,7 +85,7 @@ def option(
     is_repeated: bool = False,
     **settings: Any,
 ) -> Option:
-    """Describe an argument.
+    """Return what declares an argument.
 
     Parameters
     ----------
@@ -125,7 +116,12 @@ def option(
         help_text += "; may be repeated"
     if default is not None and not help_text.endswith((")", argparse.SUPPRESS)):
         help_text += " (default: %(default)s)"
-    return Option(shown, former.split(), {"help": help_text, **settings})
+
+    def declare(place: Any) -> None:
+        action = place.add_argument(*shown, *former.split(), help=help_text, **settings)
+        action.option_strings = [name for name in action.option_strings if name in shown]
+
+    return declare
 
 
 def flag(names: str, help_text: str) -> Option:
@@ -193,7 +189,7 @@ class Command:
     run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option | str]
     status: Callable[[Any], int]
-    show: Callable[[Any, argparse.Namespace], object] = print
+    show: Show = print
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
@@ -208,9 +204,9 @@ class Command:
             if isinstance(item, str):
                 place = parser.add_argument_group(item)
             else:
-                item.declare(place)
-        for common_option in COMMON:
-            common_option.declare(parser)
+                item(place)
+        for declare in COMMON:
+            declare(parser)
 
     def parser(self, prog: str) -> Parser:
         """Return a parser of this command."""
@@ -268,24 +264,21 @@ RUN = option(
 )
 NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
 THREADS = option("--threads N", "threads of the model (default: all cores)", type=num_threads, default="all")
-SEEN = option(
-    "--candidates",
-    "all entities of the type, or those seen on that side of the relation",
-    choices=CANDIDATES,
-    default=ALL,
-)
+SEEN = option("--candidates", "all, or seen on that side of the relation", choices=CANDIDATES, default=ALL)
 DATASET = option("--dataset DIR", "the run's data set, if it has moved since training")
-FEATURES = option(
-    "--features FILE",
-    "file of named vectors as those of features.files; its names that the run does not know are entities "
-    "whose rows are computed from them; TYPE=FILE where several entity types have features",
-    is_repeated=True,
-)
-ABOUT = option(
-    "--about NAME=TEXT",
-    "an entity that the run does not know, whose row is computed from a text about it, as those of the file "
-    "of dglkge data vectors that the run was trained with",
-    is_repeated=True,
+NEW_ENTITIES = (
+    option(
+        "--features FILE",
+        "file of named vectors as those of features.files; its names that the run does not know are entities "
+        "whose rows are computed from them; TYPE=FILE where several entity types have features",
+        is_repeated=True,
+    ),
+    option(
+        "--about NAME=TEXT",
+        "an entity that the run does not know, whose row is computed from a text about it, as those of the "
+        "file of dglkge data vectors that the run was trained with",
+        is_repeated=True,
+    ),
 )
 RULES = flag("--rules", "add the confidence of rules to scores; mined once, kept as rules.json in the run")
 OVERWRITE = flag("--overwrite", "replace what exists")
@@ -300,7 +293,8 @@ IMPORT = option(
 )
 SEED = option("--seed", "seed of what is drawn", default=0)
 MODEL = (RUN, NO_VERIFY, IMPORT)
-"""Options of a command that opens a run."""
+MODEL_AND_DATASET = (*MODEL, DATASET)
+"""Options of a command that opens a run, and perhaps its data set."""
 
 CONFIG = (
     option("words CONFIG", "YAML file, run or data set, and fields KEY=VALUE (others: defaults)", nargs="*"),
@@ -328,11 +322,9 @@ def open_model(args: argparse.Namespace) -> Run:
     return model.with_rules() if values["rules"] else model
 
 
-def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
+def file_format(args: argparse.Namespace) -> tuple[Columns, str | None]:
     """Return the columns and the delimiter of a file of triples."""
-    from dglkge.data.text_format import parse_columns, parse_delimiter
-
-    columns = parse_columns(args.columns) if args.columns else None
+    columns = parse_columns(args.columns) if args.columns else Columns()
     return columns, None if args.delimiter is None else parse_delimiter(args.delimiter)
 
 
@@ -349,8 +341,6 @@ def print_table(cells: Cells, records: Sequence[Mapping[str, Any]]) -> None:
 def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: numbers aligned right, text left."""
     from rich.table import Table
-
-    from dglkge.data.text_format import is_number
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(header):
@@ -480,7 +470,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         _print_error(f"{name}: interrupted")
         return exit_status_of(error)
     except BrokenPipeError:
-        _discard_output()
+        _discard(sys.stdout)
         return BROKEN_PIPE_STATUS
     finally:
         _discard_unwritten_errors()
@@ -519,8 +509,7 @@ def _discard_unwritten_errors() -> None:
         if sys.stderr is not None:
             sys.stderr.flush()
     except OSError:
-        with open(os.devnull, "wb") as null:
-            os.dup2(null.fileno(), sys.stderr.fileno())
+        _discard(sys.stderr)
 
 
 def flush_output() -> None:
@@ -538,14 +527,14 @@ def _output_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _discard_output()
+        _discard(sys.stdout)
         raise StorageError(f"cannot write the output: {error.strerror or error}") from None
 
 
-def _discard_output() -> None:
-    """Redirect stdout to /dev/null."""
-    # Python flushes stdout again at exit. That would fail too, print a second message and change the status.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Redirect stdout or stderr to /dev/null."""
+    # Python flushes them again at exit. That would fail too, print a second message and change the status.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(line: str) -> None:

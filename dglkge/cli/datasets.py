@@ -18,7 +18,7 @@ from typing import Any
 
 from dglkge.cli import common
 from dglkge.cli.common import command, file_format, flag, option, print_rich, print_text
-from dglkge.data.text_format import Columns, bare_path
+from dglkge.data.text_format import bare_path
 from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.jobs import parse_bytes
@@ -32,9 +32,8 @@ LIST_COLUMNS = ("name", "entities", "relations", "train", "valid", "test", "veri
 def run_script(name: str, argv: Sequence[str] | None = None) -> int:
     """Run ``partition.py`` or ``extend.py``; returns the exit status."""
     command = {"partition.py": build, "extend.py": extend}[name]
-    args = command.parser(name).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    return common.run_command(name, lambda: command.call(args))
+    return common.run_command(name, lambda: command.call(command.parser(name).parse_args(argv)))
 
 
 @command(
@@ -123,7 +122,7 @@ def build(args: argparse.Namespace) -> int:
         raise InputError("--ids names excludes --entity-map and --relation-map")
     columns, delimiter = file_format(args)
     parsed = {
-        "columns": columns or Columns(),
+        "columns": columns,
         "split": options.parse_fractions(args.split) if args.split else options.AUTO_SPLIT,
         "max_memory": parse_bytes(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
@@ -197,7 +196,7 @@ def extend(args: argparse.Namespace) -> dict[str, Any]:
     columns, delimiter = file_format(args)
     names = (args.dataset, args.input, args.output, args.name)
     with _sigterm_raised():
-        return extend_dataset(*names, columns or Columns(), delimiter, args.entity_types, args.overwrite)
+        return extend_dataset(*names, columns, delimiter, args.entity_types, args.overwrite)
 
 
 @extend.shows
@@ -252,8 +251,8 @@ def list_data(_args: argparse.Namespace) -> dict[str, Any]:
 @list_data.shows
 def show_list(entries: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print a line for each."""
-    counts = [[f"{count:,}" for count in entry["counts"].values()] for entry in entries.values()]
-    rows = [[name, *row, entries[name]["verified_by"]] for name, row in zip(entries, counts)]
+    counts = {name: map("{:,}".format, entry["counts"].values()) for name, entry in entries.items()}
+    rows = [[name, *counts[name], entry["verified_by"]] for name, entry in entries.items()]
     common.print_columns(LIST_COLUMNS, rows)
 
 
@@ -315,11 +314,9 @@ def vectors(args: argparse.Namespace) -> dict[str, Any]:
     texts = vector_files.read_texts(Path(args.texts))
     if args.like:
         rows = vector_files.open_encoder(Path(args.like))(texts.values())
-        vector_files.write_vectors(output, texts, rows, encoder=None)
     else:
-        made_by = args.dimension, args.encoder
-        rows = vector_files.text_vectors(texts, *made_by)
-        vector_files.write_vectors(output, texts, rows, *made_by)
+        rows = vector_files.text_vectors(texts, args.dimension, args.encoder)
+    vector_files.write_vectors(output, texts, rows, args.dimension, None if args.like else args.encoder)
     return {"path": str(output), "texts": len(texts), "dimension": rows.shape[1]}
 
 

@@ -35,14 +35,12 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("--split", f"which triples (default: {TEST})", choices=SPLITS),
     option("--triples FILE", "rank the triples of this file instead of a split"),
     common.COLUMNS,
     common.DELIMITER,
-    common.FEATURES,
-    common.ABOUT,
+    *common.NEW_ENTITIES,
     common.RULES,
     flag("--raw", "rank among other known answers too (default: filtered)"),
     option(
@@ -59,18 +57,10 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
         is_repeated=True,
         choices=GROUPS,
     ),
-    flag("--per-relation", "the same as --by relation"),
-    option(
-        "--buckets P",
-        "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
-        least=1,
-    ),
+    option("--per-relation", "the same as --by relation", dest="by", action="append_const", const="relation"),
+    option("--buckets P", "metrics by bucket: heads of one of P ranges of ids, tails of another", least=1),
     flag("--classify", "also tell true triples from drawn false ones, by thresholds of the valid split"),
-    option(
-        "--negatives VALID_FILE FILE",
-        "false triples for --classify instead: for the valid split, and for the ranked triples",
-        nargs=2,
-    ),
+    option("--negatives VALID_FILE FILE", "false triples for --classify: of valid, of those ranked", nargs=2),
     option("--batch-size", "queries at a time", least=1, default=4096),
     option(
         "--device",
@@ -165,11 +155,14 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(report)
         return 0
-    print_text(format_table(result, args.per_relation, args.by))
+    print_text(format_table(result, by=args.by))
     if buckets:
         print_columns(list(buckets[0]), [[_figure(value) for value in bucket.values()] for bucket in buckets])
     if args.classify:
-        _print_classification(report["classification"], "relation" in args.by or args.per_relation)
+        figures = report["classification"]
+        print_text(f"classification: {figures['thresholds']}; negatives {figures['negatives']}")
+        by_relation = figures["per_relation"] if "relation" in args.by else {}
+        _print_figures(CLASSIFICATION, {"all": figures, **by_relation})
     if args.features:
         texts = [f"{count} of type {name}" for name, count in report["new_entities"].items()]
         print_text(f"new entities among the candidates: {', '.join(texts)}")
@@ -178,17 +171,11 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("--method", "a monotone step function, or a sigmoid", default="isotonic", choices=METHODS),
     option("--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH),
     option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
-    option(
-        "--questions N",
-        "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
-        least=0,
-        default=0,
-    ),
+    option("--questions N", "curves for dglkge ask, by N made questions (CQD's adapter)", least=0, default=0),
     flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
     common.SEED,
 )
@@ -223,12 +210,6 @@ def _require_valid(calibration: str, model: Run) -> None:
         raise InputError(f"{calibration} fits on valid triples, and {model.dataset.path} has none")
 
 
-def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
-    """Print the classification as a table."""
-    print_text(f"classification: {report['thresholds']}; negatives {report['negatives']}")
-    _print_figures(CLASSIFICATION, {"all": report, **(report["per_relation"] if per_relation else {})})
-
-
 @calibrate.shows
 def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print the quality of the probabilities as a table."""
@@ -261,13 +242,9 @@ def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:
     # Imported only here: pandas takes half a second, which no other command needs.
     from dglkge.data.named_triples import read_named_triples
 
-    return read_named_triples(
-        # With the names of new entities, where there are some; ids are those of the data set.
-        Path(path),
-        run.dataset.relations,
-        run.tables.vocabulary if args.features else run.dataset.vocabulary,
-        *common.file_format(args),
-    )
+    # With the names of new entities, where there are some; ids are those of the data set.
+    vocabulary = run.tables.vocabulary if args.features else run.dataset.vocabulary
+    return read_named_triples(Path(path), run.dataset.relations, vocabulary, *common.file_format(args))
 
 
 def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:

@@ -211,18 +211,17 @@ class _Job:
         """
         try:
             self.site.fetch_logs(log_dir, self.places)
+            return result
         except DglkgeError as error:
-            problem = f"not all files could be brought back: {' '.join(str(error).split())}"
-            if result.status == 0:
-                return dataclasses.replace(result, status=FAILURE_STATUS, reason=problem)
-            self.console.message(f"error: {problem}")
+            status = FAILURE_STATUS
+            reason = f"not all files could be brought back: {' '.join(str(error).split())}"
         except KeyboardInterrupt as error:
             words, status = describe_stop(error)
-            problem = f"{words}: not all files have been brought back"
-            if result.status == 0:
-                return dataclasses.replace(result, status=status, reason=problem, is_interrupted=True)
-            self.console.message(problem)
-            return dataclasses.replace(result, is_interrupted=True)
+            reason = f"{words}: not all files have been brought back"
+            result = dataclasses.replace(result, is_interrupted=True)
+        if result.status == 0:
+            return dataclasses.replace(result, status=status, reason=reason)
+        self.console.message(f"error: {reason}")
         return result
 
     def _prepare(self, log_dir: Path, is_registered: bool) -> tuple[list[Host], JobSettings, Config | None]:

@@ -26,7 +26,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
 
 
 @command(
-    *common.MODEL,
+    *common.MODEL_AND_DATASET,
     option("--head NAME", "the head"),
     option("--relation NAME", "the relation"),
     option("--tail NAME", "the tail"),
@@ -48,9 +48,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
     ),
     common.SEEN,
     flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
-    common.DATASET,
-    common.FEATURES,
-    common.ABOUT,
+    *common.NEW_ENTITIES,
     common.RULES,
 )
 def predict(args: argparse.Namespace) -> Any:
@@ -221,8 +219,7 @@ def _print_scores(reports: list[Report]) -> None:
     option("--entity ENTITY", argparse.SUPPRESS),
     option("--type TYPE", "its type, if entities of several types share the name"),
     K,
-    common.FEATURES,
-    common.ABOUT,
+    *common.NEW_ENTITIES,
 )
 def similar(args: argparse.Namespace) -> dict[str, Any]:
     """Show the entities of the same type whose rows have the greatest cosine with an entity's row.

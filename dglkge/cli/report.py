@@ -34,11 +34,7 @@ NONE = "–"
         "many entities; the page says how many)",
         least=0,
     ),
-    option(
-        "--candidates N",
-        "rank among all entities of the type, or N sampled ones for each query (default: all)",
-        type=common.num_candidates,
-    ),
+    option("--candidates N", "N sampled ones for each query (default: all)", type=common.num_candidates),
     common.SEED,
     option("--points", "entities of the map, the most frequent; 0: no map", least=0, default=2000),
     option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),

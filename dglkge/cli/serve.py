@@ -19,8 +19,7 @@ APPROXIMATE_FROM = 1_000_000
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     common.RULES,
     option("--host", "address to listen on; others need --token", default="127.0.0.1"),
     option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),

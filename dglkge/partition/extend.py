@@ -89,7 +89,7 @@ def extend_dataset(
         raise InputError(
             f"the data set has an edge set {name!r} already (it has {known}); give another --name"
         )
-    files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
+    files = {TRAIN: [TripleFile(path, columns or Columns(), delimiter) for path in inputs]}
     known_times = dataset.relations.times
     triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
     if bool(triples.times) != bool(known_times):

@@ -202,8 +202,10 @@ def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Readin
     first = _first_line(files[TRAIN])
     # A name may be a number: ids only if the first triple cannot be one of names.
     is_named = not _all_integers(first) or (first[1] in relations and {first[0], first[2]} <= set(entities))
-    rules = None if is_named else maps.rules
-    tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
+    tables = {
+        split: TripleFile(path) if is_named else TripleFile(path, rules=maps.rules)
+        for split, path in files.items()
+    }
     layout = f"entities.dict, relations.dict and triples of {'names' if is_named else 'ids'}"
     return _reading(maps, tables, watch, layout, is_named)
 
