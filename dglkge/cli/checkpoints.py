@@ -15,6 +15,7 @@ from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 from dglkge.model.functions.comparators import METRICS
 
 TO_RUN, TO_BIGRAPH = "run", "bigraph"
+TARGETS = (TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS)
 
 
 @command(common.RUN, flag("--verify", "read every file and compare it with its checksum"), common.IMPORT)
@@ -137,12 +138,7 @@ def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None
 
 @command(
     option("run SOURCE", "a run, a checkpoint, or a folder of files for --from"),
-    option(
-        "--to FORMAT",
-        "run, bigraph, or a format of dglkge checkpoint export",
-        required=True,
-        choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
-    ),
+    option("--to FORMAT", "run, bigraph, or a format of checkpoint export", required=True, choices=TARGETS),
     option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
     common.OUTPUT,
     option("--dataset DIR", "for --to run: the run's data set"),

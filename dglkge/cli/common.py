@@ -360,15 +360,14 @@ def cell(value: object) -> Text:
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
-def print_rich(*parts: Any) -> None:
-    """Print parts of rich, or what callables print on a console of rich; in a pipe no line is broken."""
+def print_rich(part: Any) -> None:
+    """Print a part of rich, or what a callable prints on a console of rich; in a pipe no line is broken."""
     from rich.console import Console
 
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
     console = Console(file=io.StringIO(), width=width, highlight=False)  # no terminal, so no colours
-    for part in parts:
-        part(console) if callable(part) else console.print(part)
+    part(console) if callable(part) else console.print(part)
     # Cells of a table are padded.
     text = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
     print_text("\n".join(line.rstrip() for line in text.split("\n")))
@@ -431,7 +430,7 @@ def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     overrides = [*args.set, *filter(OVERRIDE.match, args.words)]
     if not files:
         return None if args.recipe is None else str(recipe_file(args.recipe)), overrides
-    (path,) = map(Path, files)
+    path = Path(files[0])
     if (path / DESCRIPTION).is_file():
         return None, [f"dataset={path}", *overrides]
     return str(path / RUN_CONFIG_FILE if path.is_dir() else path), overrides

@@ -102,7 +102,7 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
     parts = [getattr(args, role) for role in ROLES]
     if args.triples is None:
         if parts.count(None) > 1:
-            got = " and ".join(f"--{role}" for role in ROLES if getattr(args, role) is not None) or "none"
+            got = " and ".join(f"--{role}" for role, part in zip(ROLES, parts) if part is not None) or "none"
             raise InputError(
                 "give two of --head, --relation and --tail, and the third is predicted, or all three for "
                 f"their score. Got {got}"
@@ -114,10 +114,7 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
 
     file = TripleFile(Path(args.triples), *file_format(args))
     frames = (chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames())
-    questions = [row for frame in frames for row in frame.itertuples(index=False, name=None)]
-    if not questions:
-        raise InputError(f"{args.triples} has no triples")
-    return questions
+    return [row for frame in frames for row in frame.itertuples(index=False, name=None)]
 
 
 def _located(problems: Mapping[int, str | None], args: argparse.Namespace) -> dict[int, str]:
@@ -159,12 +156,8 @@ def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespac
 
 def _scored(row: Report) -> Report:
     """Return score, probability (if one was fitted) and split of a row."""
-    probability = row.get("probability")
-    return {
-        "score": row["score"],
-        **({} if probability is None else {"probability": probability}),
-        "known": row["known_from"],
-    }
+    probability = {} if row.get("probability") is None else {"probability": row["probability"]}
+    return {"score": row["score"], **probability, "known": row["known_from"]}
 
 
 def _print_prediction(report: Report) -> None:

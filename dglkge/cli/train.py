@@ -31,9 +31,6 @@ MOST_ALONE = 200_000
 JOB_OPTIONS = ("ip_config", "num_trainers", "num_servers", "log_dir", "max_restarts", "no_verify", "json")
 """With one of them it is a job, however small."""
 
-THIS_MACHINE = "127.0.0.1"
-"""Its address in an ip_config.txt of one machine, without SSH."""
-
 
 @command(
     *common.CONFIG,
@@ -151,7 +148,7 @@ def ip_config(path: str | None) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
         file = Path(folder) / "ip_config.txt"
-        file.write_text(f"{THIS_MACHINE}\n", encoding="utf-8")
+        file.write_text("127.0.0.1\n", encoding="utf-8")  # without SSH
         yield str(file)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
+from dglkge.data.dataset_files import DatasetSize, Field, read_dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import Index, KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
@@ -212,7 +212,7 @@ class Dataset:
 
     def size(self) -> DatasetSize:
         """Return the sizes of the data set and of its partitions."""
-        return dataset_size(self.path, self.description, self.layout().description)
+        return read_dataset_size(self.path)
 
     def quality(self) -> dict[str, Any]:
         """Return the figures of the data's quality that partitioning has measured, of leaks and others.

@@ -333,12 +333,7 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
     """
     # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
     description, partition_file = locate_partitions(dataset)
-    return dataset_size(Path(dataset), description, load_json(partition_file))
-
-
-def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
-    """Return the sizes of a data set, given the content of its description and of that of its partitions."""
-    report = load_json(folder / PARTITIONS / REPORT)
+    graph, report = load_json(partition_file), load_json(Path(dataset) / PARTITIONS / REPORT)
     try:
         rows = {ntype: _lengths(ranges) for ntype, ranges in graph[Field.NODE_MAP].items()}
         loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple
@@ -354,7 +349,7 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         )
         return DatasetSize(parts, {name: int(count) for name, count in description[Field.SPLITS].items()})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _foreign(folder, error) from error
+        raise _foreign(Path(dataset), error) from error
 
 
 @contextlib.contextmanager

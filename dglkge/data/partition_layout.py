@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,17 +76,11 @@ class PartitionLayout:
         For each node type the first node id of each partition and, last, the number of nodes.
     num_times : int
         Times that a relation has; an edge has its relation as ``node id * num_times + time``.
-
-    Attributes
-    ----------
-    description : dict
-        DGL's description of the partitions, where that was opened.
     """
 
     def __init__(self, path: Path, boundaries: dict[str, np.ndarray], num_times: int = 1) -> None:
         self.path = path
         self.num_times = num_times
-        self.description: dict[str, Any] = {}
         self._boundaries = boundaries
         self._arrays: dict[str, np.ndarray] = {}
         self._edge_tables: dict[int, EdgeTable] = {}
@@ -131,7 +124,6 @@ class PartitionLayout:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
         layout = cls(path, boundaries, num_times)
-        layout.description = config
         # Mapped now, so that a missing or damaged map is an error before training starts.
         for ntype in layout.ntypes:
             layout.original_ids(ntype)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ BUCKET_BYTES = 1 << 29
 
 Counted = tuple[np.ndarray, np.ndarray]
 """Keys (n,), ascending, and the count (n,) of each."""
+_NOTHING: Counted = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Heads, relations and tails: three integer arrays (n,)."""
@@ -245,18 +246,15 @@ def _combinations(
 
 def _count_combinations(
     relations: np.ndarray, rows: np.ndarray, first: np.ndarray, num: np.ndarray, num_relations: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Counted:
     """Count pairs of relations over the combinations of rows and places.
 
     A key is the smaller relation times the number of relations, plus the larger one.
     """
-    keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for mine, places in _combinations(rows, first, num):
-        first, second = relations[mine], relations[places]
-        key = np.minimum(first, second) * num_relations + np.maximum(first, second)
-        piece, count = np.unique(key, return_counts=True)
-        keys, counts = _sum_by_key((keys, counts), (piece, count))
-    return keys, counts
+    pairs = ((relations[mine], relations[places]) for mine, places in _combinations(rows, first, num))
+    keys = (np.minimum(*pair) * num_relations + np.maximum(*pair) for pair in pairs)
+    counted = (np.unique(key, return_counts=True) for key in keys)
+    return reduce(_sum_by_key, counted, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -277,8 +275,7 @@ def measure_quality(
     # The buckets of a round are measured side by side, in the memory of one.
     num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
-    nothing = np.zeros(0, np.int64)
-    overlaps: list[Counted] = [(nothing, nothing)] * 2
+    overlaps = [_NOTHING] * 2
     sizes, uses = _sizes_of_alone(triples, again)
     duplicates = dict.fromkeys(SPLITS, 0)
     num_triples = {split: len(heads) for split, (heads, _, _) in splits.items()}

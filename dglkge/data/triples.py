@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from dglkge.data import text_format
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules, open_stream, read_errors
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 
 # Bytes of text, and rows of other sources, for each chunk: bounds memory whatever the size of the file.
 BLOCK_BYTES = 16 << 20
@@ -219,20 +219,22 @@ class TripleFile:
 
     def _text_blocks(self) -> Iterator[Block]:
         path = self.path
-        codec = text_format.compression(path)
+        codec, is_first = text_format.compression(path), not self._text.has_header
         try:
             with read_errors(path), pa.OSFile(str(path)) as raw:
                 for content in self._whole_lines(pa.CompressedInputStream(raw, codec) if codec else raw):
+                    # In a block that is not the file's first, Arrow is to take nothing for a byte order mark.
+                    has_mark = content.startswith(_BYTE_ORDER_MARK) and not is_first
+                    is_first = False
                     # Arrow calls nothing but empty lines an error.
                     if content.strip(b"\r\n"):
-                        yield Block(content, raw.tell())
+                        yield Block(b"\n" * has_mark + content, raw.tell())
         except pa.ArrowException as error:
             raise self._bad_line(str(error)) from error
 
     def _whole_lines(self, stream: pa.NativeFile) -> Iterator[bytes]:
         """Yield the content behind the header, cut behind ends of lines."""
         skips, rest = self._text.has_header, b""
-        is_first = not skips
         while read := stream.read(min(self.read_bytes or BLOCK_BYTES, BLOCK_BYTES)):
             content = rest + read
             # A lone carriage return ends a line for Arrow. Of "\r\n" cut in two, it skips the empty line.
@@ -246,10 +248,9 @@ class TripleFile:
             if skips:
                 end = re.search(rb"[\r\n]", content)
                 content, skips = content[end.end() if end else len(content) :], False
-            yield _unmarked(content, is_first)
-            is_first = False
+            yield content
         if rest and not skips:
-            yield _unmarked(rest, is_first)
+            yield rest
 
     def _parsed(self, content: bytes) -> dict[str, pa.Array]:
         file = self._text
@@ -294,13 +295,6 @@ class TripleFile:
         return self.rules.first_fault((role, by_name[name]) for role, name in file.names.items())
 
 
-def _unmarked(content: bytes, is_first: bool) -> bytes:
-    """Return a block in which Arrow takes nothing for a byte order mark unless it is the file's first."""
-    if not is_first and content.startswith(_BYTE_ORDER_MARK):
-        return b"\n" + content
-    return content
-
-
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     # Arrow would copy a single chunk.
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
@@ -323,13 +317,11 @@ def frame_chunks(
         raise InputError(f"{name}: the data frame is empty")
     for start in range(0, len(frame), CHUNK_ROWS):
         part = frame.slice(start, CHUNK_ROWS) if is_arrow else frame.iloc[start : start + CHUNK_ROWS]
-        try:
+        with os_errors(InputError, f"{name}: a column mixes several types", pa.ArrowException):
             arrays = {
                 role: part[column] if is_arrow else pa.array(part[column], from_pandas=True)
                 for role, column in names.items()
             }
-        except pa.ArrowException as error:
-            raise InputError(f"{name}: a column mixes several types: {error}") from error
         yield _checked(arrays, rules, name, start)
 
 
@@ -341,13 +333,10 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
         # gaps.
         if pa.types.is_floating(array.type) and role != WEIGHT:
             raise InputError(f"{place}: the {role} column holds {array.type}, expected names or integers")
-        try:
-            is_number = rules.integer_ids and role != TIME
-            expected = pa.float64() if role == WEIGHT else pa.int64() if is_number else pa.string()
+        expected = pa.float64() if role == WEIGHT else _type_of(role, rules)
+        text = f"{place}: the {role} column holds {array.type}, expected {expected}"
+        with os_errors(InputError, text, pa.ArrowException):
             array = array.cast(expected)
-        except pa.ArrowException as error:
-            types = f"holds {array.type}, expected {expected}"
-            raise InputError(f"{place}: the {role} column {types}: {error}") from error
         if array.null_count:
             row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             raise InputError(f"{place}: row {row + 1}: the {role} is empty")
@@ -364,7 +353,7 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     """Return the rows of a chunk that break a rule (not the exact one: the caller finds out which)."""
     bad = np.zeros(len(columns[ROLES[0]]), dtype=bool)
     for role in [*ROLES, TIME] if TIME in columns else ROLES:
-        if rules.integer_ids and role != TIME:
+        if rules.limits and role != TIME:
             ids = columns[role].to_numpy()
             bad |= (ids < 0) | (ids >= rules.limits[role])
         else:
@@ -376,18 +365,20 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     return np.flatnonzero(bad)
 
 
+def _type_of(role: str, rules: RowRules) -> pa.DataType:
+    """Return the type of a role's column, of text the narrower one of weights."""
+    if role == WEIGHT:
+        return pa.float32()
+    return pa.int64() if rules.limits and role != TIME else pa.string()
+
+
 def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:
-    names = file.names
-    types = {name: pa.int64() if rules.integer_ids else pa.string() for name in names.values()}
-    if WEIGHT in names:
-        types[names[WEIGHT]] = pa.float32()
-    if TIME in names:
-        types[names[TIME]] = pa.string()
+    types = {name: _type_of(role, rules) for role, name in file.names.items()}
     return pa.csv.read_csv(
         pa.BufferReader(content),
         # One block: the threads parse different ones.
         pa.csv.ReadOptions(use_threads=False, block_size=len(content) + 1, column_names=file.field_names),
         pa.csv.ParseOptions(delimiter=file.text.delimiter, quote_char='"' if file.text.quoted else False),
         # Nothing is null: a name may well be "NA" or "null".
-        pa.csv.ConvertOptions(column_types=types, include_columns=[*names.values()], null_values=[]),
+        pa.csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[]),
     )

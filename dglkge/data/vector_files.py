@@ -102,12 +102,11 @@ class _Npy(VectorFile):
         self.path = path
         self._names = names
         with os_errors(InputError, f"{path} is damaged or not an npy file of numbers", ValueError):
-            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-            is_array = isinstance(matrix, np.ndarray)
-            got = f"{matrix.dtype} of shape {matrix.shape}" if is_array else "an archive"
+            # No objects: reading them could run code.
+            matrix = self._matrix = np.lib.format.open_memmap(path, mode="r")
+        if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+            got = f"{matrix.dtype} of shape {matrix.shape}"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
-        self._matrix = matrix
         self.count, self.width = matrix.shape
 
     def names(self) -> Iterator[str]:

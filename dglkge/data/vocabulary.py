@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import mmap
 import re
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -283,15 +283,13 @@ class RelationVocabulary:
         self.timeless = list(relations)
         limit_pairs(len(self.timeless), self.num_times)
         self.relations = at_times(self.timeless, times)
-        # A label identifies a relation alone, while names repeat where one joins several pairs of types.
-        uses = Counter(relation.name for relation in self.relations)
-        self.labels = Vocabulary(
-            [r.name if uses[r.name] == 1 else f"{r.name} ({r.lhs} → {r.rhs})" for r in self.relations],
-            "relation",
-        )
-        self._ids_of_name: dict[str, list[int]] = {}
+        ids: dict[str, list[int]] = {}
         for id_, relation in enumerate(self.relations):
-            self._ids_of_name.setdefault(relation.name, []).append(id_)
+            ids.setdefault(relation.name, []).append(id_)
+        # A label identifies a relation alone, while names repeat where one joins several pairs of types.
+        several = {name for name, of_name in ids.items() if len(of_name) > 1}
+        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if r.name in several else r.name for r in self.relations]
+        self._ids_of_name, self.labels = ids, Vocabulary(labels, "relation")
 
     def __len__(self) -> int:
         return len(self.relations)
@@ -338,12 +336,10 @@ class RelationVocabulary:
         fitting = [id_ for id_, known in named if lhs in (None, known.lhs) and rhs in (None, known.rhs)]
         if len(fitting) == 1:
             return fitting[0]
-        known = ", ".join(repr(self.labels[id_]) for id_ in ids)
-        if not fitting:
-            pair = f"{lhs or 'any'} → {rhs or 'any'}"
-            raise InputError(f"relation {label_or_name!r} does not join {pair}; known: {known}")
-        several = "several pairs of entity types"
-        raise InputError(f"relation {label_or_name!r} joins {several}; say which: {known}")
+        none = f"does not join {lhs or 'any'} → {rhs or 'any'}; known"
+        problem = "joins several pairs of entity types; say which" if fitting else none
+        labels = ", ".join(repr(self.labels[id_]) for id_ in ids)
+        raise InputError(f"relation {label_or_name!r} {problem}: {labels}")
 
     @property
     def num_times(self) -> int:
