@@ -191,7 +191,10 @@ class _Job:
             log_dir.mkdir(parents=True, exist_ok=True)
         console.log_path = log_dir / LAUNCHER_LOG
         site.write_job_files(Path(settings.log_dir), hosts)
-        console.message(_announce(settings, hosts, log_dir))
+        where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
+        each = ", each with a GPU," if settings.device == CUDA_DEVICE else ""
+        counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s){each}"
+        console.message(f"{counts} on {where}; logs in {log_dir}")
         threads = min(process_plan.num_threads(settings, host) for host in hosts)
         is_default = self.options.num_trainers is None
         if is_default and threads > 1 and settings.num_trainers < MOST_DEFAULT_TRAINERS:
@@ -317,14 +320,6 @@ def _check_script(command: Sequence[str], workspace: Path) -> None:
             f"and without quotes around them all; {sys.executable} runs it"
         )
     raise InputError(f"there is no script {script!r} in {workspace}")
-
-
-def _announce(settings: JobSettings, hosts: Sequence[Host], log_dir: Path) -> str:
-    """Describe the job that is being started."""
-    where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
-    each = ", each with a GPU," if settings.device == CUDA_DEVICE else ""
-    counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s){each}"
-    return f"{counts} on {where}; logs in {log_dir}"
 
 
 def _conclude(result: JobResult, console: Console, as_json: bool) -> None:

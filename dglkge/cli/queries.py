@@ -89,12 +89,19 @@ def predict(args: argparse.Namespace) -> Any:
 def _print_reports(result: Any, args: argparse.Namespace) -> None:
     """Print predictions, each as a table, and then the scored triples as one."""
     reports = result if args.triples else [result]
-    queries = [report for report in reports if "query" in report]
-    for number, report in enumerate(queries):
+    for number, report in enumerate(report for report in reports if "query" in report):
         if number:
             print_text()
-        _print_prediction(report)
-    _print_scores([report for report in reports if "query" not in report])
+        if "problem" in report:
+            print_text(f"{report['query']}: no answer: {report['problem']}")
+            continue
+        type_note = f" of type {report['type']}" if "type" in report else ""
+        print_text(f"{report['query']}: best {report['asked']}s{type_note}")
+        _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
+    scores = [report for report in reports if "query" not in report]
+    _print_table(scores, ["score", "probability", *ROLES, "known", "problem"])
+    if num_problems := sum("problem" in report for report in scores):
+        print(f"dglkge predict: {num_problems} of {len(scores)} triples have a problem", file=sys.stderr)
 
 
 def _questions(args: argparse.Namespace) -> list[Parts]:
@@ -160,16 +167,6 @@ def _scored(row: Report) -> Report:
     return {"score": row["score"], **probability, "known": row["known_from"]}
 
 
-def _print_prediction(report: Report) -> None:
-    """Print a prediction as a table."""
-    if "problem" in report:
-        print_text(f"{report['query']}: no answer: {report['problem']}")
-        return
-    type_note = f" of type {report['type']}" if "type" in report else ""
-    print_text(f"{report['query']}: best {report['asked']}s{type_note}")
-    _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
-
-
 def _print_table(reports: list[Report], names: list[str], heading: str = "") -> None:
     """Print reports as a table; a column that none of them needs is left out."""
     shown = [name for name in names if any(report.get(name) is not None for report in reports)]
@@ -196,14 +193,6 @@ def _scores(run: Run, triples: Mapping[int, Parts], args: argparse.Namespace) ->
         | ({"problem": located[row]} if row in located else _scored(triple))
         for row, triple in rows
     }
-
-
-def _print_scores(reports: list[Report]) -> None:
-    """Print scored triples as a table."""
-    _print_table(reports, ["score", "probability", *ROLES, "known", "problem"])
-    num_problems = sum("problem" in report for report in reports)
-    if num_problems:
-        print(f"dglkge predict: {num_problems} of {len(reports)} triples have a problem", file=sys.stderr)
 
 
 @command(
