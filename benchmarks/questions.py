@@ -79,16 +79,14 @@ class Graph:
             self.into[tail].append((head, relation))
             self.tails[head, relation].add(tail)
 
-    def answers(self, node: Node | Hop, everything: set[str]) -> set[str]:
+    def answers(self, node: Node | Hop, names: list[str]) -> set[str]:
         """Return the entities that fulfil a planned question in this graph."""
         if isinstance(node, Hop):
-            heads = (
-                {node.fact.head} if isinstance(node.anchor, int) else self.answers(node.anchor, everything)
-            )
-            return set().union(*(self.tails.get((head, node.fact.relation), set()) for head in heads))
-        parts = [self.answers(child, everything) for child in node.children]
+            heads = {names[node.anchor]} if isinstance(node.anchor, int) else self.answers(node.anchor, names)
+            return set().union(*(self.tails.get((head, node.relation.name), set()) for head in heads))
+        parts = [self.answers(child, names) for child in node.children]
         if node.operation == "not":
-            return everything - parts[0]
+            return set(names) - parts[0]
         return set.intersection(*parts) if node.operation == "and" else set.union(*parts)
 
     def draw(self, kind: str, draws: np.random.Generator, entities: list[str]) -> list[Fact] | None:
@@ -122,7 +120,7 @@ def ranks_of(
     }
     old = Graph(triples["train"] + triples["valid"])
     whole, new = Graph([*old.all, *triples["test"]]), Graph(triples["test"])
-    place, everything = {name: number for number, name in enumerate(names)}, set(names)
+    place = {name: number for number, name in enumerate(names)}
     draws = np.random.default_rng(seed)
     table = []
     for kind in kinds:
@@ -133,8 +131,8 @@ def ranks_of(
             if links is None:
                 continue
             planned = Asked(run, Question("?x", formula_of(kind, links)), beam, ("train", "valid"), adapter)
-            true = whole.answers(planned._root, everything)
-            new_answers = true - old.answers(planned._root, everything)
+            true = whole.answers(planned._root, names)
+            new_answers = true - old.answers(planned._root, names)
             if not new_answers or len(true) > 100:
                 continue
             begin = time.process_time()
@@ -142,7 +140,7 @@ def ranks_of(
                 values = planned._values(planned._root, type_)
             seconds += time.process_time() - begin
             num_questions += 1
-            hard = new.answers(planned._root, everything)
+            hard = new.answers(planned._root, names)
             is_wrong = np.ones(len(names), bool)
             is_wrong[[place[name] for name in true]] = False
             for name in new_answers:

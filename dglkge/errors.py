@@ -69,8 +69,10 @@ class StorageError(JobError):
 
 
 @contextlib.contextmanager
-def os_errors(kind: type[DglkgeError], action: str) -> Iterator[None]:
+def os_errors(kind: type[DglkgeError], action: str, *others: type[Exception]) -> Iterator[None]:
     """Raise a failure of the operating system in the block as an error with a text of ours, and the reason.
+
+    Others are exceptions of a library that are to be raised so, too.
 
     Examples
     --------
@@ -80,10 +82,11 @@ def os_errors(kind: type[DglkgeError], action: str) -> Iterator[None]:
     ...
     dglkge.errors.InputError: cannot read /none: No such file or directory
     """
+    caught: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except OSError as error:
-        raise kind(f"{action}: {error.strerror or error}") from None
+    except caught as error:
+        raise kind(f"{action}: {getattr(error, 'strerror', None) or one_line(error)}") from None
 
 
 def write_error(action: str, error: OSError) -> DglkgeError:

@@ -7,30 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import (
-    IMPORT,
-    NO_VERIFY,
-    OUTPUT,
-    OVERWRITE,
-    RUN,
-    Cells,
-    command,
-    flag,
-    goes_with,
-    open_model,
-    option,
-    print_table,
-    print_text,
-)
+from dglkge.cli import common
+from dglkge.cli.common import command, flag, goes_with, open_model, option, print_table, print_text
 from dglkge.distributed.jobs import human_bytes
 from dglkge.errors import InputError
 from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 from dglkge.model.functions.comparators import METRICS
 
 TO_RUN, TO_BIGRAPH = "run", "bigraph"
+TARGETS = (TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS)
 
 
-@command(RUN, flag("--verify", "read every file and compare it with its checksum"), IMPORT)
+@command(common.RUN, flag("--verify", "read every file and compare it with its checksum"), common.IMPORT)
 def inspect(args: argparse.Namespace) -> dict[str, Any]:
     """Show a checkpoint's version, progress, model, tables and files.
     With --verify, read every file and compare it with its checksum.
@@ -44,7 +32,7 @@ def inspect(args: argparse.Namespace) -> dict[str, Any]:
     return open_model(args).inspect(args.verify)
 
 
-@command(RUN, IMPORT)
+@command(common.RUN, common.IMPORT)
 def verify(args: argparse.Namespace) -> dict[str, Any]:
     """Inspect, and compare every file with its checksum.
 
@@ -53,8 +41,7 @@ def verify(args: argparse.Namespace) -> dict[str, Any]:
       dglkge checkpoint verify runs/demo/checkpoint/epoch_10
     """
     args.verify = True
-    report: dict[str, Any] = inspect.run(args)
-    return report
+    return inspect.run(args)
 
 
 @verify.shows
@@ -78,15 +65,14 @@ def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     if report["verified"]:
         lines["checksums"] = f"all {len(report['files'])} files are as they were written"
     elif args.verify:
-        lines["checksums"] = (
-            f"none for {unknown} of {len(report['files'])} files, which PyTorch-BigGraph wrote: not verified"
-        )
+        of_files = f"{unknown} of {len(report['files'])} files"
+        lines["checksums"] = f"none for {of_files}, which PyTorch-BigGraph wrote: not verified"
     for name, text in lines.items():
         print_text(f"{name:<11} {text}")
     print_text()
-    cells: Cells = {"table": "{name}", "rows": "{num_rows}", "width": "{width}", "parts": "{num_parts}"}
-    state = {"optimizer state": lambda table: ", ".join(table["optimizer_state"]) or "-"}
-    print_table({**cells, **state, "size": _size}, report["tables"])
+    cells = {"table": "{name}", "rows": "{num_rows}", "width": "{width}", "parts": "{num_parts}"}
+    state = {"optimizer state": lambda table: ", ".join(table["optimizer_state"]) or "-", "size": _size}
+    print_table({**cells, **state}, report["tables"])
 
 
 def _size(record: Mapping[str, Any]) -> str:
@@ -98,15 +84,15 @@ def _listed_values(values: dict[str, Any]) -> str:
 
 
 @command(
-    RUN,
-    NO_VERIFY,
+    common.RUN,
+    common.NO_VERIFY,
     option("--format FORMAT", "see above", required=True, choices=EXPORT_FORMATS),
-    OUTPUT,
+    common.OUTPUT,
     option("--table TABLE", "only this entity type, or relation (default: all)", is_repeated=True),
     option("--max-rows", "for projector: sample at most N rows of a table (default: 10000)", type=int),
     option("--metric", "for faiss and qdrant (default: that of the score function)", choices=METRICS),
-    OVERWRITE,
-    IMPORT,
+    common.OVERWRITE,
+    common.IMPORT,
 )
 def export(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Write the rows of every table, in the order of the data set's ids.
@@ -140,11 +126,9 @@ def export(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _listed(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return paths and sizes; of a folder, of all its files."""
-    files = {path: [file for file in [path, *path.rglob("*")] if file.is_file()] for path in paths}
-    return [
-        {"path": str(path), "size_bytes": sum(file.stat().st_size for file in inside)}
-        for path, inside in files.items()
-    ]
+    files = [[file for file in (path, *path.rglob("*")) if file.is_file()] for path in paths]
+    sizes = [sum(file.stat().st_size for file in inside) for inside in files]
+    return [{"path": str(path), "size_bytes": size} for path, size in zip(paths, sizes)]
 
 
 @export.shows
@@ -154,21 +138,12 @@ def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None
 
 @command(
     option("run SOURCE", "a run, a checkpoint, or a folder of files for --from"),
-    option(
-        "--to FORMAT",
-        "run, bigraph, or a format of dglkge checkpoint export",
-        required=True,
-        choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
-    ),
+    option("--to FORMAT", "run, bigraph, or a format of checkpoint export", required=True, choices=TARGETS),
     option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
-    OUTPUT,
+    common.OUTPUT,
     option("--dataset DIR", "for --to run: the run's data set"),
     option("--score-function NAME", "for --from: the rows' score function (dglke: read from its files)"),
-    option(
-        "--score-option NAME=VALUE",
-        "for --from: an option of the score function, e.g. p=1 of keci",
-        is_repeated=True,
-    ),
+    option("--score-option NAME=VALUE", "for --from: that function's option, e.g. p=1", is_repeated=True),
     flag("--reciprocal", "for --from: a relation's row has a half for each side"),
     option(
         "--type THEIRS=OURS",
@@ -178,7 +153,7 @@ def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None
     ),
     flag("--fold-in", "for --to run: new entities get rows from their training triples in the data set"),
     flag("--overwrite", "replace files that exist, not a run"),
-    IMPORT,
+    common.IMPORT,
 )
 def convert(args: argparse.Namespace) -> Any:
     """Write a checkpoint's rows for other programs, or create a run from theirs.

@@ -15,31 +15,27 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.errors import (
-    USERS_TO_MEND,
-    InputError,
-    InputErrors,
-    JobError,
-    StorageError,
-    exit_status_of,
-    unknown_name,
-)
+from dglkge.data.text_format import Columns, is_number, parse_columns, parse_delimiter
+from dglkge.errors import USERS_TO_MEND, InputError, JobError, StorageError, exit_status_of, unknown_name
 from dglkge.inference.choices import ALL, CANDIDATES
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from dglkge.data.text_format import Columns
     from dglkge.inference.run import Run
 
-Show = TypeVar("Show", bound=Callable[[Any, argparse.Namespace], object])
+Option = Callable[[Any], None]
+"""Declares an argument of a command in a parser or a group of one; see :func:`option`."""
+
+Show = Callable[[Any, argparse.Namespace], None]
+"""Prints for people what a command has returned."""
 
 PIPE_COLUMNS = 1000
 EXAMPLES = "\n\nExamples\n--------\n"
@@ -59,8 +55,12 @@ class Parser(argparse.ArgumentParser):
         """Parse, with hyphens in the names of options."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        words[:end] = map(_with_hyphens, words[:end])
-        for name in (word.partition("=")[0] for word in words[:end] if word.startswith("--")):
+        for place, word in enumerate(words[:end]):
+            name, equals, value = word.partition("=")
+            if not name.startswith("--"):
+                continue
+            name = name.replace("_", "-")
+            words[place] = name + equals + value
             # Before argparse says which argument is missing: it may be this one.
             if not any(known.startswith(name) for known in self._option_string_actions):
                 shown = [text for action in self._actions for text in action.option_strings]
@@ -76,20 +76,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def _with_hyphens(word: str) -> str:
-    """Return an option with hyphens in its name; other words and its value as they are."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else word
-
-
-class Option(NamedTuple):
-    """An argument of a command; see :func:`option`."""
-
-    names: list[str]
-    former: list[str]
-    settings: dict[str, Any]
-
-
 def option(
     names: str,
     help_text: str,
@@ -99,7 +85,7 @@ def option(
     is_repeated: bool = False,
     **settings: Any,
 ) -> Option:
-    """Describe an argument.
+    """Return what declares an argument.
 
     Parameters
     ----------
@@ -130,7 +116,12 @@ def option(
         help_text += "; may be repeated"
     if default is not None and not help_text.endswith((")", argparse.SUPPRESS)):
         help_text += " (default: %(default)s)"
-    return Option(shown, former.split(), {"help": help_text, **settings})
+
+    def declare(place: Any) -> None:
+        action = place.add_argument(*shown, *former.split(), help=help_text, **settings)
+        action.option_strings = [name for name in action.option_strings if name in shown]
+
+    return declare
 
 
 def flag(names: str, help_text: str) -> Option:
@@ -179,6 +170,7 @@ def goes_with(args: argparse.Namespace, dest: str, holds: object, condition: str
         raise InputError(f"--{name or dest.replace('_', '-')} goes with {condition}")
 
 
+@dataclass(eq=False)
 class Command:
     """A command: a function of parsed arguments with its options; see :func:`command`.
 
@@ -190,20 +182,18 @@ class Command:
         A text is the heading of those after it.
     status : callable
         Returns the exit status of what ``run`` has returned.
+    show : callable
+        Prints that for people; not called if it is an exit status.
     """
 
-    def __init__(
-        self,
-        run: Callable[[argparse.Namespace], Any],
-        options: Sequence[Option | str],
-        status: Callable[[Any], int],
-    ) -> None:
-        self.run, self.options, self.status = run, options, status
-        self._show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
+    run: Callable[[argparse.Namespace], Any]
+    options: Sequence[Option | str]
+    status: Callable[[Any], int]
+    show: Show = print
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
-        self._show = show
+        self.show = show
         return show
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
@@ -214,9 +204,9 @@ class Command:
             if isinstance(item, str):
                 place = parser.add_argument_group(item)
             else:
-                _declare(item, place)
-        for common_option in COMMON:
-            _declare(common_option, parser)
+                item(place)
+        for declare in COMMON:
+            declare(parser)
 
     def parser(self, prog: str) -> Parser:
         """Return a parser of this command."""
@@ -242,7 +232,7 @@ class Command:
         if args.json:
             print_json(result)
         else:
-            self._show(result, args)
+            self.show(result, args)
         return self.status(result)
 
 
@@ -257,11 +247,6 @@ def command(
 ) -> Callable[[Callable[[argparse.Namespace], Any]], Command]:
     """Return a decorator that makes a command of a function, whose docstring is the help of the command."""
     return lambda run: Command(run, options, status)
-
-
-def _declare(argument: Option, place: Any) -> None:
-    action = place.add_argument(*argument.names, *argument.former, **argument.settings)
-    action.option_strings = [name for name in action.option_strings if name not in argument.former]
 
 
 COMMON = (
@@ -279,28 +264,23 @@ RUN = option(
 )
 NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
 THREADS = option("--threads N", "threads of the model (default: all cores)", type=num_threads, default="all")
-SEEN = option(
-    "--candidates",
-    "all entities of the type, or those seen on that side of the relation",
-    choices=CANDIDATES,
-    default=ALL,
-)
+SEEN = option("--candidates", "all, or seen on that side of the relation", choices=CANDIDATES, default=ALL)
 DATASET = option("--dataset DIR", "the run's data set, if it has moved since training")
-FEATURES = option(
-    "--features FILE",
-    "file of named vectors as those of features.files; its names that the run does not know are entities "
-    "whose rows are computed from them; TYPE=FILE where several entity types have features",
-    is_repeated=True,
+NEW_ENTITIES = (
+    option(
+        "--features FILE",
+        "file of named vectors as those of features.files; its names that the run does not know are entities "
+        "whose rows are computed from them; TYPE=FILE where several entity types have features",
+        is_repeated=True,
+    ),
+    option(
+        "--about NAME=TEXT",
+        "an entity that the run does not know, whose row is computed from a text about it, as those of the "
+        "file of dglkge data vectors that the run was trained with",
+        is_repeated=True,
+    ),
 )
-ABOUT = option(
-    "--about NAME=TEXT",
-    "an entity that the run does not know, whose row is computed from a text about it, as those of the file "
-    "of dglkge data vectors that the run was trained with",
-    is_repeated=True,
-)
-RULES = flag(
-    "--rules", "add the confidence of rules to scores; mined once, and kept as rules.json in the run's folder"
-)
+RULES = flag("--rules", "add the confidence of rules to scores; mined once, kept as rules.json in the run")
 OVERWRITE = flag("--overwrite", "replace what exists")
 COLUMNS = option("--columns LIST", "head,relation,tail (default), hrtT with a time, or names of the header")
 DELIMITER = option("--delimiter CHAR", "instead of tab, and of the comma of .csv")
@@ -313,12 +293,11 @@ IMPORT = option(
 )
 SEED = option("--seed", "seed of what is drawn", default=0)
 MODEL = (RUN, NO_VERIFY, IMPORT)
-"""Options of a command that opens a run."""
+MODEL_AND_DATASET = (*MODEL, DATASET)
+"""Options of a command that opens a run, and perhaps its data set."""
 
 CONFIG = (
-    option(
-        "words CONFIG", "YAML file, run or data set, and fields KEY=VALUE; others have defaults", nargs="*"
-    ),
+    option("words CONFIG", "YAML file, run or data set, and fields KEY=VALUE (others: defaults)", nargs="*"),
     option("--recipe RECIPE", "a configuration that ships, instead of CONFIG"),
     option("--set KEY=VALUE", "the same as KEY=VALUE", is_repeated=True),
     IMPORT,
@@ -333,24 +312,19 @@ def open_model(args: argparse.Namespace) -> Run:
     values = {"dataset": None, "no_verify": False, "features": [], "about": [], "rules": False, **vars(args)}
     model = open_run(args.run, values["dataset"], verify=not values["no_verify"])
     model = model.with_features(values["features"]) if values["features"] else model
-    if values["about"]:
-        texts: dict[str, str] = {}
-        for about in values["about"]:
-            name, _, text = about.partition("=")
-            if not name or not text:
-                raise InputError(f"--about {about!r} is not of the form NAME=TEXT")
-            if name in texts:
-                raise InputError(f"--about gives the entity {name!r} twice; allowed: once")
-            texts[name] = text
-        model = model.with_new_texts(texts)
+    texts: dict[str, str] = {}
+    for about in values["about"]:
+        name, _, text = about.partition("=")
+        if not name or not text or name in texts:
+            raise InputError(f"--about {about!r} is not of the form NAME=TEXT, or a second text of its name")
+        texts[name] = text
+    model = model.with_new_texts(texts) if texts else model
     return model.with_rules() if values["rules"] else model
 
 
-def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
+def file_format(args: argparse.Namespace) -> tuple[Columns, str | None]:
     """Return the columns and the delimiter of a file of triples."""
-    from dglkge.data.text_format import parse_columns, parse_delimiter
-
-    columns = parse_columns(args.columns) if args.columns else None
+    columns = parse_columns(args.columns) if args.columns else Columns()
     return columns, None if args.delimiter is None else parse_delimiter(args.delimiter)
 
 
@@ -386,24 +360,14 @@ def cell(value: object) -> Text:
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def print_rich(*parts: Any) -> None:
-    """Print parts of rich, or what callables print on a console of rich; in a pipe no line is broken."""
+def print_rich(part: Any) -> None:
+    """Print a part of rich, or what a callable prints on a console of rich; in a pipe no line is broken."""
     from rich.console import Console
 
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
     console = Console(file=io.StringIO(), width=width, highlight=False)  # no terminal, so no colours
-    for part in parts:
-        part(console) if callable(part) else console.print(part)
+    part(console) if callable(part) else console.print(part)
     # Cells of a table are padded.
     text = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
     print_text("\n".join(line.rstrip() for line in text.split("\n")))
@@ -450,11 +414,6 @@ OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
 
-def is_override(word: str) -> bool:
-    """Return whether a word of a command line is ``key=value``."""
-    return OVERRIDE.match(word) is not None
-
-
 def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     """Return the file of a configuration, if any, and the overrides, from the options of :data:`CONFIG`.
 
@@ -464,14 +423,14 @@ def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     from dglkge.config.load import recipe_file
     from dglkge.data.dataset_files import DESCRIPTION
 
-    files = [word for word in args.words if not is_override(word)]
+    files = [word for word in args.words if not OVERRIDE.match(word)]
     sources = [*files, *([] if args.recipe is None else [args.recipe])]
     if len(sources) > 1:
         raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
-    overrides = [*args.set, *filter(is_override, args.words)]
+    overrides = [*args.set, *filter(OVERRIDE.match, args.words)]
     if not files:
         return None if args.recipe is None else str(recipe_file(args.recipe)), overrides
-    (path,) = map(Path, files)
+    path = Path(files[0])
     if (path / DESCRIPTION).is_file():
         return None, [f"dataset={path}", *overrides]
     return str(path / RUN_CONFIG_FILE if path.is_dir() else path), overrides
@@ -502,7 +461,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         flush_output()
         return status
     except (InputError, JobError) as error:
-        for problem in error.problems if isinstance(error, InputErrors) else [str(error)]:
+        for problem in getattr(error, "problems", [str(error)]):
             # One line, whatever an exception of another library was quoted: scripts read stderr by lines.
             _print_error(f"{name}: error: {' '.join(problem.split())}")
         return exit_status_of(error)
@@ -510,24 +469,10 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         _print_error(f"{name}: interrupted")
         return exit_status_of(error)
     except BrokenPipeError:
-        _discard_output()
+        _discard(sys.stdout)
         return BROKEN_PIPE_STATUS
     finally:
         _discard_unwritten_errors()
-
-
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
-
-    def terminate(signal_number: int, frame: object) -> None:
-        raise SystemExit(128 + signal_number)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -563,8 +508,7 @@ def _discard_unwritten_errors() -> None:
         if sys.stderr is not None:
             sys.stderr.flush()
     except OSError:
-        with open(os.devnull, "wb") as null:
-            os.dup2(null.fileno(), sys.stderr.fileno())
+        _discard(sys.stderr)
 
 
 def flush_output() -> None:
@@ -582,14 +526,14 @@ def _output_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _discard_output()
+        _discard(sys.stdout)
         raise StorageError(f"cannot write the output: {error.strerror or error}") from None
 
 
-def _discard_output() -> None:
-    """Redirect stdout to /dev/null."""
-    # Python flushes stdout again at exit. That would fail too, print a second message and change the status.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Redirect stdout or stderr to /dev/null."""
+    # Python flushes them again at exit. That would fail too, print a second message and change the status.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(line: str) -> None:

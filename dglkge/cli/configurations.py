@@ -70,36 +70,31 @@ def show(args: argparse.Namespace) -> Any:
         parent, _, name = field.key.rpartition(".")
         if not field.tag:  # an option of a component stands below the component's name
             _print_headings(parent, headings, field.section + "." if field.section and values is None else "")
-        indent = "  " * field.key.count(".")
+        indent, default = "  " * field.key.count("."), _yaml(_plain(field.default))
         if values is not None:
-            default = _yaml(_plain(field.default))
             print_text(f"{indent}{name}: {_yaml(values[field.key])}  # default: {default}")
             continue
         for line in textwrap.wrap(text, WIDTH - len(indent)):
             print_text(f"{indent}# {line}")
         # Only the options of the default are in effect; those of others are comments.
         mark = "# " if field.tag or not field.is_default else ""
-        print_text(f"{indent}{mark}{name}: {_yaml(_plain(field.default))}")
+        print_text(f"{indent}{mark}{name}: {default}")
     return 0
 
 
 def _print_headings(section: str, headings: set[str], optional: str) -> None:
     """Print the names of a section and of those around it, each once; inside an optional one as comments."""
-    names = section.split(".") if section else []
-    for depth, name in enumerate(names):
-        heading = ".".join(names[: depth + 1])
-        if heading not in headings:
-            headings.add(heading)
-            mark = "# " if optional and heading.startswith(optional) else ""
-            print_text(f"{'  ' * depth}{mark}{name}:")
+    parent, _, name = section.rpartition(".")
+    if name and section not in headings:
+        _print_headings(parent, headings, optional)
+        headings.add(section)
+        mark = "# " if optional and section.startswith(optional) else ""
+        print_text(f"{'  ' * section.count('.')}{mark}{name}:")
 
 
 def differences(path: Path) -> dict[str, Any]:
     """Return the fields, by dotted name, in which a run or a YAML file differs from the defaults."""
-    if path.is_dir():
-        tree = load_json(path / RUN_CONFIG_FILE)
-    else:
-        tree = load_config(str(path), []).to_dict()
+    tree = load_json(path / RUN_CONFIG_FILE) if path.is_dir() else load_config(str(path), []).to_dict()
     values = [(field, value_at(tree, field.path)) for field in fields()]
     return {
         field.key: value
@@ -131,10 +126,9 @@ def recipes(args: argparse.Namespace) -> Any:
         return load_config(str(recipe_file(args.name)), []).to_dict()
     rows = []
     for name, path in recipe_files().items():
-        settings = load_config(str(path), [])
-        model = settings.model
-        row = (name, model.score_function.name, model.dimension, settings.training.num_epochs)
-        rows.append(dict(zip(("name", "score function", "dimension", "epochs"), row)))
+        recipe = load_config(str(path), [])
+        sizes = {"dimension": recipe.model.dimension, "epochs": recipe.training.num_epochs}
+        rows.append({"name": name, "score function": recipe.model.score_function.name, **sizes})
     return rows
 
 

@@ -6,43 +6,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import (
-    COLUMNS,
-    DELIMITER,
-    OVERWRITE,
-    command,
-    file_format,
-    flag,
-    flush_output,
-    option,
-    print_columns,
-    print_json,
-    print_rich,
-    print_text,
-    run_command,
-    sigterm_raises,
-)
-from dglkge.data.text_format import Columns, bare_path
+from dglkge.cli import common
+from dglkge.cli.common import command, file_format, flag, option, print_rich, print_text
+from dglkge.data.text_format import bare_path
 from dglkge.data.vocabulary import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.jobs import parse_bytes
+from dglkge.distributed.preemption import handled
 from dglkge.errors import InputError, StorageError
-from dglkge.partition.options import (
-    AUTO_SPLIT,
-    FORMATS,
-    METHODS,
-    Options,
-    ReadingOptions,
-    parse_fractions,
-    parse_prefixes,
-)
+from dglkge.partition import options
 
 LIST_COLUMNS = ("name", "entities", "relations", "train", "valid", "test", "verified by")
 
@@ -50,17 +32,16 @@ LIST_COLUMNS = ("name", "entities", "relations", "train", "valid", "test", "veri
 def run_script(name: str, argv: Sequence[str] | None = None) -> int:
     """Run ``partition.py`` or ``extend.py``; returns the exit status."""
     command = {"partition.py": build, "extend.py": extend}[name]
-    args = command.parser(name).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    return run_command(name, lambda: command.call(args))
+    return common.run_command(name, lambda: command.call(command.parser(name).parse_args(argv)))
 
 
 @command(
     "what is read",
     option("sources SOURCE", "a folder, files, or a name of dglkge data list", nargs="*", type=Path),
     option("--input SOURCE", "the same", nargs="+", type=Path),
-    COLUMNS,
-    DELIMITER,
+    common.COLUMNS,
+    common.DELIMITER,
     option("--split FRACTIONS", "split one set: shares of train,valid,test, or of train (0.9,0.05,0.05)"),
     option("--strict-splits SHARE", "refuse leaks, see below (0.5)", nargs="?", type=float, const=0.5),
     option("--drop-leaks", "leave them out, see below", choices=("exact", "implied")),
@@ -69,15 +50,11 @@ def run_script(name: str, argv: Sequence[str] | None = None) -> int:
     option("--entity-map FILE", "lines of integer id and entity name", type=Path),
     option("--relation-map FILE", "lines of integer id and relation name", type=Path),
     "formats other than tables",
-    option("--format NAME", f"{', '.join(FORMATS)} (found out by the name, else by the content)"),
+    option("--format NAME", f"{', '.join(options.FORMATS)} (found out by the name, else by the content)"),
     option("--prefix NAME=IRI", "RDF: shorten IRIs", is_repeated=True),
     flag("--full-iris", "RDF: do not shorten IRIs"),
     option("--base-iri IRI", "RDF: what relative IRIs are relative to"),
-    option(
-        "--literals POLICY",
-        "RDF: drop, entities, or numeric, which writes numbers to a file in the data set (drop)",
-        default="drop",
-    ),
+    option("--literals POLICY", "RDF: drop, entities, or numeric: numbers to a file (drop)", default="drop"),
     option("--graph IRI", 'RDF: only this graph; "default": triples in none (all)', is_repeated=True),
     option("--types-from RELATION", "entity types by a relation (rdf:type) or an attribute (GraphML)"),
     option("--max-types", "types that --types-from makes (20)", default=20),
@@ -90,13 +67,13 @@ def run_script(name: str, argv: Sequence[str] | None = None) -> int:
     "what is made of it",
     option("-o --output FOLDER", "the dataset folder to make (data/NAME)", type=Path),
     option("--num-parts", "partitions, one per machine (1)", default=1),
-    option("--method", "how to partition, see below (metis)", choices=METHODS, default="metis"),
+    option("--method", "how to partition, see below (metis)", choices=options.METHODS, default="metis"),
     option("--seed", "of --split, --method ldg and random, and relations' owners (0)", default=0),
     option("--max-memory SIZE", "memory for triples, not names, e.g. 2GB (512 MiB; METIS: what is free)"),
     option("--num-workers", "threads that read and check triples (all cores)", type=int),
     option("--time-granularity", "cut dates of the time column (as they are)", choices=[*GRANULARITIES]),
     option("--name", "name of the dataset (the output folder's)"),
-    OVERWRITE,
+    common.OVERWRITE,
     option("--progress", "on stderr (if that is a terminal)", action=argparse.BooleanOptionalAction),
 )
 def build(args: argparse.Namespace) -> int:
@@ -145,22 +122,21 @@ def build(args: argparse.Namespace) -> int:
         raise InputError("--ids names excludes --entity-map and --relation-map")
     columns, delimiter = file_format(args)
     parsed = {
-        "columns": columns or Columns(),
-        "split": parse_fractions(args.split) if args.split else AUTO_SPLIT,
+        "columns": columns,
+        "split": options.parse_fractions(args.split) if args.split else options.AUTO_SPLIT,
         "max_memory": parse_bytes(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
-        "prefixes": parse_prefixes(args.prefix),
+        "prefixes": options.parse_prefixes(args.prefix),
         "graphs": tuple(args.graph),
     }
     # The other options have the names of their fields.
     values = vars(args) | parsed
-    values["reading"] = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
-    options = Options(**{field.name: values[field.name] for field in fields(Options)})
-    with sigterm_raises():
-        figures = partition_triples(sources, output, options, delimiter)
+    values["reading"] = _of_values(options.ReadingOptions, values)
+    with _sigterm_raised():
+        figures = partition_triples(sources, output, _of_values(options.Options, values), delimiter)
     try:
         if args.json:
-            print_json(figures)
+            common.print_json(figures)
         else:
             for note in figures[Field.INPUT]["notes"]:
                 print_text(note)
@@ -170,10 +146,20 @@ def build(args: argparse.Namespace) -> int:
             if leaks:
                 print_text(f"left out as leaks: {' and '.join(leaks)}")
             print_text(f"the dataset lies in {output}")
-        flush_output()
+        common.flush_output()
     except StorageError as error:
         raise StorageError(f"the dataset lies in {output}, but its figures are lost: {error}") from None
     return 0
+
+
+def _of_values(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Build a dataclass of the values that have the names of its fields."""
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
+
+
+def _sigterm_raised() -> contextlib.AbstractContextManager[object]:
+    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
+    return handled([signal.SIGTERM], lambda number, _frame: sys.exit(128 + number))
 
 
 @command(
@@ -181,10 +167,10 @@ def build(args: argparse.Namespace) -> int:
     option("--input FILE", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path),
     option("-o --output FOLDER", "the data set folder to make", required=True, type=Path),
     option("--name", "name of the edge set of the new triples", required=True),
-    COLUMNS,
-    DELIMITER,
+    common.COLUMNS,
+    common.DELIMITER,
     option("--entity-types FILE", "lines of entity and type", type=Path),
-    OVERWRITE,
+    common.OVERWRITE,
 )
 def extend(args: argparse.Namespace) -> dict[str, Any]:
     """Add triples, entities and relations to a data set. A new folder is made, in which every old id and
@@ -209,8 +195,8 @@ def extend(args: argparse.Namespace) -> dict[str, Any]:
 
     columns, delimiter = file_format(args)
     names = (args.dataset, args.input, args.output, args.name)
-    with sigterm_raises():
-        return extend_dataset(*names, columns or Columns(), delimiter, args.entity_types, args.overwrite)
+    with _sigterm_raised():
+        return extend_dataset(*names, columns, delimiter, args.entity_types, args.overwrite)
 
 
 @extend.shows
@@ -265,9 +251,9 @@ def list_data(_args: argparse.Namespace) -> dict[str, Any]:
 @list_data.shows
 def show_list(entries: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print a line for each."""
-    counts = [[f"{count:,}" for count in entry["counts"].values()] for entry in entries.values()]
-    rows = [[name, *row, entries[name]["verified_by"]] for name, row in zip(entries, counts)]
-    print_columns(LIST_COLUMNS, rows)
+    counts = {name: map("{:,}".format, entry["counts"].values()) for name, entry in entries.items()}
+    rows = [[name, *counts[name], entry["verified_by"]] for name, entry in entries.items()]
+    common.print_columns(LIST_COLUMNS, rows)
 
 
 @command(option("name NAME", "of dglkge data list, in any spelling"))
@@ -283,13 +269,12 @@ def get_data(args: argparse.Namespace) -> dict[str, Any]:
     network.
     """
     from dglkge.data.public_data import get_public
-    from dglkge.partition.options import Options
     from dglkge.partition.sources import read_named
 
     entry = get_public(args.name)
     with tempfile.TemporaryDirectory(prefix="dglkge-data-") as temporary:
-        options = Options(progress=False if args.quiet or args.json else None)
-        folder, _ = read_named(entry, Path(temporary), options)
+        progress = False if args.quiet or args.json else None
+        folder, _ = read_named(entry, Path(temporary), options.Options(progress=progress))
     return {**vars(entry), "folder": str(folder)}
 
 
@@ -306,9 +291,9 @@ def show_data(entry: dict[str, Any], _args: argparse.Namespace) -> None:
     option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
     option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
     option("--like FILE", "encode as this file of vectors, which the command has written"),
-    OVERWRITE,
+    common.OVERWRITE,
 )
-def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
+def vectors(args: argparse.Namespace) -> dict[str, Any]:
     """Turn names, labels or descriptions of entities into vectors: TF-IDF of their words, reduced
     by a singular value decomposition, or a sentence encoder. Training takes them as features or initial rows.
 
@@ -328,16 +313,14 @@ def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError("--like has an encoder, that of its file; leave out --encoder")
     texts = vector_files.read_texts(Path(args.texts))
     if args.like:
-        vectors = vector_files.open_encoder(Path(args.like))(texts.values())
-        vector_files.write_vectors(output, texts, vectors, encoder=None)
+        rows = vector_files.open_encoder(Path(args.like))(texts.values())
     else:
-        made_by = args.dimension, args.encoder
-        vectors = vector_files.text_vectors(texts, *made_by)
-        vector_files.write_vectors(output, texts, vectors, *made_by)
-    return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
+        rows = vector_files.text_vectors(texts, args.dimension, args.encoder)
+    vector_files.write_vectors(output, texts, rows, args.dimension, None if args.like else args.encoder)
+    return {"path": str(output), "texts": len(texts), "dimension": rows.shape[1]}
 
 
-@text_vectors_of.shows
+@vectors.shows
 def _show_vectors(result: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print what was written, and how to use it."""
     print_text(f"{result['texts']} vectors of {result['dimension']} numbers in {result['path']}")

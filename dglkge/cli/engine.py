@@ -55,8 +55,7 @@ def install(flags: Sequence[str], dry_run: bool) -> int:
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         known, here = " and ".join(MACHINES), f"{sys.platform} on {platform.machine()}"
         raise InputError(f"dgl {DGL_VERSION} has wheels for linux on {known}; this is {here}")
-    working = works()
-    if working:
+    if working := works():
         print_text(f"{working}: nothing to do")
         return 0
     with tempfile.TemporaryDirectory(prefix="dglkge-engine.") as folder:

@@ -17,11 +17,10 @@ from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
-    from dglkge.evaluation.metrics import RankingResult
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -30,23 +29,18 @@ TIES = ("realistic", "optimistic", "pessimistic")
 GIVEN = "given"
 """Value of --candidates for those that came with the data set."""
 
-CLASSIFICATION = (
-    *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
-    *("num_true", "num_false"),
-)
+CLASSIFICATION = "accuracy f1 precision recall roc_auc average_precision num_true num_false".split()
 QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 """Figures in the tables, and their names in the JSON."""
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("--split", f"which triples (default: {TEST})", choices=SPLITS),
     option("--triples FILE", "rank the triples of this file instead of a split"),
     common.COLUMNS,
     common.DELIMITER,
-    common.FEATURES,
-    common.ABOUT,
+    *common.NEW_ENTITIES,
     common.RULES,
     flag("--raw", "rank among other known answers too (default: filtered)"),
     option(
@@ -63,18 +57,10 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
         is_repeated=True,
         choices=GROUPS,
     ),
-    flag("--per-relation", "the same as --by relation"),
-    option(
-        "--buckets P",
-        "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
-        least=1,
-    ),
+    option("--per-relation", "the same as --by relation", dest="by", action="append_const", const="relation"),
+    option("--buckets P", "metrics by bucket: heads of one of P ranges of ids, tails of another", least=1),
     flag("--classify", "also tell true triples from drawn false ones, by thresholds of the valid split"),
-    option(
-        "--negatives VALID_FILE FILE",
-        "false triples for --classify instead: for the valid split, and for the ranked triples",
-        nargs=2,
-    ),
+    option("--negatives VALID_FILE FILE", "false triples for --classify: of valid, of those ranked", nargs=2),
     option("--batch-size", "queries at a time", least=1, default=4096),
     option(
         "--device",
@@ -109,30 +95,18 @@ def evaluate(args: argparse.Namespace) -> int:
     """
     from dglkge.model.device import open_device  # here: --help does without torch
 
-    protocol = Protocol(
-        split=args.triples or args.split or TEST,
-        filtered=not (args.raw or args.candidates == GIVEN),
-        num_candidates=None if args.candidates == GIVEN else args.candidates,
-        ties=args.ties,
-        batch_size=args.batch_size,
-        seed=args.seed,
-        given=args.candidates == GIVEN,
-    )
+    is_given = args.candidates == GIVEN
+    num_sampled = None if is_given else args.candidates
+    ranking = (not (args.raw or is_given), num_sampled, args.ties, args.batch_size, args.seed, is_given)
+    protocol = Protocol(args.triples or args.split or TEST, *ranking)
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     common.goes_with(args, "negatives", args.classify, "--classify")
     for name in ("columns", "delimiter"):
         common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
-    for text, is_given in {
-        "--classify fits on the valid split, so it cannot be judged by it; use --split test": (
-            args.classify and args.split == VALID
-        ),
-        "give either --buckets or --candidates given, which are those of a split in its order": (
-            args.buckets is not None and args.candidates == GIVEN
-        ),
-        "give either --split or --triples, not both": args.split is not None and args.triples is not None,
-    }.items():
-        if is_given:
-            raise InputError(text)
+    if args.classify and args.split == VALID:
+        raise InputError("--classify fits on the valid split, so it cannot be judged by it; use --split test")
+    if args.split is not None and args.triples is not None:
+        raise InputError("give either --split or --triples, not both")
     for path in filter(None, [args.triples, *(args.negatives or [])]):
         if not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
@@ -148,7 +122,14 @@ def evaluate(args: argparse.Namespace) -> int:
     negatives = [_read(args, model, path) for path in args.negatives or []]
     # Two queries for each triple: its head and its tail.
     with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
-        result, buckets = _ranked(args, model, protocol, triples, also_known, bar.update)
+        rest = (bar.update, also_known, args.device)
+        if args.buckets is None:
+            result, buckets = model.evaluate(protocol, triples, *rest), []
+        else:
+            sets = {protocol.split: triples}
+            *parts, (_, _, result), _ = model.evaluate_buckets(sets, protocol, args.buckets, *rest)
+            names = ("lhs_partition", "rhs_partition")
+            buckets = [dict(zip(names, bucket or ())) | part.both.to_dict() for _, bucket, part in parts]
     folder, version = model.checkpoint.run_folder, model.checkpoint.version
     report: dict[str, Any] = {"run": str(folder), "version": version, "dataset": dataset.name}
     if args.features:
@@ -174,11 +155,14 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.json:
         common.print_json(report)
         return 0
-    print_text(format_table(result, args.per_relation, args.by))
+    print_text(format_table(result, by=args.by))
     if buckets:
         print_columns(list(buckets[0]), [[_figure(value) for value in bucket.values()] for bucket in buckets])
     if args.classify:
-        _print_classification(report["classification"], "relation" in args.by or args.per_relation)
+        figures = report["classification"]
+        print_text(f"classification: {figures['thresholds']}; negatives {figures['negatives']}")
+        by_relation = figures["per_relation"] if "relation" in args.by else {}
+        _print_figures(CLASSIFICATION, {"all": figures, **by_relation})
     if args.features:
         texts = [f"{count} of type {name}" for name, count in report["new_entities"].items()]
         print_text(f"new entities among the candidates: {', '.join(texts)}")
@@ -186,40 +170,12 @@ def evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ranked(
-    args: argparse.Namespace,
-    model: Run,
-    protocol: Protocol,
-    triples: np.ndarray,
-    also_known: Sequence[np.ndarray],
-    progress: Callable[[int], object],
-) -> tuple[RankingResult, list[dict[str, Any]]]:
-    """Rank in one go, or bucket by bucket; returns the result of all triples, and a row for each bucket."""
-    if args.buckets is None:
-        return model.evaluate(protocol, triples, progress, also_known, args.device), []
-    sets = {protocol.split: triples}
-    results = model.evaluate_buckets(sets, protocol, args.buckets, progress, also_known, args.device)
-    *buckets, (_, _, result), _ = results
-    rows = [
-        {"lhs_partition": bucket[0], "rhs_partition": bucket[1], **bucket_result.both.to_dict()}
-        for _, bucket, bucket_result in buckets
-        if bucket is not None
-    ]
-    return result, rows
-
-
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("--method", "a monotone step function, or a sigmoid", default="isotonic", choices=METHODS),
     option("--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH),
     option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
-    option(
-        "--questions N",
-        "also curves for dglkge ask, fitted on N questions made from the graph (CQD's adapter)",
-        least=0,
-        default=0,
-    ),
+    option("--questions N", "curves for dglkge ask, by N made questions (CQD's adapter)", least=0, default=0),
     flag("--by-relation", "also a sigmoid for each relation and side, shrunk to the curve of all"),
     common.SEED,
 )
@@ -251,16 +207,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
 def _require_valid(calibration: str, model: Run) -> None:
     """Refuse a data set without valid triples to fit on."""
     if not len(model.dataset.split(VALID)):
-        raise InputError(
-            f"{calibration} fits on the valid split, and {model.dataset.path} has no valid triples"
-        )
-
-
-def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
-    """Print the classification as a table."""
-    print_text(f"classification: {report['thresholds']}; negatives {report['negatives']}")
-    groups = {"all": report, **(report["per_relation"] if per_relation else {})}
-    _print_figures(CLASSIFICATION, groups)
+        raise InputError(f"{calibration} fits on valid triples, and {model.dataset.path} has none")
 
 
 @calibrate.shows
@@ -295,13 +242,9 @@ def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:
     # Imported only here: pandas takes half a second, which no other command needs.
     from dglkge.data.named_triples import read_named_triples
 
-    return read_named_triples(
-        # With the names of new entities, where there are some; ids are those of the data set.
-        Path(path),
-        run.dataset.relations,
-        run.tables.vocabulary if args.features else run.dataset.vocabulary,
-        *common.file_format(args),
-    )
+    # With the names of new entities, where there are some; ids are those of the data set.
+    vocabulary = run.tables.vocabulary if args.features else run.dataset.vocabulary
+    return read_named_triples(Path(path), run.dataset.relations, vocabulary, *common.file_format(args))
 
 
 def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:

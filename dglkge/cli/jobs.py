@@ -11,15 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dglkge.cli.common import Cells, command, flag, option, print_table, print_text
-from dglkge.distributed.jobs import (
-    JobEntry,
-    allocated_bytes,
-    human_bytes,
-    live_jobs,
-    matching_jobs,
-    process_owner,
-    process_start,
-)
+from dglkge.distributed import jobs
+from dglkge.distributed.jobs import JobEntry, human_bytes, live_jobs
 from dglkge.errors import InputError, JobError
 
 POLL_SECONDS = 0.1
@@ -39,21 +32,18 @@ def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
       dglkge job list --json
       dglkge job stop runs/mine
     """
-    return [
-        {
-            **entry.to_dict(),
-            "allocated_shared_memory_bytes": allocated_bytes(entry.job),
-            "is_launched_here": entry.is_launched_here,
-        }
-        for entry in live_jobs()
-    ]
+    rows = []
+    for entry in live_jobs():
+        taken = {"allocated_shared_memory_bytes": jobs.allocated_bytes(entry.job)}
+        rows.append({**entry.to_dict(), **taken, "is_launched_here": entry.is_launched_here})
+    return rows
 
 
 @list_jobs.shows
-def show_jobs(jobs: list[dict[str, Any]], _args: argparse.Namespace) -> None:
+def show_jobs(rows: list[dict[str, Any]], _args: argparse.Namespace) -> None:
     """Print the jobs as a table."""
-    if jobs:
-        print_table(CELLS, jobs)
+    if rows:
+        print_table(CELLS, rows)
     else:
         print_text("no job runs on this machine")
 
@@ -101,8 +91,8 @@ def stop(args: argparse.Namespace) -> dict[str, Any]:
     if args.now and not _is_gone_by(entry, min(deadline, time.monotonic() + SECOND_SIGNAL_SECONDS)):
         _send(entry)  # a second signal ends the trainers without a commit
     if not _is_gone_by(entry, deadline):
-        text = f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit"
-        raise JobError(text)
+        after = f"still runs after {args.seconds:g} s; --now ends it without a commit"
+        raise JobError(f"{entry.describe()} {after}")
     return {"stopped": entry.describe(), "log_dir": entry.log_dir}
 
 
@@ -113,16 +103,15 @@ def _print_stopped(job: dict[str, Any], _args: argparse.Namespace) -> None:
 
 def _find(text: str) -> JobEntry:
     """Return the one job of that run, id or pid whose launcher is on this machine."""
-    jobs = live_jobs()
+    live = live_jobs()
     # Entries of other users may name this user's run.
-    jobs_of_user = [entry for entry in jobs if entry.owner == os.geteuid()]
-    matches = matching_jobs(text, jobs_of_user) or matching_jobs(text, jobs)
+    matches = jobs.matching_jobs(text, [entry for entry in live if entry.owner == os.geteuid()])
+    matches = matches or jobs.matching_jobs(text, live)
     if len(matches) != 1:
-        names = ", ".join(entry.run or entry.job for entry in matches or jobs) or "none"
+        names = ", ".join(entry.run or entry.job for entry in matches or live) or "none"
         problem = "several jobs match" if matches else "no job of this machine matches"
-        raise InputError(
-            f"{problem} {text!r}; {'they are' if matches else 'running'}: {names} (dglkge job list)"
-        )
+        are = "they are" if matches else "running"
+        raise InputError(f"{problem} {text!r}; {are}: {names} (dglkge job list)")
     (entry,) = matches
     if not entry.is_launched_here:
         raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
@@ -131,13 +120,13 @@ def _find(text: str) -> JobEntry:
 
 def _send(entry: JobEntry) -> None:
     """Send SIGTERM to the launcher, unless it is another user's, or in another container."""
-    if process_start(entry.launcher_pid) != entry.launcher_started:
+    if jobs.process_start(entry.launcher_pid) != entry.launcher_started:
         if _is_gone_by(entry, time.monotonic()):
             return
         raise InputError(f"{entry.describe()} runs in another container: stop it there")
     try:
         # Root may signal any process, and the entry's author chose its number.
-        if process_owner(entry.launcher_pid) not in (entry.owner, -1):
+        if jobs.process_owner(entry.launcher_pid) not in (entry.owner, -1):
             raise InputError(f"{entry.describe()}: process {entry.launcher_pid} is not of the entry's owner")
         os.kill(entry.launcher_pid, signal.SIGTERM)
     except ProcessLookupError:

@@ -24,42 +24,17 @@ from dglkge.distributed.jobs import JobEntry, process_start
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.distributed.world import TEXT
-from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.arguments import (
-    NodePlace,
-    build_parser,
-    machine_needs,
-    most_trainers_of,
-    node_place,
-    parse_arguments,
-    partition_file,
-    script_config,
-)
+from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of, os_errors
+from dglkge.launch import arguments, process_plan, supervisor
+from dglkge.launch.arguments import NodePlace
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.machine import allow_open_files, local_interfaces
-from dglkge.launch.process_plan import (
-    Host,
-    JobSettings,
-    Limits,
-    Places,
-    PlannedProcess,
-    choose_num_trainers,
-    describe_plan,
-    device_of_trainers,
-    num_threads,
-    plan_to_dict,
-)
+from dglkge.launch.process_plan import Host, JobSettings, Places
 from dglkge.launch.remote.connection import SshSettings
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job, run_node
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
-from dglkge.launch.supervisor import (
-    JobResult,
-    Supervisor,
-    attempt_log_dir,
-    run_with_restarts,
-    with_ports_chosen_again,
-)
+from dglkge.launch.supervisor import JobResult
 from dglkge.planning.host import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 
@@ -88,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch(argv: Sequence[str], console: Console) -> int:
     """Check that the job can run, run it, and restart it as often as allowed."""
-    options, command = parse_arguments(argv)
+    options, command = arguments.parse_arguments(argv)
     console.log_format = options.log_format
     if options.print_completion:
         console.summary(_completion_script(options.print_completion).rstrip("\n"))
@@ -96,7 +71,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     require_dgl("dglkge-launch")
     here = Path.cwd() if options.sync else Path(options.workspace).resolve()
     read = functools.partial(read_ip_config, here / options.ip_config)
-    place = node_place(options, read, local_interfaces())
+    place = arguments.node_place(options, read, local_interfaces())
     if place is not None and place.rank > 0:
         seconds = options.rendezvous_seconds
         return run_node(place, options.secret_file, options.python, seconds, console.message)
@@ -121,9 +96,8 @@ def _launch_job(
     places = Places(Path.cwd() if options.sync else workspace, workspace)
     _check_script(command, places.here)
     log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
-    ssh = SshSettings(
-        options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
-    )
+    words = tuple(options.ssh_option)
+    ssh = SshSettings(options.ssh_port, options.ssh_username, options.identity_file, words)
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
     about = ssh, options.python, str(workspace), nodes, console.message
@@ -137,16 +111,15 @@ def _launch_job(
     with contextlib.closing(site):
         job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:
-            plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
-            console.summary(
-                json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n")
-            )
+            plan = job.plan(supervisor.attempt_log_dir(log_dir, 0, options.max_restarts))
+            text = process_plan.describe_plan(plan).rstrip("\n")
+            console.summary(json.dumps(process_plan.plan_to_dict(plan)) if options.json else text)
             return 0, ""
 
         def run(attempt: int) -> JobResult:
-            logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
+            logs = supervisor.attempt_log_dir(log_dir, attempt, options.max_restarts)
             try:
-                return with_ports_chosen_again(lambda: job.run(logs), console.message)
+                return supervisor.with_ports_chosen_again(lambda: job.run(logs), console.message)
             # At the first attempt the user can mend it at once.
             except NotReadyError as error:
                 if attempt == 0:
@@ -154,7 +127,7 @@ def _launch_job(
                 # after a failure, a host, a name or a port may be unavailable for a while
                 return JobResult(1, str(error), 0.0, str(logs), ())
 
-        result = run_with_restarts(run, options.max_restarts, console.message)
+        result = supervisor.run_with_restarts(run, options.max_restarts, console.message)
     _conclude(result, console, options.json)
     return result.status, result.reason or ""
 
@@ -173,7 +146,7 @@ def _completion_script(shell: str) -> str:
     """Return the script that makes a shell complete the options, the script and its files."""
     from dglkge.cli.main import completion_script
 
-    parser = build_parser()
+    parser = arguments.build_parser()
     parser.add_argument("script", metavar="FILE", help="the script")
     parser.add_argument("args", metavar="FILE", nargs=argparse.REMAINDER, help="its arguments")
     return completion_script(parser, shell)
@@ -193,7 +166,7 @@ class _Job:
     nodes: Rendezvous | None = None
     attempts: Iterator[int] = field(default_factory=itertools.count)
 
-    def plan(self, log_dir: Path) -> list[PlannedProcess]:
+    def plan(self, log_dir: Path) -> list[process_plan.PlannedProcess]:
         """Plan an attempt for ``--dry_run``: no file is sent, nothing is registered."""
         site = self.site
         hosts, settings, config = self._prepare(log_dir, is_registered=False)
@@ -214,25 +187,23 @@ class _Job:
         for warning in site.warnings():
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
-        try:
+        with os_errors(NotReadyError, f"cannot write logs to {log_dir}"):
             log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
         console.log_path = log_dir / LAUNCHER_LOG
         site.write_job_files(Path(settings.log_dir), hosts)
-        console.message(_announce(settings, hosts, log_dir))
-        threads = min(num_threads(settings, host) for host in hosts)
-        if (
-            self.options.num_trainers is None
-            and threads > 1
-            and settings.num_trainers < MOST_DEFAULT_TRAINERS
-        ):
+        where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
+        each = ", each with a GPU," if settings.device == CUDA_DEVICE else ""
+        counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s){each}"
+        console.message(f"{counts} on {where}; logs in {log_dir}")
+        threads = min(process_plan.num_threads(settings, host) for host in hosts)
+        is_default = self.options.num_trainers is None
+        if is_default and threads > 1 and settings.num_trainers < MOST_DEFAULT_TRAINERS:
             console.message(
                 f"{threads} threads a trainer, not a trainer a core: threads share the negatives of a chunk, "
                 "each trainer computes with all of them"
             )
-        limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
-        result = Supervisor(site, console, log_dir, limits).run(plan)
+        seconds = {name: getattr(self.options, name) for name in ("stop_seconds", "exit_seconds")}
+        result = supervisor.Supervisor(site, console, log_dir, process_plan.Limits(**seconds)).run(plan)
         return self._with_logs_fetched(result, log_dir)
 
     def _with_logs_fetched(self, result: JobResult, log_dir: Path) -> JobResult:
@@ -243,30 +214,57 @@ class _Job:
         """
         try:
             self.site.fetch_logs(log_dir, self.places)
+            return result
         except DglkgeError as error:
-            problem = f"not all files could be brought back: {' '.join(str(error).split())}"
-            if result.status == 0:
-                return dataclasses.replace(result, status=FAILURE_STATUS, reason=problem)
-            self.console.message(f"error: {problem}")
+            status = FAILURE_STATUS
+            reason = f"not all files could be brought back: {' '.join(str(error).split())}"
         except KeyboardInterrupt as error:
             words, status = describe_stop(error)
-            problem = f"{words}: not all files have been brought back"
-            if result.status == 0:
-                return dataclasses.replace(result, status=status, reason=problem, is_interrupted=True)
-            self.console.message(problem)
-            return dataclasses.replace(result, is_interrupted=True)
+            reason = f"{words}: not all files have been brought back"
+            result = dataclasses.replace(result, is_interrupted=True)
+        if result.status == 0:
+            return dataclasses.replace(result, status=status, reason=reason)
+        self.console.message(f"error: {reason}")
         return result
 
     def _prepare(self, log_dir: Path, is_registered: bool) -> tuple[list[Host], JobSettings, Config | None]:
         """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
-        here = self.places.here
-        machines = self._machines(here)
-        config = script_config(self.command, here)
+        machines = self._machines()
+        config = arguments.script_config(self.command, self.places.here)
         hosts = self.site.connect(machines, self._entry(log_dir, config) if is_registered else None)
-        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places, config)
-        hosts = self.site.with_ports(hosts, machines, settings.num_servers)
-        settings = dataclasses.replace(settings, job=self.name, attempt=next(self.attempts))
-        return hosts, settings, config
+        settings = self._settings(hosts, machines, log_dir, config)
+        return self.site.with_ports(hosts, machines, settings.num_servers), settings, config
+
+    def _settings(
+        self, hosts: Sequence[Host], machines: Sequence[Machine], log_dir: Path, config: Config | None
+    ) -> JobSettings:
+        """Build the settings of an attempt with all defaults; paths are those on the machines."""
+        options, places = self.options, self.places
+        device = "" if config is None else config.training.device
+        lowest, highest = options.num_trainers or (1, None)
+        most = arguments.most_trainers_of(config, places)
+        num_trainers = process_plan.choose_num_trainers(hosts, lowest, highest, device, most)
+        log_dir = places.on_machines(log_dir) if options.sync else log_dir
+        return JobSettings(
+            self.command,
+            str(log_dir / "ip_config.txt"),
+            num_trainers,
+            options.num_servers or machines[0].num_servers or 1,
+            options.num_samplers,
+            options.num_omp_threads,
+            options.num_server_threads,
+            options.graph_format,
+            options.part_config and str(places.on_machines(Path(options.part_config))),
+            str(log_dir),
+            options.extra_envs,
+            shows_progress=sys.stdout.isatty() and options.log_format == TEXT,
+            has_own_disks=options.sync,
+            log_format=options.log_format,
+            job=self.name,
+            attempt=next(self.attempts),
+            device=process_plan.device_of_trainers(device, hosts, num_trainers),
+            verify=not options.no_verify,
+        )
 
     def _entry(self, log_dir: Path, config: Config | None) -> JobEntry:
         """Describe the job for the registers of its machines."""
@@ -283,26 +281,23 @@ class _Job:
             started=time.time(),
         )
 
-    def _machines(self, here: Path) -> list[Machine]:
+    def _machines(self) -> list[Machine]:
         """Return the machines of an attempt; waits for the nodes of a job without SSH."""
-        is_listed = self.place is None or self.place.has_ip_config
-        ip_config = here / self.options.ip_config if is_listed else None
+        place, ip_config = self.place, self.places.here / self.options.ip_config
         if self.nodes is not None:
-            return self.nodes.machines(ip_config)
-        if ip_config is None:  # --nodes 1
-            address = None if self.place is None else self.place.address
-            return [Machine(address or "127.0.0.1", has_port=False)]
+            return self.nodes.machines(ip_config if place is None or place.has_ip_config else None)
+        if place is not None and not place.has_ip_config:  # --nodes 1
+            return [Machine(place.address or "127.0.0.1", has_port=False)]
         return read_ip_config(ip_config)
 
     def _check(self, hosts: Sequence[Host], settings: JobSettings, config: Config | None) -> None:
         """Check that all machines can take the job, as far as its needs are known."""
         graph = settings.part_config
-        partitions = partition_file(config, self.places.here)
+        partitions = arguments.partition_file(config, self.places.here)
         if graph is None and partitions is not None:
             graph = str(self.places.on_machines(partitions))
-        num_machines = len(self.site.addresses)
-        needs = machine_needs(config, self.places, num_machines, settings.num_trainers, settings.num_servers)
-        self.site.check(hosts, settings, graph, needs)
+        counts = (len(self.site.addresses), settings.num_trainers, settings.num_servers)
+        self.site.check(hosts, settings, graph, arguments.machine_needs(config, self.places, *counts))
 
 
 def _user_name() -> str:
@@ -325,51 +320,6 @@ def _check_script(command: Sequence[str], workspace: Path) -> None:
             f"and without quotes around them all; {sys.executable} runs it"
         )
     raise InputError(f"there is no script {script!r} in {workspace}")
-
-
-def _settings(
-    options: argparse.Namespace,
-    command: tuple[str, ...],
-    hosts: Sequence[Host],
-    machines: Sequence[Machine],
-    log_dir: Path,
-    places: Places,
-    config: Config | None,
-) -> JobSettings:
-    """Build the settings with all defaults; paths are those on the machines."""
-    device = "" if config is None else config.training.device
-    lowest, highest = options.num_trainers or (1, None)
-    most = most_trainers_of(config, places)
-    num_trainers = choose_num_trainers(hosts, lowest, highest, device, most)
-    log_dir = places.on_machines(log_dir) if options.sync else log_dir
-    part_config = None if options.part_config is None else places.on_machines(Path(options.part_config))
-    return JobSettings(
-        command=command,
-        ip_config=str(log_dir / "ip_config.txt"),
-        num_trainers=num_trainers,
-        num_servers=options.num_servers or machines[0].num_servers or 1,
-        num_samplers=options.num_samplers,
-        num_omp_threads=options.num_omp_threads,
-        num_server_threads=options.num_server_threads,
-        graph_format=options.graph_format,
-        part_config=None if part_config is None else str(part_config),
-        log_dir=str(log_dir),
-        extra_envs=options.extra_envs,
-        shows_progress=sys.stdout.isatty() and options.log_format == TEXT,
-        log_format=options.log_format,
-        has_own_disks=options.sync,
-        device=device_of_trainers(device, hosts, num_trainers),
-        verify=not options.no_verify,
-    )
-
-
-def _announce(settings: JobSettings, hosts: Sequence[Host], log_dir: Path) -> str:
-    """Describe the job that is being started."""
-    where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
-    counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s)"
-    if settings.device == CUDA_DEVICE:
-        counts += ", each with a GPU,"
-    return f"{counts} on {where}; logs in {log_dir}"
 
 
 def _conclude(result: JobResult, console: Console, as_json: bool) -> None:

@@ -18,14 +18,8 @@ COMMANDS = {
     "data get": ("datasets.get_data", "download a data set by its name, and compare checksums and counts"),
     "data build": ("datasets.build", "turn triples into a data set folder with DGL partitions"),
     "data extend": ("datasets.extend", "add triples and entities to a data set; old ids and partitions stay"),
-    "data check": (
-        "datasets.check",
-        "show repeated triples, leaks into valid and test, unseen names, degrees",
-    ),
-    "data vectors": (
-        "datasets.text_vectors_of",
-        "vectors of names, labels or descriptions, as features of entities",
-    ),
+    "data check": ("datasets.check", "repeated triples, leaks into valid and test, unseen names, degrees"),
+    "data vectors": ("datasets.vectors", "vectors of names, labels or descriptions, as features of entities"),
     "config show": ("configurations.show", "every field of a configuration with its default and help"),
     "config schema": ("configurations.schema", "a JSON Schema, for editors"),
     "config recipes": ("configurations.recipes", "the configurations that ship, by name"),
@@ -37,10 +31,7 @@ COMMANDS = {
     "predict": ("queries.predict", "complete triples: the best tails, heads or relations; score whole ones"),
     "complete": ("questions.complete", "write all likely missing triples to a Parquet file"),
     "ask": ("questions.ask", "answer questions of several hops, with and, or, not"),
-    "explain": (
-        "questions.explain",
-        "reasons for a link: training triples, rules, similar links; rules of a relation",
-    ),
+    "explain": ("questions.explain", "reasons for a link: triples, rules, similar links; a relation's rules"),
     "attributes": ("questions.attributes", "predict a number of every entity from those of some"),
     "similar": ("queries.similar", "the entities most similar to an entity, by cosine"),
     "serve": ("serve.serve", "explore a trained model in the browser"),
@@ -51,10 +42,7 @@ COMMANDS = {
     "checkpoint inspect": ("checkpoints.inspect", "show version, progress, model, tables and files"),
     "checkpoint verify": ("checkpoints.verify", "inspect, and compare every file with its checksum"),
     "checkpoint convert": ("checkpoints.convert", "convert to and from other programs' formats"),
-    "checkpoint export": (
-        "checkpoints.export",
-        "write embeddings: npy, Parquet, faiss, Hugging Face and more",
-    ),
+    "checkpoint export": ("checkpoints.export", "write embeddings: npy, Parquet, faiss, Hugging Face, ..."),
     "launch": ("launch", "run a script of your own on several machines; the same as dglkge-launch"),
 }
 """Command: its module and function in :mod:`dglkge.cli`, and a line of help.
@@ -62,12 +50,7 @@ COMMANDS = {
 ``dglkge --help`` imports no command.
 """
 
-GROUPS = {
-    "data": "data sets",
-    "config": "configurations",
-    "job": "training jobs",
-    "checkpoint": "checkpoints",
-}
+GROUPS = {"data": "data sets", "config": "configurations", "job": "jobs", "checkpoint": "checkpoints"}
 """First words of commands of two words."""
 
 LAUNCH = "launch"
@@ -99,8 +82,7 @@ Scripts of your own train under dglkge-launch; examples/train.py is the one to c
 def command_named(name: str) -> Command:
     """Import a command."""
     module, _, function = COMMANDS[name][0].partition(".")
-    command: Command = getattr(importlib.import_module(f"dglkge.cli.{module}"), function)
-    return command
+    return getattr(importlib.import_module(f"dglkge.cli.{module}"), function)
 
 
 def build_parser(with_arguments: bool = False) -> Parser:
@@ -121,10 +103,10 @@ def _add_commands(parser: Parser, group: str, with_arguments: bool) -> None:
         if name in GROUPS:
             child = places.add_parser(word, help=f"{GROUPS[name]}: {', '.join(actions(name))}")
             _add_commands(child, name, with_arguments)
-            continue
-        child = places.add_parser(word, help=COMMANDS[name][1])
-        if with_arguments and name != LAUNCH:
-            command_named(name).declare(child)
+        else:
+            child = places.add_parser(word, help=COMMANDS[name][1])
+            if with_arguments and name != LAUNCH:
+                command_named(name).declare(child)
 
 
 def actions(group: str) -> list[str]:

@@ -17,16 +17,8 @@ from dglkge.distributed.addresses import read_ip_config
 from dglkge.distributed.jobs import human_bytes, parse_bytes
 from dglkge.errors import InputError
 from dglkge.launch.machine import usable_cores, usable_gpus
+from dglkge.planning import epoch
 from dglkge.planning.defaults import adapted, describe, most_trainers
-from dglkge.planning.epoch import (
-    MOST_RANGES,
-    RangePlan,
-    Rates,
-    epoch_seconds,
-    plan_ranges,
-    propose_ranges,
-    range_budget,
-)
 from dglkge.planning.host import HostMemory, host_memory
 from dglkge.planning.memory import PlannedHost, misfits, plan_memory
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -86,27 +78,24 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     hosts = plan_memory(config, size, num_trainers, args.num_servers)
     there = host_memory(config.output)
     ranges = plan_walks(args, config, size, hosts, there)
-    seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
+    seconds = epoch.epoch_seconds(config, size, num_trainers, measure_rates(config))
+
     # Every machine of the plan is compared with this one, as the others' resources are not known here.
-    in_files = config.tables.storage == "disk"
-    # The launcher puts tables into files where /dev/shm is too small.
-    in_files = in_files or (
-        any(misfits(host, there) for host in hosts)
-        and not any(misfits(host, there, in_files=True) for host in hosts)
+    problems, problems_in_files = (
+        [f"machine {host.machine}: {text}" for host in hosts for text in misfits(host, there, in_files=files)]
+        for files in (False, True)
     )
-    problems = [
-        f"machine {host.machine}: {text}"
-        for host in hosts
-        for text in misfits(host, there, in_files=in_files)
-    ]
+    # The launcher puts tables into files where /dev/shm is too small.
+    in_files = config.tables.storage == "disk" or (bool(problems) and not problems_in_files)
+    problems = problems_in_files if in_files else problems
     has_gpus = len(gpus) >= num_trainers
     if device == CUDA_DEVICE and not has_gpus:
-        counts = f"{num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
-        problems.append(f"training.device is cuda, for {counts}")
+        here = f"{len(gpus)} GPU(s) here"
+        problems.append(f"training.device is cuda, for {num_trainers} trainer(s) a machine: {here}")
     on_device = device not in (AUTO_DEVICE, CPU_DEVICE) or (device == AUTO_DEVICE and has_gpus)
     report = _report(hosts, there, in_files)
     for machine, walk in zip(report["machines"], ranges or []):
-        machine["ranges"] = None if walk is None else dataclasses.asdict(walk)
+        machine["ranges"] = walk and dataclasses.asdict(walk)
     return report | {
         "chosen": defaults,
         "num_epochs": config.training.num_epochs,
@@ -119,7 +108,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
 
 def plan_walks(
     args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
-) -> list[RangePlan | None] | None:
+) -> list[epoch.RangePlan | None] | None:
     """Plan each machine's walk over its ranges (None: no number fits); None if no walk is needed."""
     memory = there.memory_bytes if args.max_memory is None else parse_bytes(args.max_memory)
     num_ranges = config.sampling.num_ranges
@@ -128,13 +117,13 @@ def plan_walks(
         return None
     description, _ = locate_partitions(config.dataset)
     types = [(lhs, rhs) for lhs, rhs, *_ in description[Field.EDGE_TYPES]]
-    budgets = [range_budget(host, memory) for host in hosts]
-    proposed = [propose_ranges(config, part, types, budget) for part, budget in zip(size.parts, budgets)]
+    parts = list(zip(size.parts, (epoch.range_budget(host, memory) for host in hosts)))
+    proposed = [epoch.propose_ranges(config, part, types, budget) for part, budget in parts]
     # One number for all machines: that of the machine that needs the most.
-    common = num_ranges if num_ranges > 1 else max(number or MOST_RANGES for number in proposed)
+    common = num_ranges if num_ranges > 1 else max(number or epoch.MOST_RANGES for number in proposed)
     return [
-        plan_ranges(config, part, types, common, budget) if num_ranges > 1 or number is not None else None
-        for part, budget, number in zip(size.parts, budgets, proposed)
+        None if num_ranges == 1 and number is None else epoch.plan_ranges(config, part, types, common, budget)
+        for (part, budget), number in zip(parts, proposed)
     ]
 
 
@@ -151,24 +140,22 @@ def _describe_walk(machine: int, walk: Mapping[str, Any] | None) -> str:
     )
 
 
-def measure_rates(config: Config) -> Rates:
+def measure_rates(config: Config) -> epoch.Rates:
     """Measure this machine for about a second: matmuls in the run's type, and a copy."""
     import torch  # here: a configuration with mistakes is refused without loading it
 
     dtype = config.training.matmul_dtype
     # "auto" measures both types at the first start of a run; the estimate takes the faster one.
     may_be_narrow = dtype == "auto" and config.training.kernels == "auto"
-    names = ("float32", "bfloat16") if may_be_narrow else (dtype,)
     dim = config.model.dimension
     products = []
-    for name in names:
+    for name in ("float32", "bfloat16") if may_be_narrow else (dtype,):
         queries, candidates = torch.randn(2, PRODUCT_ROWS, dim).to(getattr(torch, name, torch.float32))
         products.append(_seconds_of(functools.partial(torch.matmul, queries, candidates.T)))
-    source = torch.ones(COPY_BYTES // 4)
-    target = torch.empty_like(source)
+    source, target = torch.ones(2, COPY_BYTES // 4)
     copy = _seconds_of(lambda: target.copy_(source))
     # A multiplication and an addition for each of rows x rows x dim; a copy reads and writes each byte.
-    return Rates(2 * PRODUCT_ROWS**2 * dim / min(products), 2 * COPY_BYTES / copy)
+    return epoch.Rates(2 * PRODUCT_ROWS**2 * dim / min(products), 2 * COPY_BYTES / copy)
 
 
 def _seconds_of(work: Callable[[], Any]) -> float:
@@ -200,8 +187,7 @@ def _report(hosts: list[PlannedHost], there: HostMemory, in_files: bool) -> dict
             "disk_bytes": there.disk_bytes,
             "other_jobs": there.claims.num_jobs,
             "planned_by_other_jobs": {
-                "memory_bytes": there.claims.memory_bytes,
-                "shared_memory_bytes": there.claims.shared_memory_bytes,
+                name: getattr(there.claims, name) for name in ("memory_bytes", "shared_memory_bytes")
             },
         },
     }
@@ -232,13 +218,12 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
             rows.append([item, *(human_bytes(machine[planned]) for machine in machines), free])
     print_columns(["", *(f"machine {machine['machine']}" for machine in machines), "here now"], rows)
     if there["other_jobs"]:
-        claims = {name: human_bytes(value) for name, value in there["planned_by_other_jobs"].items()}
+        memory, segments = map(human_bytes, there["planned_by_other_jobs"].values())
         print_text(
             f"{there['other_jobs']} other job(s) run here (dglkge job list); 'here now' is without the "
-            f"{claims['memory_bytes']} of memory, and {claims['shared_memory_bytes']} in /dev/shm, that they "
-            "still take"
+            f"{memory} of memory, and {segments} in /dev/shm, that they still take"
         )
-    # Rates of a GPU are not measured.
+    # epoch.Rates of a GPU are not measured.
     where = "the CPUs of machines like this one" if on_device else "machines like this one"
     seconds, epochs = report["epoch_seconds"], report["num_epochs"]
     print_text(f"an epoch should take about {seconds:.3g} s on {where}; there are {epochs}")
@@ -250,11 +235,7 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
         if "ranges" in machine:
             print_text(_describe_walk(machine["machine"], machine["ranges"]))
     if in_files:
-        files, segments = (
-            human_bytes(max(machine[name] for machine in machines))
-            for name in ("file_bytes", "shared_memory_bytes")
-        )
-        print_text(
-            f"tables are files of {files} a machine (tables.storage, tables.folder); "
-            f"/dev/shm needs {segments}"
-        )
+        files = human_bytes(max(machine["file_bytes"] for machine in machines))
+        segments = human_bytes(max(machine["shared_memory_bytes"] for machine in machines))
+        where = "(tables.storage, tables.folder)"
+        print_text(f"tables are files of {files} a machine {where}; /dev/shm needs {segments}")

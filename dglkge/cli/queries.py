@@ -9,22 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import (
-    ABOUT,
-    DATASET,
-    DELIMITER,
-    FEATURES,
-    MODEL,
-    RULES,
-    SEEN,
-    command,
-    file_format,
-    flag,
-    open_model,
-    option,
-    print_table,
-    print_text,
-)
+from dglkge.cli import common
+from dglkge.cli.common import command, file_format, flag, open_model, option, print_table, print_text
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
@@ -40,7 +26,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
 
 
 @command(
-    *MODEL,
+    *common.MODEL_AND_DATASET,
     option("--head NAME", "the head"),
     option("--relation NAME", "the relation"),
     option("--tail NAME", "the tail"),
@@ -51,7 +37,7 @@ K = option("-k --k", "answers to show", "--topk", default=10)
         "--input",
     ),
     option("--columns LIST", "of the file", default=",".join(ROLES)),
-    DELIMITER,
+    common.DELIMITER,
     flag("--strict", "end at the first triple of the file with an unknown name"),
     K,
     option(
@@ -60,12 +46,10 @@ K = option("-k --k", "answers to show", "--topk", default=10)
         "unmarked (default: mark; without the data set, warn and keep)",
         choices=[known.value for known in Known],
     ),
-    SEEN,
+    common.SEEN,
     flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
-    DATASET,
-    FEATURES,
-    ABOUT,
-    RULES,
+    *common.NEW_ENTITIES,
+    common.RULES,
 )
 def predict(args: argparse.Namespace) -> Any:
     """Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or relations
@@ -105,12 +89,19 @@ def predict(args: argparse.Namespace) -> Any:
 def _print_reports(result: Any, args: argparse.Namespace) -> None:
     """Print predictions, each as a table, and then the scored triples as one."""
     reports = result if args.triples else [result]
-    queries = [report for report in reports if "query" in report]
-    for number, report in enumerate(queries):
+    for number, report in enumerate(report for report in reports if "query" in report):
         if number:
             print_text()
-        _print_prediction(report)
-    _print_scores([report for report in reports if "query" not in report])
+        if "problem" in report:
+            print_text(f"{report['query']}: no answer: {report['problem']}")
+            continue
+        type_note = f" of type {report['type']}" if "type" in report else ""
+        print_text(f"{report['query']}: best {report['asked']}s{type_note}")
+        _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
+    scores = [report for report in reports if "query" not in report]
+    _print_table(scores, ["score", "probability", *ROLES, "known", "problem"])
+    if num_problems := sum("problem" in report for report in scores):
+        print(f"dglkge predict: {num_problems} of {len(scores)} triples have a problem", file=sys.stderr)
 
 
 def _questions(args: argparse.Namespace) -> list[Parts]:
@@ -118,7 +109,7 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
     parts = [getattr(args, role) for role in ROLES]
     if args.triples is None:
         if parts.count(None) > 1:
-            got = " and ".join(f"--{role}" for role in ROLES if getattr(args, role) is not None) or "none"
+            got = " and ".join(f"--{role}" for role, part in zip(ROLES, parts) if part is not None) or "none"
             raise InputError(
                 "give two of --head, --relation and --tail, and the third is predicted, or all three for "
                 f"their score. Got {got}"
@@ -130,21 +121,20 @@ def _questions(args: argparse.Namespace) -> list[Parts]:
 
     file = TripleFile(Path(args.triples), *file_format(args))
     frames = (chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames())
-    questions = [row for frame in frames for row in frame.itertuples(index=False, name=None)]
-    if not questions:
-        raise InputError(f"{args.triples} has no triples")
-    return questions
+    return [row for frame in frames for row in frame.itertuples(index=False, name=None)]
 
 
-def _places(problems: Mapping[int, str], args: argparse.Namespace) -> dict[int, str]:
-    """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
+def _located(problems: Mapping[int, str | None], args: argparse.Namespace) -> dict[int, str]:
+    """Return the problems of rows with their places in the file; with ``--strict`` the first is an error."""
+    rows = [row for row, problem in problems.items() if problem is not None]
+    if not rows:
+        return {}
     from dglkge.data.triples import TripleFile
 
-    places = TripleFile(Path(args.triples), *file_format(args)).places(list(problems))
-    if args.strict and problems:
-        first = min(places)
-        raise InputError(f"{places[first]}: {problems[first]}")
-    return places
+    places = TripleFile(Path(args.triples), *file_format(args)).places(rows)
+    if args.strict:
+        raise InputError(f"{places[min(rows)]}: {problems[min(rows)]}")
+    return {row: f"{places[row]}: {problems[row]}" for row in rows}
 
 
 def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespace) -> dict[int, Report]:
@@ -157,43 +147,26 @@ def _predictions(run: Run, queries: Mapping[int, Parts], args: argparse.Namespac
     problems = {row: group["problem"] for row, group in groups.items() if group["problem"] is not None}
     if problems and not args.triples:
         raise InputError(problems[0])
-    places = _places(problems, args) if args.triples else {}
+    located = _located(problems, args)
     reports = {}
     for row, group in groups.items():
-        parts, missing = queries[row], group["missing"]
+        parts, missing, answers = queries[row], group["missing"], group["answers"]
         known = {role: part for role, part in zip(ROLES, parts) if role != missing}
-        report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **known}
-        if group["problem"] is not None:
-            reports[row] = {**report, "problem": f"{places[row]}: {group['problem']}"}
+        report = reports[row] = {"query": f"({', '.join(parts)})", "asked": missing, **known}
+        if row in located:
+            report["problem"] = located[row]
             continue
-        if group["answers"] and missing != "relation":
-            report |= {"relation": group["answers"][0]["relation"], "type": group["type"]}
-        report["answers"] = [
-            {"rank": answer["rank"], "name": answer[missing], **_scored(answer)}
-            for answer in group["answers"]
-        ]
-        reports[row] = report
+        if answers and missing != "relation":
+            report |= {"relation": answers[0]["relation"], "type": group["type"]}
+        ranked = [(answer["rank"], answer[missing], _scored(answer)) for answer in answers]
+        report["answers"] = [{"rank": rank, "name": name, **figures} for rank, name, figures in ranked]
     return reports
 
 
 def _scored(row: Report) -> Report:
     """Return score, probability (if one was fitted) and split of a row."""
-    probability = row.get("probability")
-    return {
-        "score": row["score"],
-        **({} if probability is None else {"probability": probability}),
-        "known": row["known_from"],
-    }
-
-
-def _print_prediction(report: Report) -> None:
-    """Print a prediction as a table."""
-    if "problem" in report:
-        print_text(f"{report['query']}: no answer: {report['problem']}")
-        return
-    type_note = f" of type {report['type']}" if "type" in report else ""
-    print_text(f"{report['query']}: best {report['asked']}s{type_note}")
-    _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
+    probability = {} if row.get("probability") is None else {"probability": row["probability"]}
+    return {"score": row["score"], **probability, "known": row["known_from"]}
 
 
 def _print_table(reports: list[Report], names: list[str], heading: str = "") -> None:
@@ -215,32 +188,22 @@ def _scores(run: Run, triples: Mapping[int, Parts], args: argparse.Namespace) ->
 
     frame = pd.DataFrame(list(triples.values()), list(triples))
     scored = run.score(frame.set_axis([*ROLES, TIME][: len(frame.columns)], axis=1), strict=not args.triples)
-    places = _places(scored["problem"].dropna().to_dict(), args) if args.triples else {}
-    reports = {}
-    for row, triple in zip(triples, scored.to_dict("records")):
-        problem = {"problem": f"{places.get(row)}: {triple['problem']}"}
-        reports[row] = {role: triple[role] for role in ROLES}
-        reports[row] |= problem if triple["problem"] is not None else _scored(triple)
-    return reports
-
-
-def _print_scores(reports: list[Report]) -> None:
-    """Print scored triples as a table."""
-    _print_table(reports, ["score", "probability", *ROLES, "known", "problem"])
-    num_problems = sum("problem" in report for report in reports)
-    if num_problems:
-        text = f"{num_problems} of {len(reports)} triples have a problem"
-        print(f"dglkge predict: {text}", file=sys.stderr)
+    located = _located(scored["problem"].dropna().to_dict(), args)
+    rows = zip(triples, scored.to_dict("records"))
+    return {
+        row: {role: triple[role] for role in ROLES}
+        | ({"problem": located[row]} if row in located else _scored(triple))
+        for row, triple in rows
+    }
 
 
 @command(
-    *MODEL,
+    *common.MODEL,
     option("name ENTITY", "the entity", nargs="?"),
     option("--entity ENTITY", argparse.SUPPRESS),
     option("--type TYPE", "its type, if entities of several types share the name"),
     K,
-    FEATURES,
-    ABOUT,
+    *common.NEW_ENTITIES,
 )
 def similar(args: argparse.Namespace) -> dict[str, Any]:
     """Show the entities of the same type whose rows have the greatest cosine with an entity's row.
@@ -258,9 +221,8 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(entity, args.type)
     answers = model.nearest(entity, entity_type, args.k)
-    rows = [
-        {"rank": rank, "name": name, "cosine": cosine} for rank, (name, cosine) in enumerate(answers, start=1)
-    ]
+    ranked = enumerate(answers, start=1)
+    rows = [{"rank": rank, "name": name, "cosine": cosine} for rank, (name, cosine) in ranked]
     return {"entity": entity, "type": entity_type, "similar": rows}
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
-from dglkge.cli.common import command, flag, is_number, option, print_table, print_text
+from dglkge.cli.common import command, flag, option, print_table, print_text
 from dglkge.data.dataset_files import SPLITS
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, is_number
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, SEARCHES
 
@@ -18,17 +18,12 @@ SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("-o --output FILE", "the Parquet file", required=True),
     option("--relation NAME", "only this one", is_repeated=True),
     option("--head NAME", "only this one", is_repeated=True),
     option("--head-type TYPE", "only relations with heads of this type", is_repeated=True),
-    option(
-        "--min-probability P",
-        "least probability, as dglkge calibrate has fitted them (default: 0.5, or none with -k)",
-        type=float,
-    ),
+    option("--min-probability P", "least calibrated probability (default: 0.5, or none with -k)", type=float),
     option("-k --k", "most tails of each pair of head and relation", type=int),
     option(
         "--candidates",
@@ -74,18 +69,17 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     with common.progress_bar(args, completion.num_queries, desc="complete", unit="query") as bar:
         summary = write_completion(completion, path, args.overwrite, bar.update)
     if args.held_out is not None:
-        target = run.checkpoint.run_folder / completion_file(args.held_out)
         identity = completion.identity()
         del identity["least_scores"]  # may be infinite, which is no JSON; the summary has the least
-        common.write_json(target, {**identity, **summary})
+        common.write_json(run.checkpoint.run_folder / completion_file(args.held_out), {**identity, **summary})
     return summary
 
 
 @complete.shows
 def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(
-        f"{summary['triples']:,} missing triples of {summary['queries']:,} pairs of head and relation, and "
-        f"{summary['pairs']:,} possible triples"
+        "{triples:,} missing triples of {queries:,} pairs of head and relation, and {pairs:,} possible "
+        "triples".format(**summary)
     )
     if "held_out" in summary:
         print_text(f"{summary['held_out_triples']:,} triples of the {summary['held_out']} split to be found:")
@@ -102,8 +96,7 @@ def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("question QUESTION", "?VARIABLE : and its triples"),
     option("-k --k", "answers to show", least=1, default=10),
     option("--beam", "entities of every other variable that go on", least=1, default=16),
@@ -146,8 +139,7 @@ def _link(link: dict[str, Any]) -> str:
 
 
 @command(
-    *common.MODEL,
-    common.DATASET,
+    *common.MODEL_AND_DATASET,
     option("--head", "name of the head entity"),
     option("--relation", "name of the relation", required=True),
     option("--tail", "name of the tail entity"),
@@ -176,23 +168,17 @@ def explain(args: argparse.Namespace) -> dict[str, Any]:
 def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
     if "head" in result:
         probability = result["probability"]
-        print_text(
-            f"{_triple(result)}: score {result['score']:.3f}"
-            + ("" if probability is None else f", probability {probability:.4f}")
-        )
+        text = "" if probability is None else f", probability {probability:.4f}"
+        print_text(f"{_triple(result)}: score {result['score']:.3f}{text}")
         print_text("\ntraining triples that raise the score most")
         print_table({"influence": "{influence:.3f}", "of the": "{of}", "triple": _triple}, result["triples"])
         print_text("\nknown links of the relation with a similar entity")
         cells = {"cosine": "{cosine:.3f}", "instead of the": "{instead_of}", "entity": "{entity}"}
         print_table(cells, result["similar"])
     print_text(f"\nrules for {result['relation']}")
-    rules: common.Cells = {
-        "confidence": "{confidence:.3f}",
-        "support": "{support}/{pairs}",
-        "rule": "{rule}",
-        **({"path": lambda rule: "; ".join(map(_triple, rule["path"]))} if "head" in result else {}),
-    }
-    print_table(rules, result["rules"])
+    cells = {"confidence": "{confidence:.3f}", "support": "{support}/{pairs}", "rule": "{rule}"}
+    path = {"path": lambda rule: "; ".join(map(_triple, rule["path"]))} if "head" in result else {}
+    print_table({**cells, **path}, result["rules"])
 
 
 def _triple(triple: Mapping[str, Any]) -> str:

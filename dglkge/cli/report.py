@@ -34,11 +34,7 @@ NONE = "–"
         "many entities; the page says how many)",
         least=0,
     ),
-    option(
-        "--candidates N",
-        "rank among all entities of the type, or N sampled ones for each query (default: all)",
-        type=common.num_candidates,
-    ),
+    option("--candidates N", "N sampled ones for each query (default: all)", type=common.num_candidates),
     common.SEED,
     option("--points", "entities of the map, the most frequent; 0: no map", least=0, default=2000),
     option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),
@@ -79,10 +75,10 @@ def report(args: argparse.Namespace) -> Any:
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
     if target is not None:
         write_text(target, render(figures))
-        if not args.json:
-            print_text(f"written to {target}, {human_bytes(target.stat().st_size)}")
-            return 0
-    return figures
+    if args.json or target is None:
+        return figures
+    print_text(f"written to {target}, {human_bytes(target.stat().st_size)}")
+    return 0
 
 
 def _target(args: argparse.Namespace) -> Path:
@@ -91,11 +87,8 @@ def _target(args: argparse.Namespace) -> Path:
 
     if args.output is None and len(args.runs) > 1:
         raise InputError(f"a page of {len(args.runs)} runs belongs to none of them: say with --output where")
-    run = Path(args.runs[0])
-    if args.output is None and not run.is_dir():
-        raise InputError(f"{run} does not exist; expected the folder of a run")
     # Beside a checkpoint, not in it: its files are listed in a manifest.
-    target = records_folder(run) / PAGE if args.output is None else Path(args.output)
+    target = records_folder(Path(args.runs[0])) / PAGE if args.output is None else Path(args.output)
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     if target.is_dir():
@@ -191,21 +184,16 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     quiet = "" if state["quiet_seconds"] is None else f", last line {duration(state['quiet_seconds'])} ago"
     head.add_row("run", cell(state["run"]))
     head.add_row("state", f"{state['state']}{quiet}")
-    num_epochs = NONE if progress["num_epochs"] is None else progress["num_epochs"]
-    batches = (
-        f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}"
-        if progress["num_batches"]
-        else ""
-    )
-    remaining = "" if state["seconds_left"] is None else f"{duration(state['seconds_left'])} left"
-    head.add_row(
-        "epoch", ", ".join(filter(None, [f"{progress['epoch']} of {num_epochs}", batches, remaining]))
-    )
+    epoch = [f"{progress['epoch']} of {_number(progress['num_epochs'], 'd')}"]
+    if progress["num_batches"]:
+        epoch.append(f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}")
+    if state["seconds_left"] is not None:
+        epoch.append(f"{duration(state['seconds_left'])} left")
+    head.add_row("epoch", ", ".join(epoch))
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
     head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
-    head.add_row(
-        "loss", f"{_number(state['loss'], '.4f')}, {_number(state[Progress.EPOCH_LOSS], '.4f')} in this epoch"
-    )
+    loss, of_epoch = (_number(state[name], ".4f") for name in ("loss", Progress.EPOCH_LOSS))
+    head.add_row("loss", f"{loss}, {of_epoch} in this epoch")
     head.add_row("valid MRR", _ranking(valid))
     if state["test"]:
         head.add_row("test MRR", _number(state["test"].get("mrr"), ".4f"))
@@ -234,10 +222,8 @@ def _ranking(valid: Mapping[str, Any]) -> str:
     last, best = valid["last"], valid["best"]
     if last is None:
         return NONE
-    text = f"{_number(last.get('mrr'), '.4f')} after epoch {last['epoch']}"
-    if best["epoch"] == last["epoch"]:
-        return text
-    return f"{text}; best {_number(best.get('mrr'), '.4f')} after epoch {best['epoch']}"
+    rankings = [last] if best["epoch"] == last["epoch"] else [last, best]
+    return "; best ".join(f"{_number(r.get('mrr'), '.4f')} after epoch {r['epoch']}" for r in rankings)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -9,19 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import (
-    DATASET,
-    MODEL,
-    RULES,
-    THREADS,
-    command,
-    flag,
-    flush_output,
-    open_model,
-    option,
-    print_json,
-    print_text,
-)
+from dglkge.cli import common
+from dglkge.cli.common import command, flag, flush_output, open_model, option, print_json, print_text
 from dglkge.errors import InputError, import_extra
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
@@ -30,9 +19,8 @@ APPROXIMATE_FROM = 1_000_000
 
 
 @command(
-    *MODEL,
-    DATASET,
-    RULES,
+    *common.MODEL_AND_DATASET,
+    common.RULES,
     option("--host", "address to listen on; others need --token", default="127.0.0.1"),
     option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
     option(
@@ -44,7 +32,7 @@ APPROXIMATE_FROM = 1_000_000
     flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
     option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
     flag("--mcp", "instead: answer an agent on stdin and stdout, by the Model Context Protocol"),
-    THREADS,
+    common.THREADS,
 )
 def serve(args: argparse.Namespace) -> int:
     """Serve a page to search entities, their known and predicted triples and similar entities, and
@@ -67,31 +55,24 @@ def serve(args: argparse.Namespace) -> int:
         return 128 + error.number
 
 
-def _serve_agents(args: argparse.Namespace) -> int:
-    """Answer an agent on stdin and stdout until stdin ends."""
-    import_extra("dglkge serve --mcp", "mcp", "mcp")
+def _serve(args: argparse.Namespace) -> int:
+    # Packages of extras first, before the run is read.
+    extras = {"mcp": "mcp"} if args.mcp else {"fastapi": "serve", "uvicorn": "serve"}
+    for module, extra in extras.items():
+        import_extra("dglkge serve --mcp" if args.mcp else "dglkge serve", module, extra)
     import torch
 
-    from dglkge.serving.agent_tools import build_server
     from dglkge.serving.explorer import Explorer
 
     torch.set_num_threads(args.threads)
-    build_server(Explorer(open_model(args))).run("stdio")
-    return 0
+    if args.mcp:  # answers an agent until stdin ends
+        from dglkge.serving.agent_tools import build_server
 
-
-def _serve(args: argparse.Namespace) -> int:
-    if args.mcp:
-        return _serve_agents(args)
-    for module in ("fastapi", "uvicorn"):  # before the run is read
-        import_extra("dglkge serve", module, "serve")
-    import torch
-
+        build_server(Explorer(open_model(args))).run("stdio")
+        return 0
     from dglkge.serving.app import ModelCalls, create_app
-    from dglkge.serving.explorer import Explorer
     from dglkge.serving.server import HostNames, is_loopback, listening_socket, serve_until_signal, url_of
 
-    threads = args.threads
     if args.faiss:
         import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
     token = _token(args.token)
@@ -102,11 +83,9 @@ def _serve(args: argparse.Namespace) -> int:
                 f"--host {args.host} can be reached from other machines, so --token FILE is needed; allowed "
                 "without one: 127.0.0.1, ::1, localhost"
             )
-        model = open_model(args)
-        torch.set_num_threads(threads)
         approximate_from = args.faiss_from if args.faiss else None
-        explorer = Explorer(model, approximate_from, threads, show_progress=True)
-        calls = ModelCalls(threads)
+        explorer = Explorer(open_model(args), approximate_from, args.threads, show_progress=True)
+        calls = ModelCalls(args.threads)
         app = create_app(explorer, calls, HostNames(args.host, is_local, args.allow_host), token)
         url = url_of(bound, args.host)
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import (
-    CONFIG,
-    OUTPUT,
-    command,
-    config_words,
-    flag,
-    option,
-    print_columns,
-    print_text,
-    progress_bar,
-)
+from dglkge.cli import common
+from dglkge.cli.common import command, config_words, flag, option, print_columns, print_text
 from dglkge.config import Config, load_config
 from dglkge.config.load import recipe_file
 from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
@@ -39,12 +31,9 @@ MOST_ALONE = 200_000
 JOB_OPTIONS = ("ip_config", "num_trainers", "num_servers", "log_dir", "max_restarts", "no_verify", "json")
 """With one of them it is a job, however small."""
 
-THIS_MACHINE = "127.0.0.1"
-"""Its address in an ip_config.txt of one machine, without SSH."""
-
 
 @command(
-    *CONFIG,
+    *common.CONFIG,
     option("--ip-config FILE", "the machines (default: this one)"),
     option("--num-trainers N[:M]", "on each machine, as in dglkge-launch"),
     option("--num-servers N", "on each machine, as in dglkge-launch"),
@@ -88,8 +77,7 @@ def train(args: argparse.Namespace) -> int:
         Dataset.open(dataset)
     words = ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     for name in ("num_trainers", "num_servers", "max_restarts"):
-        if getattr(args, name) is not None:
-            words += [f"--{name}", getattr(args, name)]
+        words += [] if getattr(args, name) is None else [f"--{name}", getattr(args, name)]
     words += [f"--{name}" for name in ("no_verify", "json") if getattr(args, name)]
     split = empty_split(config, dataset)
     if split is not None:
@@ -102,10 +90,9 @@ def train(args: argparse.Namespace) -> int:
         from dglkge.cli import training_script
 
         status = training_script.main(script)
-        _say(args, NEXT.format(config.output))
-        return status
-    with ip_config(args.ip_config) as machines:
-        status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+    else:
+        with ip_config(args.ip_config) as machines:
+            status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
     if status == 0:
         _say(args, NEXT.format(config.output))
     return status
@@ -137,20 +124,20 @@ def _say(args: argparse.Namespace, line: str) -> None:
 
 def is_small(config: Config, dataset: Path) -> bool:
     """Whether a training is over before several processes would have started."""
-    if not (dataset / DESCRIPTION).is_file():  # it may be on other machines
-        return False
-    description = read_description(dataset)
-    num_triples = description[Field.SPLITS]["train"] * config.training.num_epochs
-    return bool(num_triples <= MOST_ALONE and description[Field.NUM_PARTS] == 1)
+    description = _description(dataset)
+    triples = description[Field.SPLITS]["train"] * config.training.num_epochs if description else math.inf
+    return bool(triples <= MOST_ALONE and description[Field.NUM_PARTS] == 1)
 
 
 def empty_split(config: Config, dataset: Path) -> str | None:
     """Return the split to rank after training if the data set has no triples of it, else None."""
     split = config.evaluation.split
-    # The folder may be on other machines only.
-    if split == "none" or not (dataset / DESCRIPTION).is_file():
-        return None
-    return None if read_description(dataset)[Field.SPLITS][split] else split
+    return split if _description(dataset).get(Field.SPLITS, {}).get(split) == 0 else None
+
+
+def _description(dataset: Path) -> dict[str, Any]:
+    """Return the description of a data set; empty if it is on other machines only."""
+    return read_description(dataset) if (dataset / DESCRIPTION).is_file() else {}
 
 
 @contextlib.contextmanager
@@ -161,13 +148,13 @@ def ip_config(path: str | None) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
         file = Path(folder) / "ip_config.txt"
-        file.write_text(f"{THIS_MACHINE}\n", encoding="utf-8")
+        file.write_text("127.0.0.1\n", encoding="utf-8")  # without SSH
         yield str(file)
 
 
 @command(
-    *CONFIG,
-    OUTPUT,
+    *common.CONFIG,
+    common.OUTPUT,
     option("--num-trainers", "trainers of a trial (default: 0, one process alone)", least=0, default=0),
     option("--trials", "instead of search.trials of the file", type=int),
     option("--budget B", "instead of search.budget of the file", type=float),
@@ -219,7 +206,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     if args.dry_run:
         return plan
     total = sum(rung.num_trials for rung in tuning.rungs)
-    with stop_signals_raised(), progress_bar(args, total, desc="tune", unit="trial") as bar:
+    with stop_signals_raised(), common.progress_bar(args, total, desc="tune", unit="trial") as bar:
         return {**plan, "best": tuning.run(bar.update)}
 
 

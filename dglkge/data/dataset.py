@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, require_dataset
+from dglkge.data.dataset_files import DatasetSize, Field, read_dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import Index, KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
@@ -51,17 +51,15 @@ class Dataset:
         self.description = description
         self.name: str = description[Field.NAME]
         self.entity_types: list[str] = list(description[Field.ENTITY_TYPES])
-        self.edge_types: list[tuple[str, str, int, int]] = [
-            (lhs, rhs, first, end) for lhs, rhs, first, end in description[Field.EDGE_TYPES]
-        ]
+        edge_types = description[Field.EDGE_TYPES]
+        self.edge_types: list[tuple[str, str, int, int]] = [tuple(edge_type) for edge_type in edge_types]
         self.has_weights: bool = description[Field.HAS_WEIGHTS]
         self.fingerprint: str = description[Field.FINGERPRINT]
         self.graph_name: str = description[Field.GRAPH_NAME]
         self.num_parts: int = description[Field.NUM_PARTS]
         self.part_method: str = description[Field.PART_METHOD]
-        self.graph_config_path = dataset_files.graph_config_path(
-            path / dataset_files.PARTITIONS, self.graph_name
-        )
+        self._partitions = path / dataset_files.PARTITIONS
+        self.graph_config_path = dataset_files.graph_config_path(self._partitions, self.graph_name)
         self._vocabularies: dict[str, Vocabulary] = {}
         self._splits: dict[str, np.ndarray] = {}
         self._known: dict[str, Index] = {}
@@ -115,20 +113,11 @@ class Dataset:
     @cached_property
     def relations(self) -> RelationVocabulary:
         """The relations by original id, at their times where triples have one."""
-        path = self.path / dataset_files.RELATIONS
-        has_times = Field.NUM_TIMES in self.description
-        times = read_lines(self.path / dataset_files.TIMES) if has_times else []
+        path, times_path = self.path / dataset_files.RELATIONS, self.path / dataset_files.TIMES
+        times = read_lines(times_path) if Field.NUM_TIMES in self.description else []
         relations = RelationVocabulary.load(path, times)
-        expected = self.description[Field.NUM_RELATIONS]
-        if len(relations.timeless) != expected:
-            raise InputError(
-                f"{path} has {len(relations.timeless)} relations, {dataset_files.DESCRIPTION} says {expected}"
-            )
-        if relations.num_times != self.num_times:
-            raise InputError(
-                f"{self.path / dataset_files.TIMES} has {len(times)} times, {dataset_files.DESCRIPTION} says "
-                f"{self.num_times}"
-            )
+        _require(path, "has", len(relations.timeless), "relations", self.description[Field.NUM_RELATIONS])
+        _require(times_path, "has", relations.num_times, "times", self.num_times)
         return relations
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
@@ -146,11 +135,8 @@ class Dataset:
         return self._checked(entity_type, MappedNames(dataset_files.vocabulary_path(self.path, entity_type)))
 
     def _checked(self, entity_type: str, names: Sequence[str]) -> Vocabulary:
-        if len(names) != self.num_entities(entity_type):
-            raise InputError(
-                f"{dataset_files.vocabulary_path(self.path, entity_type)} has {len(names)} names, "
-                f"{dataset_files.DESCRIPTION} says {self.num_entities(entity_type)}"
-            )
+        path = dataset_files.vocabulary_path(self.path, entity_type)
+        _require(path, "has", len(names), "names", self.num_entities(entity_type))
         return Vocabulary(names, "entity")
 
     def names_of(self, entity_type: str, ids: np.ndarray) -> list[str]:
@@ -179,9 +165,8 @@ class Dataset:
 
     def _index(self, split: str) -> Index:
         if split not in self._known:
-            self._known[split] = open_known_index(
-                self.path, split, self.fingerprint, self.split(split), self.num_relations
-            )
+            about = self.fingerprint, self.split(split), self.num_relations
+            self._known[split] = open_known_index(self.path, split, *about)
         return self._known[split]
 
     def candidates(self, split: str) -> np.ndarray:
@@ -218,21 +203,16 @@ class Dataset:
     def layout(self) -> PartitionLayout:
         """Return the partitions; opened once. Raises InputError if they are not those of this data set."""
         if self._layout is None:
-            folder = self.path / dataset_files.PARTITIONS
-            layout = PartitionLayout.open(folder, self.graph_name, self.num_times)
+            layout = PartitionLayout.open(self._partitions, self.graph_name, self.num_times)
             # The two files are written by different programs (ours and DGL): a copy may have mixed two data
             # sets.
-            if layout.num_parts != self.num_parts:
-                raise InputError(
-                    f"{self.graph_config_path} describes {layout.num_parts} partitions, "
-                    f"{dataset_files.DESCRIPTION} says {self.num_parts}"
-                )
+            _require(self.graph_config_path, "describes", layout.num_parts, "partitions", self.num_parts)
             self._layout = layout
         return self._layout
 
     def size(self) -> DatasetSize:
         """Return the sizes of the data set and of its partitions."""
-        return dataset_size(self.path, self.description, self.layout().description)
+        return read_dataset_size(self.path)
 
     def quality(self) -> dict[str, Any]:
         """Return the figures of the data's quality that partitioning has measured, of leaks and others.
@@ -247,15 +227,13 @@ class Dataset:
         >>> Dataset.open("data/wn18").quality()["leaks"]["test"]["reverse_in_train"]  # doctest: +SKIP
         {'triples': 4698, 'share': 0.9396}
         """
-        report = dataset_files.load_json(self.path / dataset_files.PARTITIONS / dataset_files.REPORT)
-        return report[Field.QUALITY]
+        return dataset_files.load_json(self._partitions / dataset_files.REPORT)[Field.QUALITY]
 
     def numbered(self) -> NumberedTriples:
         """Return the triples with entities counted over all types, type after type."""
         from dglkge.data.quality import NumberedTriples  # here: its loops import numba
 
-        counts = [self.num_entities(entity_type) for entity_type in self.entity_types]
-        starts = np.cumsum([0, *counts])
+        starts = np.cumsum([0, *map(self.num_entities, self.entity_types)])
         start_of = dict(zip(self.entity_types, starts.tolist()))
         lhs, rhs = (
             np.array([start_of[getattr(relation, side)] for relation in self.relations.relations])
@@ -270,6 +248,11 @@ class Dataset:
             place = int(np.searchsorted(starts, number, side="right")) - 1
             return self.vocabulary(self.entity_types[place])[number - int(starts[place])]
 
-        return NumberedTriples(
-            splits, int(starts[-1]), self.num_relations, entity_name, self.relations.labels.__getitem__
-        )
+        counts = int(starts[-1]), self.num_relations
+        return NumberedTriples(splits, *counts, entity_name, self.relations.labels.__getitem__)
+
+
+def _require(path: Path, verb: str, count: int, noun: str, expected: int) -> None:
+    """Raise InputError if a file does not have the number of things that the description says."""
+    if count != expected:
+        raise InputError(f"{path} {verb} {count} {noun}, {dataset_files.DESCRIPTION} says {expected}")

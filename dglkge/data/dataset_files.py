@@ -7,10 +7,10 @@ come from the descriptions alone: no array is opened. No numpy: the launcher imp
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
-import re
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,9 +61,6 @@ EDGE_ROW_BYTES = 12
 NODE_MAP_BYTES = 2 * ID_BYTES
 """A node in both id maps."""
 
-# DGL's names, not ours: they appear in its description of the partitions.
-_PART_FOLDER = re.compile(r"part(\d+)")
-
 
 class Field:
     """Fields of ``dataset.json``, of ``report.json`` and of DGL's description of the partitions."""
@@ -105,16 +102,11 @@ class Field:
 
 # Fields that training reads. Others are for people and for the report.
 _REQUIRED: dict[str, type] = {
-    Field.NAME: str,
-    Field.ENTITY_TYPES: dict,
-    Field.NUM_RELATIONS: int,
-    Field.SPLITS: dict,
+    **dict.fromkeys((Field.NAME, Field.FINGERPRINT, Field.GRAPH_NAME, Field.PART_METHOD), str),
+    **dict.fromkeys((Field.ENTITY_TYPES, Field.SPLITS), dict),
+    **dict.fromkeys((Field.NUM_RELATIONS, Field.NUM_PARTS), int),
     Field.EDGE_TYPES: list,
     Field.HAS_WEIGHTS: bool,
-    Field.FINGERPRINT: str,
-    Field.GRAPH_NAME: str,
-    Field.NUM_PARTS: int,
-    Field.PART_METHOD: str,
 }
 
 
@@ -182,8 +174,8 @@ def buckets_folder(num_ranges: int, mark: str = "") -> str:
 
 def part_of_folder(name: str) -> int | None:
     """Return the partition that a folder's name belongs to; None for any other folder."""
-    match = _PART_FOLDER.fullmatch(name)
-    return None if match is None else int(match[1])
+    number = name.removeprefix("part")  # DGL's name, not ours
+    return int(number) if number != name and number.isdecimal() else None
 
 
 def original_ids_file(ntype: str) -> str:
@@ -199,9 +191,8 @@ def node_ids_file(ntype: str) -> str:
 def load_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises InputError if the file is missing or holds none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        with os_errors(InputError, f"cannot read {path}"):
+            content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is cut off or no JSON: {error}") from error
     if not isinstance(content, dict):
@@ -213,12 +204,10 @@ def require_dataset(path: Path) -> None:
     """Raise InputError if a path is a file, missing, or a folder without a description."""
     if path.is_file():
         raise InputError(f"{path} is a file and no dataset folder; dglkge data build makes one of it")
-    if not path.is_dir():
-        raise InputError(f"{path} is no dataset folder: there is no such folder")
     if not (path / DESCRIPTION).is_file():
-        raise InputError(
-            f"{path} is no dataset folder: it has no {DESCRIPTION} (dglkge data build makes dataset folders)"
-        )
+        lacks = f"it has no {DESCRIPTION} (dglkge data build makes one)"
+        why = lacks if path.is_dir() else "there is no such folder"
+        raise InputError(f"{path} is no dataset folder: {why}")
 
 
 def read_description(dataset: Path) -> dict[str, Any]:
@@ -230,9 +219,8 @@ def read_description(dataset: Path) -> dict[str, Any]:
     if version is None:
         raise InputError(f"{file} is not of a dglkge dataset: it has no {Field.FORMAT_VERSION}")
     if version != FORMAT_VERSION:
-        raise InputError(
-            f"{file} has format version {version!r}, this dglkge reads {FORMAT_VERSION}: partition again"
-        )
+        words = f"has format version {version!r}, this dglkge reads {FORMAT_VERSION}"
+        raise InputError(f"{file} {words}: partition again")
     for key, kind in _REQUIRED.items():
         if not isinstance(description.get(key), kind):
             raise InputError(f"{file}: {key} is {description.get(key)!r}, expected {kind.__name__}")
@@ -265,11 +253,7 @@ NOT_DATA = (DESCRIPTION, REPORT, PARTITION_LOG)
 
 def file_checksums(folder: Path) -> dict[str, int]:
     """Return the CRC-32 of each data file below a folder by relative path, computed in parallel."""
-    paths = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in NOT_DATA and not path.name.startswith(".")
-    )
+    paths = sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.name not in NOT_DATA)
     return dict(zip([str(path.relative_to(folder)) for path in paths], _checksums(paths)))
 
 
@@ -281,19 +265,16 @@ def verify_checksums(folder: Path, checksums: Mapping[str, int]) -> None:
     InputError
         If a file is missing, cannot be read or differs.
     """
-    partitions = folder / PARTITIONS
-    elsewhere = {
-        f"{PARTITIONS}/{name}"
-        for name in {Path(path).parts[1] for path in checksums if path.startswith(f"{PARTITIONS}/")}
-        if part_of_folder(name) is not None and not (partitions / name).is_dir()
-    }
-    here = [path for path in checksums if "/".join(Path(path).parts[:2]) not in elsewhere]
+    # A partition that is not here is on another machine; a file of the folder itself is missing.
+    here = [
+        path
+        for path in checksums
+        if part_of_folder((folder / path).parent.name) is None or (folder / path).parent.is_dir()
+    ]
     for path, crc32 in zip(here, _checksums([folder / path for path in here])):
         if crc32 != checksums[path]:
-            raise InputError(
-                f"{folder / path} is damaged: its CRC-32 is {crc32:08x}, {DESCRIPTION} says "
-                f"{checksums[path]:08x}; copy it again, or partition again"
-            )
+            words = f"its CRC-32 is {crc32:08x}, {DESCRIPTION} says {checksums[path]:08x}"
+            raise InputError(f"{folder / path} is damaged: {words}; copy it again, or partition again")
 
 
 def _checksums(paths: list[Path]) -> list[int]:
@@ -303,11 +284,8 @@ def _checksums(paths: list[Path]) -> list[int]:
 
 
 def _checksum(path: Path) -> int:
-    checksum = 0
     with os_errors(InputError, f"cannot read {path}"):
-        for block in blocks_of(path):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
+        return functools.reduce(lambda checksum, block: zlib.crc32(block, checksum), blocks_of(path), 0)
 
 
 @dataclass(frozen=True)
@@ -355,12 +333,7 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
     """
     # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
     description, partition_file = locate_partitions(dataset)
-    return dataset_size(Path(dataset), description, load_json(partition_file))
-
-
-def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
-    """Return the sizes of a data set, given the content of its description and of that of its partitions."""
-    report = load_json(folder / PARTITIONS / REPORT)
+    graph, report = load_json(partition_file), load_json(Path(dataset) / PARTITIONS / REPORT)
     try:
         rows = {ntype: _lengths(ranges) for ntype, ranges in graph[Field.NODE_MAP].items()}
         loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple
@@ -376,7 +349,7 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         )
         return DatasetSize(parts, {name: int(count) for name, count in description[Field.SPLITS].items()})
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _foreign(folder, error) from error
+        raise _foreign(Path(dataset), error) from error
 
 
 @contextlib.contextmanager
@@ -420,15 +393,11 @@ def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
     content = load_json(path)
     num_parts = content.get(Field.NUM_PARTS)
     if not isinstance(num_parts, int):
-        raise InputError(
-            f"partition file {path} has no {Field.NUM_PARTS!r}; "
-            "expected the file that DGL's partitioner wrote"
-        )
+        words = "expected the file that DGL's partitioner wrote"
+        raise InputError(f"partition file {path} has no {Field.NUM_PARTS!r}; {words}")
     if num_parts != num_machines:
-        raise InputError(
-            f"partition file {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
-            "each machine holds one partition"
-        )
+        counts = f"{num_parts} partitions and ip_config has {num_machines} machines"
+        raise InputError(f"partition file {path} has {counts}; each machine holds one partition")
     if part_id is not None:
         files = content.get(Field.part_files(part_id))
         if not isinstance(files, dict):

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import load_json
-from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array
+from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, write_error
-
-Ids = npt.NDArray[np.int64]
+from dglkge.typing import Ids
 
 TRIPLES_A_BLOCK = 1 << 20
 """Triples that are sorted at a time: 32 MiB and their temporary copies."""
@@ -135,7 +133,7 @@ class BucketFiles:
         Raises InputError if they are absent, damaged, or were made of other files.
         """
         made_of, layout = self._made_of(), self.layout
-        problems: list[InputError] = []
+        problems = []
         for parent in (layout.part_path(self.part), self.spare):
             folder = self._folder(parent)
             try:
@@ -144,16 +142,10 @@ class BucketFiles:
                     raise InputError(f"{folder} was made of other files: {recorded}, expected {made_of}")
                 shape = (self.sets.num_sets, len(self.pairs), self.num_ranges, self.num_ranges)
                 counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
-                num = int(counts.sum())
-                weights = None
-                if layout.edge_table(self.part).weights is not None:
-                    weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
-                triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64)
-                edges = load_array(folder / dataset_files.EDGES, (num, 3), np.int32, np.int64)
+                has_weights = layout.edge_table(self.part).weights is not None
+                return EdgeBuckets(load_edges(folder, int(counts.sum()), has_weights), counts)
             except InputError as error:
                 problems.append(error)
-                continue
-            return EdgeBuckets(EdgeTable(triple_ids, edges, weights), counts)
         raise problems[0]
 
     def _write(self, folder: Path, edges: EdgeTable, pair_of_relation: Ids) -> None:
@@ -184,10 +176,8 @@ class BucketFiles:
         sources = {dataset_files.TRIPLE_IDS: edges.triple_ids, dataset_files.EDGES: edges.edges}
         if edges.weights is not None:
             sources[dataset_files.WEIGHTS] = edges.weights
-        targets = [
-            (source, _new_array(folder / name, (num, *source.shape[1:]), source.dtype))
-            for name, source in sources.items()
-        ]
+        shapes = {name: (num, *source.shape[1:]) for name, source in sources.items()}
+        targets = [(s, _new_array(folder / name, shapes[name], s.dtype)) for name, s in sources.items()]
         by_bucket = counts.sum(axis=1).ravel()
         free = np.cumsum(by_bucket) - by_bucket
         for edge_set, block, numbers in numbered():
@@ -195,14 +185,13 @@ class BucketFiles:
             # Stable: triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
             order = np.argsort(buckets, kind="stable")
             block_counts = np.bincount(buckets, minlength=len(free))
-            turn = np.arange(len(order)) - np.repeat(np.cumsum(block_counts) - block_counts, block_counts)
-            places = np.repeat(free, block_counts) + turn
+            firsts = np.cumsum(block_counts) - block_counts
+            places = np.arange(len(order)) + np.repeat(free - firsts, block_counts)
             for source, target in targets:
                 target[places] = np.asarray(source[block])[order]
             free += block_counts
-        for _, target in targets:
-            if isinstance(target, np.memmap):
-                target.flush()
+        for target in (target for _, target in targets if isinstance(target, np.memmap)):
+            target.flush()
 
     def _folder(self, parent: Path) -> Path:
         # A mark of the sets, so that runs with other sets do not replace the files.

@@ -9,7 +9,8 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,18 +50,15 @@ class Direction:
         Range of the keys of each relation.
     keys : (n,) uint64
         Ascending within a relation: the given entity, with the answer in the lower half.
-    answers : (n,) uint32
-        Ascending within a query.
     """
 
     starts: np.ndarray
     keys: np.ndarray
-    answers: np.ndarray
 
-    @classmethod
-    def of(cls, starts: np.ndarray, keys: np.ndarray) -> Direction:
-        """Return the direction of keys, which hold the answers."""
-        return cls(starts, keys, keys.view(np.uint32)[0 if np.little_endian else 1 :: 2])
+    @cached_property
+    def answers(self) -> np.ndarray:
+        """The answers (n,) uint32, ascending within a query: a view of the keys."""
+        return self.keys.view(np.uint32)[0 if np.little_endian else 1 :: 2]
 
     def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first answer of each query and the number of its answers: two (Q,) int64."""
@@ -130,7 +128,7 @@ def index_in_memory(triples: Sequence[np.ndarray], num_relations: int, sides: Se
         starts = _fill(triples, side, counts, room)
         # Without duplicates the keys are a part of the room; the rest is given back where it is much.
         keys = room[: starts[-1]]
-        index[side] = Direction.of(starts, keys.copy() if starts[-1] < 0.9 * len(room) else keys)
+        index[side] = Direction(starts, keys.copy() if starts[-1] < 0.9 * len(room) else keys)
     return index
 
 
@@ -157,8 +155,8 @@ def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: n
         order = np.argsort(relations, kind="stable")
         chunk_counts = np.bincount(relations, minlength=len(counts))
         # Place of a row: the next free one of its relation, plus its number within the chunk's run.
-        within = np.arange(len(chunk)) - np.repeat(np.cumsum(chunk_counts) - chunk_counts, chunk_counts)
-        room[np.repeat(places, chunk_counts) + within] = anchors[order] << 32 | answers[order]
+        first = places - (np.cumsum(chunk_counts) - chunk_counts)
+        room[np.arange(len(chunk)) + np.repeat(first, chunk_counts)] = anchors[order] << 32 | answers[order]
         places += chunk_counts
     starts = np.zeros(len(counts) + 1, np.int64)
     end = 0
@@ -167,23 +165,16 @@ def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: n
         keys.sort()
         is_new = np.ones(count, bool)
         is_new[1:] = keys[1:] != keys[:-1]
-        has_duplicates = not is_new.all()
-        if has_duplicates or end < stop - count:
+        if end < stop - count or not is_new.all():
             # Towards the front, over what duplicates left free. Never over keys that are still to be read.
-            kept = keys[is_new] if has_duplicates else keys
-            room[end : end + len(kept)] = kept
-            count = len(kept)
-        end += count
-        starts[relation + 1] = end
+            keys = keys[is_new]
+            room[end : end + len(keys)] = keys
+        starts[relation + 1] = end = end + len(keys)
     return starts
 
 
 def open_known_index(
-    dataset: Path,
-    split: str,
-    source: str,
-    triples: np.ndarray,
-    num_relations: int,
+    dataset: Path, split: str, source: str, triples: np.ndarray, num_relations: int
 ) -> Index:
     """Map the index of a split; built by the first process that asks for it, while others wait.
 
@@ -215,12 +206,8 @@ def open_known_index(
                 _write(file, identity, triples)
             return _map(path, identity)
     except OSError as error:
-        logger.warning(
-            "each process builds its own index of known answers (%.0f MB): cannot write %s: %s",
-            16e-6 * len(triples),
-            path,
-            error.strerror or error,
-        )
+        text = "each process builds its own index of known answers (%.0f MB): cannot write %s: %s"
+        logger.warning(text, 16e-6 * len(triples), path, error.strerror or error)
         return index_in_memory([triples], num_relations, _INDEXED)
 
 
@@ -259,10 +246,9 @@ def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> Non
         file.truncate(end)
     text = json.dumps({**identity, "sections": sections, "checksums_at": end}).encode()
     os.pwrite(file.fileno(), (_MAGIC + text).ljust(HEADER_BYTES, b"\0"), 0)
-    blocks = (
-        os.pread(file.fileno(), min(CHECKED_BYTES, end - at), at) for at in range(0, end, CHECKED_BYTES)
-    )
-    os.pwrite(file.fileno(), np.array([zlib.crc32(block) for block in blocks], "<u4").tobytes(), end)
+    blocks = ((at, min(CHECKED_BYTES, end - at)) for at in range(0, end, CHECKED_BYTES))
+    checksums = [zlib.crc32(os.pread(file.fileno(), size, at)) for at, size in blocks]
+    os.pwrite(file.fileno(), np.array(checksums, "<u4").tobytes(), end)
 
 
 def _map(path: Path, identity: dict[str, Any]) -> Index:
@@ -297,10 +283,11 @@ def _map(path: Path, identity: dict[str, Any]) -> Index:
         starts = np.frombuffer(mapped, "<i8", num_starts, keys_at - 8 * num_starts)
         # No buffer begins at the end of a map.
         keys = np.frombuffer(mapped, np.uint64, count, keys_at) if count else np.empty(0, np.uint64)
-        index[side] = Direction.of(starts, keys)
+        index[side] = Direction(starts, keys)
     return index
 
 
+@dataclass(eq=False, repr=False)
 class KnownTriples:
     """Known answers to (head, relation, ?) and (?, relation, tail).
 
@@ -317,14 +304,14 @@ class KnownTriples:
         Each opens the index of more triples; called at the first query.
     """
 
-    def __init__(
-        self, triples: Sequence[np.ndarray], num_relations: int, splits: Sequence[Callable[[], Index]] = ()
-    ) -> None:
-        self._triples = triples
-        self._num_relations = num_relations
-        self._splits = splits
-        self._opened: list[Index] | None = None
-        self._directions: dict[Side, list[Direction]] = {}
+    triples: Sequence[np.ndarray]
+    num_relations: int
+    splits: Sequence[Callable[[], Index]] = ()
+    _directions: dict[Side, list[Direction]] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def _indexes(self) -> list[Index]:
+        return [open_index() for open_index in self.splits]
 
     def answers(
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
@@ -343,17 +330,12 @@ class KnownTriples:
         if len(parts) == 1:
             return parts[0]
         queries, answers = (np.concatenate(columns) for columns in zip(*parts))
-        base = int(answers.max()) + 1
-        if base * max(len(entity_ids), 1) >= 2**63:
-            order = np.lexsort((answers, queries))
-            queries, answers = queries[order], answers[order]
-        else:
-            # Few runs that ascend: the stable sort merges them, without sorting them again.
-            queries, answers = np.divmod(np.sort(queries * base + answers, kind="stable"), base)
+        # Few runs that ascend: the stable sort merges them, without sorting them again.
+        keys = np.sort(queries << 32 | answers, kind="stable")
         # A triple may stand in several splits.
-        is_new = np.ones(len(queries), bool)
-        is_new[1:] = (queries[1:] != queries[:-1]) | (answers[1:] != answers[:-1])
-        return queries[is_new], answers[is_new]
+        is_new = np.ones(len(keys), bool)
+        is_new[1:] = keys[1:] != keys[:-1]
+        return keys[is_new] >> 32, keys[is_new] & 0xFFFF_FFFF
 
     def runs(
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
@@ -390,12 +372,10 @@ class KnownTriples:
     def directions(self, side: Side) -> list[Direction]:
         """Return the sorted triples of each split, for one wanted side; opened or built at the first call."""
         if side not in self._directions:
-            if self._opened is None:
-                self._opened = [open_index() for open_index in self._splits]
-            directions = [index[side] for index in self._opened]
-            if self._triples or not directions:
+            directions = [index[side] for index in self._indexes]
+            if self.triples or not directions:
                 # In memory: only the side that is asked for.
-                directions.append(index_in_memory(self._triples, self._num_relations, [side])[side])
+                directions.append(index_in_memory(self.triples, self.num_relations, [side])[side])
             self._directions[side] = directions
         return self._directions[side]
 
@@ -407,5 +387,5 @@ def _gather(
     first, count = direction.runs(entity_ids, relation_ids)
     query_index = np.repeat(np.arange(len(first), dtype=np.int64), count)
     # Place within the range of a query's answers, plus the start of that range.
-    place = np.arange(len(query_index)) - np.repeat(np.cumsum(count) - count, count)
-    return query_index, direction.answers[place + np.repeat(first, count)].astype(np.int64)
+    place = np.arange(len(query_index)) + np.repeat(first - (np.cumsum(count) - count), count)
+    return query_index, direction.answers[place].astype(np.int64)

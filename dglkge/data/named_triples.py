@@ -34,15 +34,13 @@ def read_named_triples(
         If the file cannot be read, or a name is unknown or ambiguous; the message begins with ``file:line``.
     """
     parts, num_rows = [], 0
-    file = TripleFile(path, columns, delimiter)
+    file = TripleFile(path, columns or Columns(), delimiter)
     for chunk in file.frames():
         triples, num_fitting = _resolve(chunk, relations, vocabulary)
         bad = np.flatnonzero(num_fitting != 1)
         if len(bad):
-            row = num_rows + int(bad[0])
-            raise InputError(
-                f"{file.places([row])[row]}: {_fault(chunk.iloc[bad[:1]], relations, vocabulary)}"
-            )
+            row, fault = num_rows + int(bad[0]), _fault(chunk.iloc[bad[:1]], relations, vocabulary)
+            raise InputError(f"{file.places([row])[row]}: {fault}")
         parts.append(triples)
         num_rows += len(chunk)
     return np.concatenate(parts)
@@ -122,7 +120,5 @@ def _fault(triple: pd.DataFrame, relations: RelationVocabulary, vocabulary: Voca
     except InputError as error:
         return str(error)
     known = ", ".join(repr(relations.labels[id_]) for id_ in relation_ids)
-    return (
-        f"relation {relation_name!r} joins several pairs of entity types, and not exactly one of them has "
-        f"{head!r} and {tail!r}; known: {known}"
-    )
+    several = "joins several pairs of entity types, and not exactly one of them has"
+    return f"relation {relation_name!r} {several} {head!r} and {tail!r}; known: {known}"

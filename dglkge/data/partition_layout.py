@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
 from dglkge.data.vocabulary import extended
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 from dglkge.typing import RELATION
 
 Rows = range | npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -26,17 +25,15 @@ def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.gener
     """
     try:
         # Mapped: all trainers of a machine share the pages of one file. No pickle: it could run code.
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        with os_errors(InputError, f"cannot read {path}"):
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise InputError(f"{path} is cut off or no array file: {error}") from error
     fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape))
     if not fits or array.dtype not in dtypes:
         expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        raise InputError(
-            f"{path} holds an array {array.shape} of {array.dtype}, expected {shape} of {expected}"
-        )
+        got = f"{array.shape} of {array.dtype}"
+        raise InputError(f"{path} holds an array {got}, expected {shape} of {expected}")
     return array
 
 
@@ -59,6 +56,15 @@ class EdgeTable:
     weights: np.ndarray | None
 
 
+def load_edges(folder: Path, num: int | None, has_weights: bool) -> EdgeTable:
+    """Map the files of a table of so many triples (None: any); raises InputError as :func:`load_array`."""
+    triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64)
+    num = len(triple_ids)
+    edges = load_array(folder / dataset_files.EDGES, (num, 3), np.int32, np.int64)
+    weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32) if has_weights else None
+    return EdgeTable(triple_ids, edges, weights)
+
+
 class PartitionLayout:
     """Ranges of node ids by type and partition. Build one with :meth:`PartitionLayout.open`.
 
@@ -70,17 +76,11 @@ class PartitionLayout:
         For each node type the first node id of each partition and, last, the number of nodes.
     num_times : int
         Times that a relation has; an edge has its relation as ``node id * num_times + time``.
-
-    Attributes
-    ----------
-    description : dict
-        DGL's description of the partitions, where that was opened.
     """
 
     def __init__(self, path: Path, boundaries: dict[str, np.ndarray], num_times: int = 1) -> None:
         self.path = path
         self.num_times = num_times
-        self.description: dict[str, Any] = {}
         self._boundaries = boundaries
         self._arrays: dict[str, np.ndarray] = {}
         self._edge_tables: dict[int, EdgeTable] = {}
@@ -124,7 +124,6 @@ class PartitionLayout:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
         layout = cls(path, boundaries, num_times)
-        layout.description = config
         # Mapped now, so that a missing or damaged map is an error before training starts.
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
@@ -185,14 +184,11 @@ class PartitionLayout:
     def edge_table(self, part_id: int) -> EdgeTable:
         """Return the triples that a partition owns: those whose tail it owns."""
         if part_id not in self._edge_tables:
-            folder = self.part_path(part_id)
-            triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (None,), np.int64)
-            edges = load_array(folder / dataset_files.EDGES, (len(triple_ids), 3), np.int32, np.int64)
-            path = folder / dataset_files.WEIGHTS
             # A partition has weights if the data set has: the file decides, so the layout needs no
             # description of the data set.
-            weights = load_array(path, (len(triple_ids),), np.float32) if path.exists() else None
-            self._edge_tables[part_id] = EdgeTable(triple_ids, edges, weights)
+            folder = self.part_path(part_id)
+            has_weights = (folder / dataset_files.WEIGHTS).exists()
+            self._edge_tables[part_id] = load_edges(folder, None, has_weights)
         return self._edge_tables[part_id]
 
     def _id_map(self, name: str, ntype: str) -> np.ndarray:

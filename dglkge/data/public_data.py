@@ -127,9 +127,8 @@ def local_folder(entry: PublicData, progress: bool | None = None) -> Path:
 
 def _offline_folder(entry: PublicData, parent: Path) -> Path:
     """Return the data set's folder in the folder that the user names."""
-    folders = [path for path in sorted(parent.iterdir()) if path.is_dir()] if parent.is_dir() else []
-    for folder in folders:
-        if _key(folder.name) == _key(entry.name):
+    for folder in sorted(parent.glob("*/")):
+        if folder.is_dir() and _key(folder.name) == _key(entry.name):
             return folder
     raise InputError(
         f"{SOURCE_VARIABLE} is {parent}, which has no folder {entry.name}; expected its files there "

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ BUCKET_BYTES = 1 << 29
 
 Counted = tuple[np.ndarray, np.ndarray]
 """Keys (n,), ascending, and the count (n,) of each."""
+_NOTHING: Counted = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Heads, relations and tails: three integer arrays (n,)."""
@@ -57,9 +58,8 @@ entities under a near-duplicate."""
 Leaks = dict[str, np.ndarray]
 """For each of :data:`LEAKS` a bool (n,) for each triple of a split."""
 
-_PAIR = np.dtype(
-    [(name, np.int64) for name in ("is_duplicate", "first", "second", "overlap", "num_first", "num_second")]
-)
+_FIGURES = ("is_duplicate", "first", "second", "overlap", "num_first", "num_second")
+_PAIR = np.dtype([(name, np.int64) for name in _FIGURES])
 """A pair of relations that hold (nearly) the same pairs of entities: whether they are near-duplicates, else
 near-inverses; the relations, equal where one is symmetric; triples of the first whose counterpart the second
 has; distinct triples of each (of inverses without those from an entity to itself)."""
@@ -142,15 +142,12 @@ class TripleIndex:
         # Near-duplicates: each code with the later ones of the same pair of entities.
         later = np.arange(1, len(codes) + 1)
         rows = np.flatnonzero(later < ends[ranks])
-        duplicates = _count_combinations(
-            relations, rows, later[rows], ends[ranks[rows]] - later[rows], num_relations
-        )
+        later = later[rows]
+        duplicates = _count_combinations(relations, rows, later, ends[ranks[rows]] - later, num_relations)
         # Near-inverses: each pair of entities with head < tail (its rank is the smaller) with its reverse.
         rows = np.flatnonzero(reverse > ranks)
-        opposite = reverse[rows]
-        inverses = _count_combinations(
-            relations, rows, (ends - counts)[opposite], counts[opposite], num_relations
-        )
+        first, count = (ends - counts)[reverse[rows]], counts[reverse[rows]]
+        inverses = _count_combinations(relations, rows, first, count, num_relations)
         both = relations[reverse != ranks], relations
         return inverses, duplicates, np.array([np.bincount(ids, minlength=num_relations) for ids in both])
 
@@ -177,9 +174,8 @@ class TripleIndex:
         counts = np.bincount(relation, minlength=self._num_relations)
         mine = codes % self._num_relations
         implied = np.zeros(len(codes), dtype=bool)
-        for rows, places in _combinations(
-            np.arange(len(codes)), (np.cumsum(counts) - counts)[mine], counts[mine]
-        ):
+        first = (np.cumsum(counts) - counts)[mine]
+        for rows, places in _combinations(np.arange(len(codes)), first, counts[mine]):
             rank = np.where(duplicate[places], ranks[rows], reverse[rows])
             counterpart = rank * self._num_relations + partner[places]
             hit = (rank >= 0) & (counterpart != codes[rows]) & contains(self.train, counterpart)
@@ -206,9 +202,8 @@ def _near_pairs(overlaps: list[Counted], sizes: np.ndarray) -> np.ndarray:
 def _sum_by_key(first: Counted, second: Counted) -> Counted:
     """Add counts of equal keys; keys ascend."""
     keys, inverse = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
-    total = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(total, inverse, np.concatenate([first[1], second[1]]))
-    return keys, total
+    # Sums of doubles, exact for counts.
+    return keys, np.bincount(inverse, np.concatenate([first[1], second[1]])).astype(np.int64)
 
 
 def sorted_distinct(values: np.ndarray) -> np.ndarray:
@@ -251,18 +246,15 @@ def _combinations(
 
 def _count_combinations(
     relations: np.ndarray, rows: np.ndarray, first: np.ndarray, num: np.ndarray, num_relations: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Counted:
     """Count pairs of relations over the combinations of rows and places.
 
     A key is the smaller relation times the number of relations, plus the larger one.
     """
-    keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for mine, places in _combinations(rows, first, num):
-        first, second = relations[mine], relations[places]
-        key = np.minimum(first, second) * num_relations + np.maximum(first, second)
-        piece, count = np.unique(key, return_counts=True)
-        keys, counts = _sum_by_key((keys, counts), (piece, count))
-    return keys, counts
+    pairs = ((relations[mine], relations[places]) for mine, places in _combinations(rows, first, num))
+    keys = (np.minimum(*pair) * num_relations + np.maximum(*pair) for pair in pairs)
+    counted = (np.unique(key, return_counts=True) for key in keys)
+    return reduce(_sum_by_key, counted, _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -279,15 +271,15 @@ def measure_quality(
     """Measure the quality of a data set, with so much memory for the triples that are sorted at a time."""
     splits, num_relations = triples.splits, triples.num_relations
     again = _again(triples, bucket_bytes, num_workers)
-    num_again = sum(int(mask.sum()) for mask in again.values())
+    num_again = int(sum(mask.sum() for mask in again.values()))
     # The buckets of a round are measured side by side, in the memory of one.
     num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
-    nothing = np.zeros(0, np.int64)
-    overlaps: list[Counted] = [(nothing, nothing)] * 2
+    overlaps = [_NOTHING] * 2
     sizes, uses = _sizes_of_alone(triples, again)
     duplicates = dict.fromkeys(SPLITS, 0)
-    in_valid = np.zeros(len(splits[TEST][0]), bool)
+    num_triples = {split: len(heads) for split, (heads, _, _) in splits.items()}
+    in_valid = np.zeros(num_triples[TEST], bool)
     with ThreadPoolExecutor(num_workers) as threads:
         unseen = threads.submit(_count_unseen, triples)
         degrees = threads.submit(_degrees_and_components, triples)
@@ -304,9 +296,8 @@ def measure_quality(
             uses += np.bincount(index.train % num_relations, minlength=num_relations)
             in_valid[rows[TEST]] = contains(sorted_distinct(index.codes[VALID]), index.codes[TEST])
         pairs = _near_pairs(overlaps, sizes)
-        leaks = {
-            split: {name: np.zeros(len(splits[split][0]), bool) for name in LEAKS} for split in (VALID, TEST)
-        }
+        nums = {split: num_triples[split] for split in (VALID, TEST)}
+        leaks = {split: {name: np.zeros(num, bool) for name in LEAKS} for split, num in nums.items()}
         # Which relations are near is known after the first pass only.
         for rows, index, _ in buckets():
             for split, masks in leaks.items():
@@ -317,7 +308,7 @@ def measure_quality(
     # Relations with one distinct triple in train.
     single = np.flatnonzero(uses == 1)
     report = {
-        "triples": {split: len(splits[split][0]) for split in SPLITS},
+        "triples": num_triples,
         "duplicates": duplicates,
         "leaks": shares,
         "relation_pairs": {
@@ -357,56 +348,41 @@ def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
     for _, (heads, relations, tails) in _pieces(triples.splits[TRAIN]):
         new_entity[heads] = new_entity[tails] = False
         new_relation[relations] = False
-    counts = {}
-    both = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
-    num_triples = 0
-    for split in (VALID, TEST):
-        heads, relations, tails = triples.splits[split]
-        unseen = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
-        unseen[0][heads] = unseen[0][tails] = True
-        unseen[1][relations] = True
-        touched = int((new_entity[heads] | new_entity[tails] | new_relation[relations]).sum())
-        for mask, is_new, union in zip(unseen, (new_entity, new_relation), both):
-            mask &= is_new
-            union |= mask
-        counts[split] = _count(unseen, touched)
-        num_triples += touched
-    counts["valid_and_test"] = _count(both, num_triples)
-    return counts
 
+    def count(*splits: str) -> dict[str, int]:
+        heads, relations, tails = map(np.concatenate, zip(*(triples.splits[split] for split in splits)))
+        ends = np.concatenate([heads, tails])
+        return {
+            "entities": len(np.unique(ends[new_entity[ends]])),
+            "relations": len(np.unique(relations[new_relation[relations]])),
+            "triples": int((new_entity[heads] | new_entity[tails] | new_relation[relations]).sum()),
+        }
 
-def _count(new: tuple[np.ndarray, np.ndarray], num_triples: int) -> dict[str, int]:
-    return {"entities": int(new[0].sum()), "relations": int(new[1].sum()), "triples": num_triples}
+    return {VALID: count(VALID), TEST: count(TEST), "valid_and_test": count(VALID, TEST)}
 
 
 def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[str, np.ndarray]:
     """Return for each triple of each split whether its pair of entities may occur again, (n,) bool."""
     num_triples = sum(len(heads) for heads, _, _ in triples.splits.values())
     # Two to four bytes of four counters each: 6 to 12 % of the triples alone meet another's counter.
-    num_bytes = 1 << max(6, (2 * num_triples).bit_length())
-    while num_bytes > max(max_bytes, 64):
-        num_bytes //= 2
+    num_bytes = 1 << max(6, min((2 * num_triples).bit_length(), max_bytes.bit_length() - 1))
     counters = np.zeros(num_bytes, np.uint8)
     bounds = np.linspace(0, num_bytes, num_workers + 1).astype(np.int64).tolist()
 
-    def count(part: int) -> None:
+    def count(first: int, end: int) -> None:
         for split in SPLITS:
             for _, (heads, _, tails) in _pieces(triples.splits[split]):
-                ends = heads.astype(np.int64), tails.astype(np.int64)
-                count_pairs(*ends, bounds[part], bounds[part + 1], counters)
+                count_pairs(heads.astype(np.int64), tails.astype(np.int64), first, end, counters)
 
     def look(piece: tuple[int, Triples]) -> np.ndarray:
         heads, _, tails = piece[1]
         return occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
 
-    again = {}
     with ThreadPoolExecutor(num_workers) as threads:
         # Each thread counts in a range of its own: two could not change one byte at a time.
-        list(threads.map(count, range(num_workers)))
-        for split in SPLITS:
-            masks = threads.map(look, _pieces(triples.splits[split]))
-            again[split] = np.concatenate([np.zeros(0, bool), *masks])
-    return again
+        list(threads.map(count, bounds[:-1], bounds[1:]))
+        masks = {split: threads.map(look, _pieces(triples.splits[split])) for split in SPLITS}
+        return {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
 
 
 def _sizes_of_alone(
@@ -486,7 +462,7 @@ def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
     find_roots(parents)
     sizes = np.bincount(parents[degrees > 0])
     sizes = sizes[sizes > 0]
-    most = int(sizes.max(initial=0))
+    most, num_joined = int(sizes.max(initial=0)), int(sizes.sum())
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
     return {
         "degrees": {
@@ -498,9 +474,5 @@ def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
             "entities_of_degree_1": int((degrees == 1).sum()),
         },
         "hubs": [{"entity": triples.entity_name(id_), "degree": int(degrees[id_])} for id_ in largest],
-        "components": {
-            "count": len(sizes),
-            "largest": most,
-            "largest_share": most / max(int((degrees > 0).sum()), 1),
-        },
+        "components": {"count": len(sizes), "largest": most, "largest_share": most / max(num_joined, 1)},
     }

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.errors import require_known
 from dglkge.kernels.hashing import combine, words
-
-Pairs = npt.NDArray[np.int64]
+from dglkge.typing import Ids
 
 # Domain separation: the streams of the walk and of the order share the seed, not the key.
 _WALK_KEY = 0xB0C4
 
 
-def range_bounds(starts: npt.NDArray[np.int64], num_ranges: int) -> npt.NDArray[np.int64]:
+def range_bounds(starts: Ids, num_ranges: int) -> Ids:
     """Cut the rows of each partition into nearly equal ranges.
 
     Parameters
@@ -49,15 +47,13 @@ def range_bounds(starts: npt.NDArray[np.int64], num_ranges: int) -> npt.NDArray[
     return np.append(firsts.ravel(), starts[-1]).astype(np.int64)
 
 
-def ranges_of(
-    node_ids: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64], num_ranges: int
-) -> npt.NDArray[np.int64]:
+def ranges_of(node_ids: Ids, bounds: Ids, num_ranges: int) -> Ids:
     """Return the range (n,) of each node on its own machine, under the bounds of :func:`range_bounds`."""
     # side="right" skips empty ranges, which have two equal bounds.
     return np.searchsorted(bounds[1:], node_ids, side="right") % num_ranges
 
 
-def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
+def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Ids:
     """Return the pairs of an epoch in their order: (P * P, 2) int64, range of the heads and of the tails.
 
     Ranges are renamed by a keyed permutation in each epoch, so that no range is always the last one.
@@ -80,7 +76,7 @@ def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
     return names[np.array(WALKS[order](num_ranges, combine(key, 1)), np.int64).reshape(-1, 2)]
 
 
-def unordered(walk: Pairs) -> Pairs:
+def unordered(walk: Ids) -> Ids:
     """Return the pairs of two different ranges, lower number first, in the order in which a walk meets them.
 
     They are P (P - 1) / 2; of a single range, the pair with itself.

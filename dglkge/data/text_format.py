@@ -7,13 +7,13 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 
 MAX_ID_DIGITS = 18
 """Of an id in a file: any number of so many digits fits into 64 bits."""
@@ -115,6 +115,7 @@ class TextFormat:
 
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2"}
+_OPENERS: dict[str | None, Callable[[Any], Any]] = {"gzip": gzip.open, "bz2": bz2.open, None: lambda raw: raw}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 """First bytes of a block of bzip2, and of the end of an empty file, behind four bytes of header."""
 
@@ -146,23 +147,15 @@ def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
     Yields the file as it is, whose position tells progress, and a stream of the uncompressed bytes.
     """
-    kind = compression(path)
     with open(path, "rb") as raw:
-        if kind == "bz2":
-            yield raw, cast(BinaryIO, bz2.BZ2File(raw))
-        else:
-            yield raw, cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if kind else raw
+        yield raw, _OPENERS[compression(path)](raw)
 
 
-@contextmanager
 def read_errors(
-    path: Path, kind: type[Exception] = OSError, action: str = "cannot be read"
-) -> Iterator[None]:
-    """Raise InputError with the file's name if it cannot be read or is damaged; also at errors of a kind."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, kind) as error:
-        raise InputError(f"{path}: {action}: {error}") from error
+    path: Path, *kinds: type[Exception], action: str = "cannot be read"
+) -> AbstractContextManager[None]:
+    """Raise InputError with the file's name if it cannot be read or is damaged, or at errors of kinds."""
+    return os_errors(InputError, f"{path}: {action}", EOFError, zlib.error, *kinds)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -179,6 +172,15 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8") from error
     if number == 0:
         raise InputError(f"{path}: the file is empty")
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_delimiter(text: str) -> str:
@@ -246,11 +248,6 @@ class RowRules:
 
     limits: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def integer_ids(self) -> bool:
-        """Whether head, relation and tail are integers."""
-        return bool(self.limits)
-
     def first_fault(self, values: Iterable[tuple[str, str]]) -> str | None:
         """Return the fault of the first bad one of the fields (role, text) of a row, or None."""
         return next(filter(None, (self._fault(role, value) for role, value in values)), None)
@@ -258,10 +255,9 @@ class RowRules:
     def _fault(self, role: str, value: str) -> str | None:
         """Return the fault of one field as text, or None."""
         if role == WEIGHT:
-            try:
-                is_weight = 0 <= float(value) < math.inf
-            except ValueError:
+            if not is_number(value):
                 return f"the weight is {value!r}, expected a number"
+            is_weight = 0 <= float(value) < math.inf
             return None if is_weight else f"the weight is {value}, expected a finite number of 0 or more"
         if value == "":
             return f"the {role} is empty"

@@ -7,9 +7,10 @@ names of a chunk become Python strings.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -19,22 +20,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dglkge.data.text_format import (
-    EXTENSIONS,
-    ROLES,
-    TIME,
-    WEIGHT,
-    Columns,
-    RowRules,
-    TextFormat,
-    columns_of_header,
-    compression,
-    extension,
-    open_stream,
-    read_errors,
-    text_format,
-)
-from dglkge.errors import InputError
+from dglkge.data import text_format
+from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules, open_stream, read_errors
+from dglkge.errors import InputError, os_errors
 
 # Bytes of text, and rows of other sources, for each chunk: bounds memory whatever the size of the file.
 BLOCK_BYTES = 16 << 20
@@ -56,7 +44,7 @@ def string_buffers(names: pa.StringArray | pa.LargeStringArray) -> tuple[np.ndar
 class _TextFile:
     """A text file, its fields, and the name of each role's field."""
 
-    text: TextFormat
+    text: text_format.TextFormat
     field_names: list[str]
     has_header: bool
     names: dict[str, str]
@@ -71,6 +59,7 @@ class Block:
     first_row: int = 0
 
 
+@dataclass(eq=False)
 class TripleFile:
     """A file of triples: its blocks are read in order, and any thread may parse one.
 
@@ -92,26 +81,18 @@ class TripleFile:
         Bytes of text that are read at a time, up to :data:`BLOCK_BYTES`; no line may be longer than these.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Columns | None = None,
-        delimiter: str | None = None,
-        rules: RowRules | None = None,
-        *,
-        kind: str | None = None,
-        skip_first: bool = False,
-        read_bytes: int | None = None,
-    ) -> None:
-        self.path = path
-        self._columns = columns or Columns()
-        self._delimiter = delimiter
-        self._rules = rules or RowRules()
-        self._suffix = f".{kind}" if kind else extension(path)
-        self._skip_first = skip_first
-        self._read_bytes = min(read_bytes or BLOCK_BYTES, BLOCK_BYTES)
-        # Of Parquet, once the first block was asked for.
-        self._parquet_names: dict[str, str]
+    path: Path
+    columns: Columns = Columns()
+    delimiter: str | None = None
+    rules: RowRules = RowRules()
+    _: KW_ONLY
+    kind: str | None = None
+    skip_first: bool = False
+    read_bytes: int | None = None
+
+    @property
+    def _suffix(self) -> str:
+        return f".{self.kind}" if self.kind else text_format.extension(self.path)
 
     def frames(self) -> Iterator[pd.DataFrame]:
         """Read the file in chunks.
@@ -129,13 +110,10 @@ class TripleFile:
             ``file:line``.
         """
         for block in self.blocks():
-            columns = self.arrays(block)
-            yield pd.DataFrame(
-                {
-                    role: (array.dictionary_encode() if pa.types.is_string(array.type) else array).to_pandas()
-                    for role, array in columns.items()
-                }
-            )
+            arrays = self.arrays(block)
+            for role, array in arrays.items():
+                arrays[role] = array.dictionary_encode() if pa.types.is_string(array.type) else array
+            yield pd.DataFrame({role: array.to_pandas() for role, array in arrays.items()})
 
     def blocks(self) -> Iterator[Block]:
         """Read the file; raises InputError if it is missing, empty or damaged."""
@@ -144,11 +122,9 @@ class TripleFile:
             raise InputError(f"{path}: there is no such file")
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
-        if self._suffix not in EXTENSIONS:
-            raise InputError(
-                f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, "
-                "the text ones also with .gz or .bz2"
-            )
+        if self._suffix not in text_format.EXTENSIONS:
+            known = f"{', '.join(text_format.EXTENSIONS)}, the text ones also with .gz or .bz2"
+            raise InputError(f"{path}: unknown kind of file; known are {known}")
         is_empty = True
         for block in self._parquet_blocks() if self._suffix == ".parquet" else self._text_blocks():
             is_empty = False
@@ -163,51 +139,51 @@ class TripleFile:
 
     def places(self, rows: Collection[int]) -> dict[int, str]:
         """Return where some rows, from 0, are, for messages: ``file:line``, or ``file: row n`` of Parquet."""
-        places = {row: f"{self.path}: row {row + 1}" for row in rows}
-        if self._suffix == ".parquet" or not places:
-            return places
-        last = max(places)
-        with open_stream(self.path) as (_, lines):
-            # Arrow skips empty lines, so a row's number is not that of its line.
-            row = -1 - int(self._text.has_header)
+        if self._suffix == ".parquet" or not rows:
+            return {row: f"{self.path}: row {row + 1}" for row in rows}
+        rows = set(rows)
+        numbered = enumerate(itertools.islice(self._lines(), max(rows) + 1))
+        return {row: f"{self.path}:{number}" for row, (number, _) in numbered if row in rows}
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield number and content of each line but the header, and the empty ones, which Arrow skips."""
+        with read_errors(self.path), open_stream(self.path) as (_, lines):
             for number, line in enumerate(lines, start=1):
-                if line.rstrip(b"\n") in (b"", b"\r"):
-                    continue
-                row += 1
-                if row in places:
-                    places[row] = f"{self.path}:{number}"
-                if row >= last:
-                    break
-        return places
+                # Only one carriage return belongs to the end of a line.
+                content = line.removesuffix(b"\n").removesuffix(b"\r")
+                if content and not (self._text.has_header and number == 1):
+                    yield number, content
 
     @cached_property
     def _text(self) -> _TextFile:
         """The first line: whether it is a header, and the column of each part."""
-        path, columns = self.path, self._columns
-        text = text_format(path, self._delimiter, self._suffix)
+        path, columns = self.path, self.columns
+        text = text_format.text_format(path, self.delimiter, self._suffix)
         with read_errors(path), open_stream(path) as (_, stream):
             # Errors in the encoding are replaced here; the parser reports them with a line number.
-            line, second = (
-                stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n") for _ in range(2)
-            )
+            lines = (stream.readline().decode("utf-8-sig", errors="replace") for _ in range(2))
+            line, second = (line.rstrip("\r\n") for line in lines)
         try:
             fields = text.split(line)
         except ValueError as error:
             raise InputError(f"{path}:1: {error}") from error
         by_place = {role: role for role in columns.order}
         names = columns.names
-        if not names and not self._skip_first:
-            # Of a second line of CSV nothing is asked; its quotes may go on in the third.
-            second_fields = [] if text.quoted or not second else text.split(second)
-            names = _header_names(fields, second_fields, columns, text)
-        if not names or self._skip_first:
-            return _TextFile(text, list(columns.order), self._skip_first, by_place)
+        if not names and not self.skip_first:
+            names = text_format.columns_of_header(fields, columns)
+            # In a file without quotes these words may be names, too: a relation's name is likely to stand
+            # again. Of a second line of CSV nothing is asked; its quotes may go on in the third.
+            if names and not text.quoted:
+                relation = fields.index(names["relation"])
+                is_triple = not second or fields[relation] in text.split(second)[relation : relation + 1]
+                names = {} if is_triple else names
+        if not names or self.skip_first:
+            return _TextFile(text, list(columns.order), self.skip_first, by_place)
         for column in names.values():
             if fields.count(column) != 1:
                 count = "no" if column not in fields else "more than one"
-                raise InputError(
-                    f"{path}:1: {count} column {column!r}; the header has {', '.join(fields)} (see --columns)"
-                )
+                known = f"the header has {', '.join(fields)} (see --columns)"
+                raise InputError(f"{path}:1: {count} column {column!r}; {known}")
         return _TextFile(text, fields, True, names)
 
     def arrays(self, block: Block) -> dict[str, pa.Array]:
@@ -218,7 +194,7 @@ class TripleFile:
         if isinstance(block.content, bytes):
             return self._parsed(block.content)
         arrays = {role: block.content.column(column) for role, column in self._parquet_names.items()}
-        return _checked(arrays, self._rules, str(self.path), block.first_row)
+        return _checked(arrays, self.rules, str(self.path), block.first_row)
 
     def _parquet_blocks(self) -> Iterator[Block]:
         path = self.path
@@ -226,12 +202,13 @@ class TripleFile:
             read_errors(path, pa.ArrowException, action="cannot be read as Parquet"),
             pyarrow.parquet.ParquetFile(path) as file,
         ):
-            header = {} if self._columns.names else columns_of_header(file.schema_arrow.names, self._columns)
-            names = self._parquet_names = header or self._columns.names_or_roles
+            known = file.schema_arrow.names
+            header = {} if self.columns.names else text_format.columns_of_header(known, self.columns)
+            names = self._parquet_names = header or self.columns.names_or_roles
             for column in names.values():
-                if column not in file.schema_arrow.names:
-                    known = ", ".join(file.schema_arrow.names)
-                    raise InputError(f"{path}: no column {column!r}; the file has {known} (see --columns)")
+                if column not in known:
+                    there = f"the file has {', '.join(known)} (see --columns)"
+                    raise InputError(f"{path}: no column {column!r}; {there}")
             num_rows = 0
             # Parquet has no byte position of a row, so progress is estimated from the number of rows.
             for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
@@ -242,68 +219,63 @@ class TripleFile:
 
     def _text_blocks(self) -> Iterator[Block]:
         path = self.path
-        codec = compression(path)
+        codec, is_first = text_format.compression(path), not self._text.has_header
         try:
             with read_errors(path), pa.OSFile(str(path)) as raw:
                 for content in self._whole_lines(pa.CompressedInputStream(raw, codec) if codec else raw):
+                    # In a block that is not the file's first, Arrow is to take nothing for a byte order mark.
+                    has_mark = content.startswith(_BYTE_ORDER_MARK) and not is_first
+                    is_first = False
                     # Arrow calls nothing but empty lines an error.
                     if content.strip(b"\r\n"):
-                        yield Block(content, raw.tell())
+                        yield Block(b"\n" * has_mark + content, raw.tell())
         except pa.ArrowException as error:
             raise self._bad_line(str(error)) from error
 
     def _whole_lines(self, stream: pa.NativeFile) -> Iterator[bytes]:
         """Yield the content behind the header, cut behind ends of lines."""
         skips, rest = self._text.has_header, b""
-        is_first = not skips
-        while read := stream.read(self._read_bytes):
+        while read := stream.read(min(self.read_bytes or BLOCK_BYTES, BLOCK_BYTES)):
             content = rest + read
             # A lone carriage return ends a line for Arrow. Of "\r\n" cut in two, it skips the empty line.
             cut = 1 + max(content.rfind(b"\n"), content.rfind(b"\r"))
             if cut == 0 and len(content) > BLOCK_BYTES:
                 fault = f"a line is longer than a block of {BLOCK_BYTES} bytes"
                 raise InputError(f"{self.path}: cannot be read: {fault}")
-            rest = content[cut:]
-            if cut == 0:
+            content, rest = content[:cut], content[cut:]
+            if not content:
                 continue
-            content = content[:cut]
             if skips:
                 end = re.search(rb"[\r\n]", content)
                 content, skips = content[end.end() if end else len(content) :], False
-            yield _unmarked(content, is_first)
-            is_first = False
+            yield content
         if rest and not skips:
-            yield _unmarked(rest, is_first)
+            yield rest
 
     def _parsed(self, content: bytes) -> dict[str, pa.Array]:
         file = self._text
         try:
-            table = _parse_csv(file, content, self._rules)
+            table = _parse_csv(file, content, self.rules)
         except pa.ArrowInvalid as error:
             raise self._bad_line(str(error)) from error
         arrays = {role: _one_array(table.column(name)) for role, name in file.names.items()}
         # The block is parsed but has no line numbers: a second, slow pass finds the line.
-        if len(_bad_rows(arrays, self._rules)):
+        if len(_bad_rows(arrays, self.rules)):
             raise self._bad_line("a line breaks the rules")
         return arrays
 
     def _bad_line(self, otherwise: str) -> InputError:
         """Return the error of the first bad line: blocks have no line numbers, so the file is read again."""
         try:
-            with read_errors(self.path), open_stream(self.path) as (_, lines):
-                for number, line in enumerate(lines, start=1):
-                    if fault := self._line_fault(number, line):
-                        return InputError(f"{self.path}:{number}: {fault}")
+            for number, line in self._lines():
+                if fault := self._line_fault(number, line):
+                    return InputError(f"{self.path}:{number}: {fault}")
         except InputError as error:
             return error
         return InputError(f"{self.path}: cannot be read: {otherwise}")
 
-    def _line_fault(self, number: int, raw: bytes) -> str | None:
+    def _line_fault(self, number: int, content: bytes) -> str | None:
         file, delimiter = self._text, self._text.text.delimiter
-        # Only one carriage return belongs to the end of a line.
-        content = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if content == b"" or (file.has_header and number == 1):
-            return None
         try:
             # A byte order mark is allowed at the start of the file only.
             line = content.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -320,14 +292,7 @@ class TripleFile:
             got = f"got {len(fields)} columns separated by {separator}"
             return f"{got}, expected {len(file.field_names)}: {line[:80]!r}{hint}"
         by_name = dict(zip(file.field_names, fields))
-        return self._rules.first_fault((role, by_name[name]) for role, name in file.names.items())
-
-
-def _unmarked(content: bytes, is_first: bool) -> bytes:
-    """Return a block in which Arrow takes nothing for a byte order mark unless it is the file's first."""
-    if not is_first and content.startswith(_BYTE_ORDER_MARK):
-        return b"\n" + content
-    return content
+        return self.rules.first_fault((role, by_name[name]) for role, name in file.names.items())
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -352,13 +317,11 @@ def frame_chunks(
         raise InputError(f"{name}: the data frame is empty")
     for start in range(0, len(frame), CHUNK_ROWS):
         part = frame.slice(start, CHUNK_ROWS) if is_arrow else frame.iloc[start : start + CHUNK_ROWS]
-        try:
+        with os_errors(InputError, f"{name}: a column mixes several types", pa.ArrowException):
             arrays = {
                 role: part[column] if is_arrow else pa.array(part[column], from_pandas=True)
                 for role, column in names.items()
             }
-        except pa.ArrowException as error:
-            raise InputError(f"{name}: a column mixes several types: {error}") from error
         yield _checked(arrays, rules, name, start)
 
 
@@ -370,14 +333,10 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
         # gaps.
         if pa.types.is_floating(array.type) and role != WEIGHT:
             raise InputError(f"{place}: the {role} column holds {array.type}, expected names or integers")
-        try:
-            is_number = rules.integer_ids and role != TIME
-            expected = pa.float64() if role == WEIGHT else pa.int64() if is_number else pa.string()
+        expected = pa.float64() if role == WEIGHT else _type_of(role, rules)
+        text = f"{place}: the {role} column holds {array.type}, expected {expected}"
+        with os_errors(InputError, text, pa.ArrowException):
             array = array.cast(expected)
-        except pa.ArrowException as error:
-            raise InputError(
-                f"{place}: the {role} column holds {array.type}, expected {expected}: {error}"
-            ) from error
         if array.null_count:
             row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             raise InputError(f"{place}: row {row + 1}: the {role} is empty")
@@ -394,7 +353,7 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     """Return the rows of a chunk that break a rule (not the exact one: the caller finds out which)."""
     bad = np.zeros(len(columns[ROLES[0]]), dtype=bool)
     for role in [*ROLES, TIME] if TIME in columns else ROLES:
-        if rules.integer_ids and role != TIME:
+        if rules.limits and role != TIME:
             ids = columns[role].to_numpy()
             bad |= (ids < 0) | (ids >= rules.limits[role])
         else:
@@ -406,32 +365,20 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     return np.flatnonzero(bad)
 
 
-def _header_names(fields: list[str], second: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
-    """Return the column of each role if the first line is a header, else an empty dict."""
-    names = columns_of_header(fields, columns)
-    # In a file without quotes these words may be names, too: a relation's name is likely to stand again.
-    relation = fields.index(names["relation"]) if names else 0
-    is_triple = bool(names) and not text.quoted and fields[relation] in second[relation : relation + 1]
-    return {} if is_triple or (not text.quoted and not second) else names
+def _type_of(role: str, rules: RowRules) -> pa.DataType:
+    """Return the type of a role's column, of text the narrower one of weights."""
+    if role == WEIGHT:
+        return pa.float32()
+    return pa.int64() if rules.limits and role != TIME else pa.string()
 
 
 def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:
-    names = file.names
-    types = {name: pa.int64() if rules.integer_ids else pa.string() for name in names.values()}
-    if WEIGHT in names:
-        types[names[WEIGHT]] = pa.float32()
-    if TIME in names:
-        types[names[TIME]] = pa.string()
+    types = {name: _type_of(role, rules) for role, name in file.names.items()}
     return pa.csv.read_csv(
         pa.BufferReader(content),
         # One block: the threads parse different ones.
         pa.csv.ReadOptions(use_threads=False, block_size=len(content) + 1, column_names=file.field_names),
         pa.csv.ParseOptions(delimiter=file.text.delimiter, quote_char='"' if file.text.quoted else False),
         # Nothing is null: a name may well be "NA" or "null".
-        pa.csv.ConvertOptions(
-            column_types=types,
-            include_columns=list(names.values()),
-            null_values=[],
-            strings_can_be_null=False,
-        ),
+        pa.csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[]),
     )

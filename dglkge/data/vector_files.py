@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.data.dataset_files import replacing
-from dglkge.data.text_format import bare_path, numbered_lines
+from dglkge.data.text_format import bare_path, is_number, numbered_lines
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, import_extra, unknown_name, write_error
+from dglkge.errors import InputError, import_extra, os_errors, unknown_name, write_error
 from dglkge.registry import deferred
+from dglkge.typing import Doubles, Ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +32,7 @@ ROWS_AT_A_TIME = 4096
 NAMES_SUFFIX = ".names.txt"
 """Ending of the file of names that lies beside an npy file."""
 
-Ids = npt.NDArray[np.int64]
-Block = tuple[Ids, npt.NDArray[np.float64]]
+Block = tuple[Ids, Doubles]
 
 
 class VectorFile(Protocol):
@@ -45,15 +44,12 @@ class VectorFile(Protocol):
 
     def names(self) -> Iterator[str]:
         """Yield the name of every vector."""
-        ...
 
     def rows(self, numbers: Ids) -> Iterator[Block]:
         """Yield vectors of ascending numbers (n,) in blocks: their numbers (b,) and float64 (b, width)."""
-        ...
 
     def place(self, number: int) -> str:
         """Return the file and the place of a vector in it, for messages."""
-        ...
 
     def key(self, name: str) -> str:
         """Return what two equal names have in common: formats may have changed them."""
@@ -87,10 +83,8 @@ def open_vectors(
     elif text_kind in (".vec", ".txt", ".tsv"):
         file = _Text(path, "\t" if text_kind == ".tsv" else " ")
     else:
-        raise InputError(
-            f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, "
-            "and .vec.gz, .txt.gz, .tsv.gz"
-        )
+        known = ".npy, .parquet, .pq, .vec, .txt, .tsv, and .vec.gz, .txt.gz, .tsv.gz"
+        raise InputError(f"{path}: the suffix says no format of vectors; allowed: {known}")
     if file.count < 1 or file.width < 1:
         raise InputError(f"{path} has no vectors: {file.count} rows of {file.width} numbers")
     return file
@@ -107,26 +101,22 @@ class _Npy(VectorFile):
     def __init__(self, path: Path, names: Path) -> None:
         self.path = path
         self._names = names
-        try:
-            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
-        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-            is_array = isinstance(matrix, np.ndarray)
-            got = f"{matrix.dtype} of shape {matrix.shape}" if is_array else "an archive"
+        with os_errors(InputError, f"{path} is damaged or not an npy file of numbers", ValueError):
+            # No objects: reading them could run code.
+            matrix = self._matrix = np.lib.format.open_memmap(path, mode="r")
+        if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+            got = f"{matrix.dtype} of shape {matrix.shape}"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
-        self._matrix = matrix
         self.count, self.width = matrix.shape
 
     def names(self) -> Iterator[str]:
         count = 0
-        for number, line in numbered_lines(self._names):
+        for _, line in numbered_lines(self._names):
             yield line
-            count = number
-        if count != len(self._matrix):
-            raise InputError(
-                f"{self._names} has {count} names, {self.path} has {len(self._matrix)} rows; allowed: as many"
-            )
+            count += 1
+        if count != self.count:
+            names = f"{self._names} has {count} names"
+            raise InputError(f"{names}, {self.path} has {self.count} rows; allowed: as many")
 
     def rows(self, numbers: Ids) -> Iterator[Block]:
         for block in _blocks(numbers):
@@ -146,10 +136,8 @@ class _Parquet(VectorFile):
 
         self.path = path
         self._name_column, self._column = name_column, column
-        try:
+        with os_errors(InputError, f"{path} is damaged or not Parquet", pa.ArrowException):
             self._file = pq.ParquetFile(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path} is damaged or not Parquet: {' '.join(str(error).split())}") from None
         schema = self._file.schema_arrow
         for name in (name_column, column):
             if schema.get_field_index(name) < 0:
@@ -160,20 +148,16 @@ class _Parquet(VectorFile):
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
         if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
             raise InputError(f"{path}: column {column!r} is {kind}; allowed: lists of numbers")
-        if types.is_dictionary(name_type):
-            name_type = name_type.value_type
-        if not (
-            types.is_string(name_type) or types.is_large_string(name_type) or types.is_integer(name_type)
-        ):
+        name_type = name_type.value_type if types.is_dictionary(name_type) else name_type
+        if not any(fits(name_type) for fits in (types.is_string, types.is_large_string, types.is_integer)):
             raise InputError(
                 f"{path}: column {name_column!r} is {name_type}; allowed: texts or whole numbers"
             )
         groups = range(self._file.num_row_groups)
         self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
-        first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None
-        values = None if first is None else first.column(0)[0].as_py()
-        self.width = 0 if values is None else len(values)
         self.count = int(self._starts[-1])
+        first = next(self._file.iter_batches(1, columns=[column])) if self.count else None
+        self.width = len(first.column(0)[0].as_py() or ()) if first else 0
 
     def names(self) -> Iterator[str]:
         batches = self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._name_column])
@@ -193,7 +177,7 @@ class _Parquet(VectorFile):
                     yield block, self._vectors(batch.column(0).take(block - start), block)
                 start += len(batch)
 
-    def _vectors(self, lists: Any, numbers: Ids) -> npt.NDArray[np.float64]:
+    def _vectors(self, lists: Any, numbers: Ids) -> Doubles:
         """Return the numbers of lists as a matrix."""
         lengths = lists.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
         # A list of fixed length that is null has that length all the same.
@@ -202,10 +186,8 @@ class _Parquet(VectorFile):
         if len(wrong):
             row = int(wrong[0])
             got = "no value" if lengths[row] < 0 else f"{lengths[row]} numbers"
-            raise InputError(
-                f"{self.place(int(numbers[row]))}: the column {self._column!r} has {got}, expected "
-                f"{self.width} as in row 0"
-            )
+            text = f"the column {self._column!r} has {got}, expected {self.width} as in row 0"
+            raise InputError(f"{self.place(int(numbers[row]))}: {text}")
         values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
         return values.reshape(len(numbers), self.width)
 
@@ -226,19 +208,17 @@ class _Text(VectorFile):
         else:
             # GloVe has no head. A name may have spaces, so numbers are counted from the right.
             self.count, self.width = 1, 0
-            while self.width < len(fields) - 1 and _is_number(fields[-1 - self.width]):
+            while self.width < len(fields) - 1 and is_number(fields[-1 - self.width]):
                 self.width += 1
 
     def names(self) -> Iterator[str]:
         count = 0
-        for number, fields in enumerate(self._fields(), start=1):
+        for fields in self._fields():
             yield fields[0]
-            count = number
+            count += 1
         if self._has_head and self.count != count:
-            raise InputError(
-                f"{self.path}:1: the first line says {self.count} vectors, the file has {count}: it is "
-                "cut off or damaged"
-            )
+            counts = f"the first line says {self.count} vectors, the file has {count}"
+            raise InputError(f"{self.path}:1: {counts}: it is cut off or damaged")
 
     def rows(self, numbers: Ids) -> Iterator[Block]:
         lines = enumerate(self._fields())
@@ -249,7 +229,7 @@ class _Text(VectorFile):
                 try:
                     rows[row] = texts
                 except ValueError:
-                    wrong = next(text for text in texts if not _is_number(text))
+                    wrong = next(text for text in texts if not is_number(text))
                     raise InputError(f"{self.place(number)}: {wrong!r} is no number") from None
             yield block, rows
 
@@ -262,10 +242,8 @@ class _Text(VectorFile):
             # word2vec's own program ends each line with a space.
             fields = line.rstrip(" \t").rsplit(self._separator, self.width)
             if len(fields) != self.width + 1:
-                got = len(fields) - 1
-                raise InputError(
-                    f"{self.place(number)}: a name and {got} numbers, expected {self.width} numbers"
-                )
+                got = f"a name and {len(fields) - 1} numbers"
+                raise InputError(f"{self.place(number)}: {got}, expected {self.width} numbers")
             yield fields
 
     def place(self, number: int) -> str:
@@ -278,15 +256,6 @@ class _Text(VectorFile):
 def _blocks(numbers: Ids) -> Iterator[Ids]:
     for start in range(0, len(numbers), ROWS_AT_A_TIME):
         yield numbers[start : start + ROWS_AT_A_TIME]
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -312,9 +281,8 @@ def feature_files(texts: Sequence[str], entity_types: Sequence[str], field: str)
         types = [name] if is_typed else list(entity_types)
         for type_ in types:
             if type_ in taken:
-                raise InputError(
-                    f"{field} has {taken[type_]!r} and {text!r} for the entity type {type_!r}; allowed: one"
-                )
+                two = f"{taken[type_]!r} and {text!r}"
+                raise InputError(f"{field} has {two} for the entity type {type_!r}; allowed: one")
             taken[type_] = text
         files.append(FeatureFile(Path(path if is_typed else text), types))
     return files
@@ -344,12 +312,8 @@ def read_new_vectors(
                 "allowed is once"
             )
         places[name] = number
-    vectors = np.empty((len(places), file.width), np.float32)
-    filled = 0
-    for numbers, rows in file.rows(np.array(list(places.values()), dtype=np.int64)):
-        vectors[filled : filled + len(numbers)] = rows
-        filled += len(numbers)
-    return list(places), vectors
+    blocks = [np.float32(rows) for _, rows in file.rows(np.array([*places.values()], np.int64))]
+    return list(places), np.concatenate([np.empty((0, file.width), np.float32), *blocks])
 
 
 MAX_WORDS = 1 << 18
@@ -383,10 +347,8 @@ def text_encoder(texts: Collection[str], dimension: int = 256, encoder: str = ""
     """
     if encoder:
         encoders = import_extra("--encoder", "sentence_transformers", "text", "sentence-transformers")
-        try:
+        with os_errors(InputError, f"cannot load the encoder {encoder}", ValueError):
             loaded = encoders.SentenceTransformer(encoder)
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot load the encoder {encoder}: {' '.join(str(error).split())}") from None
         return lambda some: np.asarray(loaded.encode([*some], normalize_embeddings=True), np.float32)
     import_extra("vectors of texts", "sklearn", "report", "scikit-learn")
     from sklearn.decomposition import TruncatedSVD
@@ -401,9 +363,8 @@ def text_encoder(texts: Collection[str], dimension: int = 256, encoder: str = ""
     except ValueError:
         raise InputError("the texts have no words") from None
     if min(counts.shape) < 2:
-        raise InputError(
-            f"{counts.shape[0]} texts with {counts.shape[1]} words; at least 2 of each are needed"
-        )
+        num_texts, num_words = counts.shape
+        raise InputError(f"{num_texts} texts with {num_words} words; at least 2 of each are needed")
     reduction = TruncatedSVD(min(dimension, min(counts.shape) - 1), random_state=0).fit(counts)
     return lambda some: np.asarray(normalize(reduction.transform(words.transform(some))), np.float32)
 
@@ -427,9 +388,7 @@ def open_encoder(path: Path) -> Encode:
     try:
         record = (pq.read_schema(path).metadata or {}).get(RECORD)
         if not record:
-            raise InputError(
-                f"{path} has no encoder of further texts; dglkge data vectors writes files that have"
-            )
+            raise InputError(f"{path} has no encoder of further texts, as dglkge data vectors writes it")
         fields = json.loads(record)
         dimension, encoder = int(fields["dimension"]), str(fields["encoder"])
         texts = [] if encoder else list(map(str, pq.read_table(path, columns=["text"])["text"].to_pylist()))
@@ -453,10 +412,9 @@ def read_texts(path: Path) -> dict[str, str]:
     }
     if path.suffix not in readers:
         raise InputError(f"{path}: texts are read from {', '.join(readers)}")
-    try:
+    # Errors of pandas and pyarrow are among these.
+    with os_errors(InputError, f"cannot read {path}", ValueError):
         frame = readers[path.suffix]()
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors are among them
-        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if frame.shape[1] < 2:
         raise InputError(f"{path} has {frame.shape[1]} columns; the first is a name, and texts follow")
     names, texts = frame.iloc[:, 0].astype(str), frame.iloc[:, 1:].fillna("").astype(str)

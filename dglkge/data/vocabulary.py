@@ -13,10 +13,12 @@ from __future__ import annotations
 import datetime
 import mmap
 import re
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -120,13 +122,10 @@ def granularity_of(times: Sequence[str], stamps: Sequence[str]) -> str | None:
 def _is_date(stamp: str) -> bool:
     """Return whether a text is a date of the calendar, perhaps with a time of the day."""
     match = _DATE.fullmatch(stamp)
-    if match is None:
-        return False
     try:
-        datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+        return match is not None and bool(datetime.date(*map(int, match.groups("1"))))
     except ValueError:
         return False
-    return True
 
 
 def _no_time(stamp: str, first: str) -> InputError:
@@ -145,11 +144,7 @@ def at_times(relations: Sequence[Relation], times: Sequence[str]) -> list[Relati
     """Return every relation at every time, by number; without times the relations."""
     if not times:
         return list(relations)
-    return [
-        Relation(label_at(relation.name, time), relation.lhs, relation.rhs)
-        for relation in relations
-        for time in times
-    ]
+    return [Relation(label_at(r.name, time), r.lhs, r.rhs) for r in relations for time in times]
 
 
 def limit_pairs(num_relations: int, num_times: int) -> None:
@@ -178,13 +173,17 @@ def extended(ids: np.ndarray, num_times: int) -> np.ndarray:
 NAMES_BLOCK_BYTES = 1 << 24
 
 
+@dataclass(eq=False, repr=False)
 class Vocabulary:
     """An ordered list of distinct names; the name of id 0, 1, 2, ... The noun is for error messages."""
 
-    def __init__(self, names: Sequence[str], noun: str) -> None:
-        self.names = names
-        self.noun = noun
-        self._ids: MutableMapping[str, int] | None = None
+    names: Sequence[str]
+    noun: str
+
+    @cached_property
+    def _ids(self) -> MutableMapping[str, int]:
+        # Built at the first lookup by name: training has no such lookup, and the dict is large.
+        return {name: id_ for id_, name in enumerate(self.names)}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -193,11 +192,11 @@ class Vocabulary:
         return self.names[id_]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._id_of_name()
+        return name in self._ids
 
     def id(self, name: str) -> int:
         """Return the id of a name; the InputError of an unknown one shows the nearest known ones."""
-        id_ = self._id_of_name().get(name)
+        id_ = self._ids.get(name)
         if id_ is None:
             raise unknown_name(self.noun, name, self.names)
         return id_
@@ -208,15 +207,13 @@ class Vocabulary:
 
     def find(self, names: Iterable[str]) -> np.ndarray:
         """Return the ids of names, -1 for an unknown one; (n,) int64."""
-        ids = self._id_of_name()
-        return np.array([ids.get(name, -1) for name in names], dtype=np.int64)
+        return np.array([self._ids.get(name, -1) for name in names], dtype=np.int64)
 
     def extended(self, names: Sequence[str]) -> Vocabulary:
         """Return this vocabulary with further names, in little time: both share the index of the old ones."""
         made = Vocabulary([*self.names, *names], self.noun)
-        made._ids = ChainMap(
-            {name: len(self) + place for place, name in enumerate(names)}, self._id_of_name()
-        )
+        new = {name: id_ for id_, name in enumerate(names, start=len(self))}
+        made._ids = ChainMap(new, self._ids)
         return made
 
     def save(self, path: Path) -> None:
@@ -229,12 +226,6 @@ class Vocabulary:
     def load(cls, path: Path, noun: str) -> Vocabulary:
         """Read a file of :meth:`save`."""
         return cls(read_lines(path), noun)
-
-    def _id_of_name(self) -> MutableMapping[str, int]:
-        # Built at the first lookup by name: training has no such lookup, and the dict is large.
-        if self._ids is None:
-            self._ids = {name: id_ for id_, name in enumerate(self.names)}
-        return self._ids
 
 
 class MappedNames(Sequence[str]):
@@ -256,25 +247,14 @@ class MappedNames(Sequence[str]):
             if not end:
                 raise InputError(f"{path} is cut off: its last line has no end")
             block = self._bytes[start:end]
-            try:
-                block.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{path} is not UTF-8: {error.reason} at byte {start + error.start}"
-                ) from error
+            _decoded(path, block, start)
             ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + start + 1)
         self._ends = np.concatenate(ends)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-
-    def __getitem__(self, place: int | slice) -> str | list[str]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[line] for line in range(*place.indices(len(self)))]
         place = range(len(self))[place]
@@ -303,15 +283,13 @@ class RelationVocabulary:
         self.timeless = list(relations)
         limit_pairs(len(self.timeless), self.num_times)
         self.relations = at_times(self.timeless, times)
-        # A label identifies a relation alone, while names repeat where one joins several pairs of types.
-        uses = Counter(relation.name for relation in self.relations)
-        self.labels = Vocabulary(
-            [r.name if uses[r.name] == 1 else f"{r.name} ({r.lhs} → {r.rhs})" for r in self.relations],
-            "relation",
-        )
-        self._ids_of_name: dict[str, list[int]] = {}
+        ids: dict[str, list[int]] = {}
         for id_, relation in enumerate(self.relations):
-            self._ids_of_name.setdefault(relation.name, []).append(id_)
+            ids.setdefault(relation.name, []).append(id_)
+        # A label identifies a relation alone, while names repeat where one joins several pairs of types.
+        several = {name for name, of_name in ids.items() if len(of_name) > 1}
+        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if r.name in several else r.name for r in self.relations]
+        self._ids_of_name, self.labels = ids, Vocabulary(labels, "relation")
 
     def __len__(self) -> int:
         return len(self.relations)
@@ -323,9 +301,8 @@ class RelationVocabulary:
         """Return the ids of all relations with a name, or of the one with a label; none is an InputError."""
         ids = self._ids_of_name.get(label_or_name)
         if ids is None and self.times and any(relation.name == label_or_name for relation in self.timeless):
-            raise InputError(
-                f"relation {label_or_name!r} has times, from {self.times[0]} to {self.times[-1]}; say which"
-            )
+            times = f"from {self.times[0]} to {self.times[-1]}"
+            raise InputError(f"relation {label_or_name!r} has times, {times}; say which")
         return [self.labels.id(label_or_name)] if ids is None else ids
 
     def at(self, name: str | None, time: str | None) -> list[int]:
@@ -355,20 +332,14 @@ class RelationVocabulary:
             If there is no such relation, or the name alone is ambiguous.
         """
         ids = self.ids_of(label_or_name)
-        fitting = [
-            id_
-            for id_ in ids
-            if lhs in (None, self.relations[id_].lhs) and rhs in (None, self.relations[id_].rhs)
-        ]
+        named = [(id_, self.relations[id_]) for id_ in ids]
+        fitting = [id_ for id_, known in named if lhs in (None, known.lhs) and rhs in (None, known.rhs)]
         if len(fitting) == 1:
             return fitting[0]
-        known = ", ".join(repr(self.labels[id_]) for id_ in ids)
-        if not fitting:
-            pair = f"{lhs or 'any'} → {rhs or 'any'}"
-            raise InputError(f"relation {label_or_name!r} does not join {pair}; known: {known}")
-        raise InputError(
-            f"relation {label_or_name!r} joins several pairs of entity types; say which: {known}"
-        )
+        none = f"does not join {lhs or 'any'} → {rhs or 'any'}; known"
+        problem = "joins several pairs of entity types; say which" if fitting else none
+        labels = ", ".join(repr(self.labels[id_]) for id_ in ids)
+        raise InputError(f"relation {label_or_name!r} {problem}: {labels}")
 
     @property
     def num_times(self) -> int:
@@ -394,15 +365,18 @@ class RelationVocabulary:
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file in which every line, the last too, ends in a line feed."""
-    try:
-        with os_errors(InputError, f"cannot read {path}"):
-            # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
-            text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
-    if not text:
-        return []
+    with os_errors(InputError, f"cannot read {path}"):
+        # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
+        *lines, rest = _decoded(path, path.read_bytes()).split("\n")
     # The end of the last line tells a whole file from one that was cut off.
-    if not text.endswith("\n"):
+    if rest:
         raise InputError(f"{path} is cut off: its last line has no end")
-    return text[:-1].split("\n")
+    return lines
+
+
+def _decoded(path: Path, content: bytes, start: int = 0) -> str:
+    """Decode a part of a file that begins at a byte of it; raises InputError if it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error.reason} at byte {start + error.start}") from error

@@ -88,7 +88,7 @@ def extend_dataset(
     if name in dataset.edge_set_names:
         known = ", ".join(dataset.edge_set_names)
         raise InputError(f"the data set has an edge set {name!r} already ({known}); give another --name")
-    files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
+    files = {TRAIN: [TripleFile(path, columns or Columns(), delimiter) for path in inputs]}
     known_times = dataset.relations.times
     triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
     if bool(triples.times) != bool(known_times):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.quality import BUCKET_BYTES
-from dglkge.data.text_format import Columns, bare_path, compression
+from dglkge.data.text_format import Columns, RowRules, bare_path, compression
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
@@ -259,7 +259,7 @@ def _read_tables(
     maps, columns = id_folders.read_id_maps(options), options.columns
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
-    rules = None if maps is None else maps.rules
+    rules = RowRules() if maps is None else maps.rules
     table = partial(TripleFile, columns=columns, delimiter=delimiter, rules=rules, read_bytes=read_bytes)
     files = {
         split: [table(path, kind=kind.name) for path, kind in paths] for split, paths in source.files.items()

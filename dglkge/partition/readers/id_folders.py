@@ -8,7 +8,15 @@ from itertools import islice
 from pathlib import Path
 
 from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, TextFormat, numbered_lines, text_format
+from dglkge.data.text_format import (
+    MAX_ID_DIGITS,
+    ROLES,
+    Columns,
+    RowRules,
+    TextFormat,
+    numbered_lines,
+    text_format,
+)
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, unknown_name
@@ -189,7 +197,7 @@ def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Readin
     maps, first = IdMaps(entities, relations), _first_line(files[TRAIN])
     # A name may be a number: ids only if the first triple cannot be one of names.
     is_named = not _are_ids(first) or (first[1] in relations and {first[0], first[2]} <= set(entities))
-    rules = None if is_named else maps.rules
+    rules = RowRules() if is_named else maps.rules
     tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
     layout = f"entities.dict, relations.dict and triples of {'names' if is_named else 'ids'}"
     return _reading(maps, tables, watch, layout, is_named)
