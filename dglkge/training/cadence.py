@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ class CommitCadence:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._last, self._is_due = self.clock(), False
+        self.committed()
 
     def committed(self) -> None:
         """Restart the count of minutes after a commit."""
@@ -61,8 +62,7 @@ class CommitCadence:
 
     def flags(self, batches_done: int, is_writing: bool = False) -> int:
         """Return this trainer's flags for the place after a batch of the epoch."""
-        asks = self.asks_after_batch(batches_done, is_writing)
-        return STOP * self.cluster.stop.is_noted + COMMIT * asks
+        return STOP * self.cluster.stop.is_noted + COMMIT * self.asks_after_batch(batches_done, is_writing)
 
     def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
@@ -87,9 +87,8 @@ class CommitCadence:
         """
         if self.cluster.world.rank or batches_done >= self.num_batches:
             return False
-        minutes = self.settings.every_minutes
-        passed = bool(minutes) and self.clock() - self._last >= 60 * minutes
-        self._is_due = self._is_due or passed or self.counts(batches_done)
+        minutes = self.settings.every_minutes or math.inf
+        self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
         return self._is_due and not is_writing
 
 
@@ -104,13 +103,14 @@ class Cadence(CommitCadence):
         Sum of all trainers' flags in the last step; None: no message since the last check had it.
     """
 
+    flag_sum: int | None
+
     def __init__(
         self, config: Config, cluster: Cluster, num_batches: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(config.checkpoint, cluster, num_batches, clock)
-        self._config = config
+        self._config, self.flag_sum = config, None
         self.keeps_best = config.checkpoint.keep_best or config.training.early_stopping is not None
-        self.flag_sum: int | None = None
 
     def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
@@ -123,18 +123,15 @@ class Cadence(CommitCadence):
         if summed is not None:
             return self.read(summed)
         is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
-        if not (self._config.training.synchronous or is_due):
-            return False, False
-        return self.exchange(batches_done, is_writing)
+        is_met = self._config.training.synchronous or is_due
+        return self.exchange(batches_done, is_writing) if is_met else (False, False)
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
-        intervals = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
-        return (
-            any(number and epochs_done % number == 0 for number in intervals)
-            or epochs_done >= self._config.training.num_epochs
-            or (self.keeps_best and self.validates_after_epoch(epochs_done))
-        )
+        every = self.settings.every_epochs
+        is_due = (every and epochs_done % every == 0) or epochs_done >= self._config.training.num_epochs
+        is_kept = self.pointers_after_epoch(epochs_done)
+        return bool(is_due or is_kept or (self.keeps_best and self.validates_after_epoch(epochs_done)))
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
         """Return whether the valid split is ranked after an epoch."""
@@ -143,12 +140,13 @@ class Cadence(CommitCadence):
 
     def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
         """Return the names under which the version of an epoch is kept, and why."""
-        interval = self._config.checkpoint.keep_every_epochs
+        interval = self.settings.keep_every_epochs
         if not interval or epochs_done % interval:
             return {}
         return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
 
 
+@dataclass
 class EarlyStopping:
     """Counts rankings without a gain since the best one; without settings training never ends early.
 
@@ -164,16 +162,15 @@ class EarlyStopping:
         Rankings since then.
     """
 
-    def __init__(self, settings: EarlyStoppingConfig | None) -> None:
-        self._patience = 0 if settings is None else settings.patience
-        self._min_gain = 0.0 if settings is None else settings.min_gain
-        self.best: float | None = None
-        self.num_without_gain = 0
+    settings: EarlyStoppingConfig | None
+    best: float | None = None
+    num_without_gain: int = 0
 
     def add(self, score: float) -> None:
         """Count one ranking."""
+        min_gain = 0.0 if self.settings is None else self.settings.min_gain
         # A comparison with NaN is false, so NaN is no gain; as the first one it must not become the best.
-        if score == score and (self.best is None or score > self.best + self._min_gain):
+        if score == score and (self.best is None or score > self.best + min_gain):
             self.best, self.num_without_gain = score, 0
         else:
             self.num_without_gain += 1
@@ -181,12 +178,12 @@ class EarlyStopping:
     @property
     def is_on(self) -> bool:
         """Whether training may end early, and ends with its best version."""
-        return self._patience > 0
+        return self.settings is not None
 
     @property
     def is_over(self) -> bool:
         """Whether training is to end."""
-        return self.is_on and self.num_without_gain >= self._patience
+        return self.settings is not None and self.num_without_gain >= self.settings.patience
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score and the rankings since; empty where training never ends early."""

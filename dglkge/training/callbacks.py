@@ -25,6 +25,7 @@ from dglkge.data.dataset_files import load_json
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError, one_line
 from dglkge.registry import Registry
+from dglkge.train_arguments import flat
 
 logger = logging.getLogger(__name__)
 
@@ -287,10 +288,12 @@ class Trackers:
             with contextlib.suppress(InputError):
                 ids = load_json(self.records.path / RUN_TRACKERS_FILE)
                 self._ids = {str(name): str(id_) for name, id_ in ids.items()}
-        settings = flat_settings(self.settings)
+        # Lists become texts, which every tracker shows.
+        pairs = flat(self.settings)
+        settings = {name: json.dumps(item) if isinstance(item, (list, dict)) else item for name, item in pairs}
         for name in self.names:
             run = TrackedRun(self.records.path, settings, self._ids.get(name, ""), first_step)
-            self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
+            self._threads.append(_Thread(name, run, self._started))
         # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
         # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
         deadline = time.monotonic() + START_SECONDS
@@ -300,7 +303,8 @@ class Trackers:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Give numbers to all trackers; returns at once."""
         for thread in self._threads:
-            thread.put(values, step)
+            if thread.is_alive():
+                thread.queue.put((dict(values), step))
 
     def finish(self) -> None:
         """Wait, within limits, until the trackers have written everything, and end them."""
@@ -308,10 +312,12 @@ class Trackers:
         is_complete = sys.exc_info()[0] is None
         threads, self._threads = self._threads, []
         for thread in threads:
-            thread.end(is_complete)
+            thread.queue.put(is_complete)
         deadline = time.monotonic() + (FINISH_SECONDS if is_complete else STOP_SECONDS)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s has not finished in time: its last numbers may be lost", thread.tracker)
 
     def _started(self, name: str, id_: str) -> None:
         """Record the id of a tracker's run."""
@@ -320,61 +326,28 @@ class Trackers:
             self.records.write_json(RUN_TRACKERS_FILE, self._ids)
 
 
-class _Thread:
-    """One tracker and its thread."""
+class _Thread(threading.Thread):
+    """One tracker and its thread; the queue has what it logs, and then whether the run is complete."""
 
-    def __init__(
-        self, name: str, make: type[Tracker], run: TrackedRun, started: Callable[[str, str], None]
-    ) -> None:
-        self._name = name
-        self._make, self._run, self._started = make, run, started
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._has_failed = False
-        self.has_started = threading.Event()
+    def __init__(self, tracker: str, run: TrackedRun, started: Callable[[str, str], None]) -> None:
         # A daemon: one that hangs does not keep the process.
-        self._thread = threading.Thread(target=self._work, name=f"dglkge-{name}", daemon=True)
-        self._thread.start()
+        super().__init__(name=f"dglkge-{tracker}", daemon=True)
+        self.tracker, self._run, self._started_as = tracker, run, started
+        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.has_started = threading.Event()
+        self.start()
 
-    def put(self, values: Mapping[str, float], step: int) -> None:
-        if not self._has_failed:
-            self._queue.put((dict(values), step))
-
-    def end(self, is_complete: bool) -> None:
-        self._queue.put(is_complete)
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            logger.warning("%s has not finished in time: its last numbers may be lost", self._name)
-
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Make the tracker, and give it what comes."""
         try:
-            tracker = self._make(self._run)
-            self._started(self._name, tracker.id)
+            tracker = LOGGERS.get(self.tracker)(self._run)
+            self._started_as(self.tracker, tracker.id)
             self.has_started.set()
-            while not isinstance(item := self._queue.get(), bool):
+            while not isinstance(item := self.queue.get(), bool):
                 tracker.log(*item)
             tracker.finish(item)
         except (Exception, SystemExit) as error:  # packages of others, and the user's code: anything
-            self._has_failed = True
+            kind, text = type(error).__name__, one_line(error)
+            logger.warning("%s: %s: %s; training goes on without it", self.tracker, kind, text)
+        finally:
             self.has_started.set()
-            logger.warning(
-                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, one_line(error)
-            )
-
-
-def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted name; lists become texts, which every tracker shows.
-
-    Examples
-    --------
-    >>> flat_settings({"seed": 0, "model": {"dimension": 8}, "imports": ["a"]})
-    {'seed': 0, 'model.dimension': 8, 'imports': '["a"]'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(flat_settings(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return flat
