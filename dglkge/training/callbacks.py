@@ -288,9 +288,10 @@ class Trackers:
             with contextlib.suppress(InputError):
                 ids = load_json(self.records.path / RUN_TRACKERS_FILE)
                 self._ids = {str(name): str(id_) for name, id_ in ids.items()}
-        # Lists become texts, which every tracker shows.
-        pairs = flat(self.settings)
-        settings = {name: json.dumps(item) if isinstance(item, (list, dict)) else item for name, item in pairs}
+        settings = dict(flat(self.settings))
+        for name, value in settings.items():
+            # Every tracker shows texts.
+            settings[name] = json.dumps(value) if isinstance(value, (list, dict)) else value
         for name in self.names:
             run = TrackedRun(self.records.path, settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, run, self._started))

@@ -100,7 +100,7 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state, and the learning rates, from which most compute the next ones."""
         # initial_lr, max_lr and the like: schedulers keep them in the groups.
-        groups = [_plain(group) for group in self._driver.param_groups]
+        groups = [plain_group(group) for group in self._driver.param_groups]
         return {"scheduler": self._scheduler.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class LearningRates:
         dense_groups: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._groups = [*row_groups, *dense_groups]
-        self._at_start = [_plain(group) for group in self._groups]
+        self._at_start = [plain_group(group) for group in self._groups]
         self._base = [float(group.get("lr", 0.0)) for group in self._groups]
         self._warmup_batches = config.optimizer.warmup_batches
         self._num_batches = self.num_epochs = 0
@@ -201,7 +201,7 @@ class LearningRates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, parameter groups and schedules; empty where the rates are those of the start."""
-        groups = [_plain(group) for group in self._groups]
+        groups = [plain_group(group) for group in self._groups]
         if groups == self._at_start and not self._schedules and not self._warmup_batches:
             return {}
         return {
@@ -224,6 +224,6 @@ class LearningRates:
                 schedule.load_state_dict(state[name])
 
 
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+def plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyper-parameters of a group: numbers, texts, None and tuples of them."""
     return {key: value for key, value in group.items() if key != "params"}

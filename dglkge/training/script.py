@@ -50,7 +50,7 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     if not is_server():
         world = World.detect()
         # Imported here, not above: servers skip it, and trainers import while the servers load the graph.
-        build = importlib.import_module("dglkge.training.build")
+        build = importlib.import_module("dglkge.training.trainer")
         build.check_config(config, world)
     # Kept for build_trainer, so that the descriptions are read once.
     dataset = _opened[config.dataset] = Dataset.open(config.dataset)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dglkge import __version__
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
@@ -28,6 +29,7 @@ from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, refused_changes
 from dglkge.config.schema import CheckpointConfig
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
@@ -40,6 +42,8 @@ from dglkge.training.script import ElasticEpochs
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
+
+VERSIONS = {"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__}
 
 Fits = Callable[[CheckpointMeta, str], object]
 
@@ -120,12 +124,10 @@ def _open_mirror(
 
     mirror = cluster.agree(open_here)
     # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
-    where = "" if mirror is None else mirror.url
-    is_first = world.rank == 0
+    where, is_first = "" if mirror is None else mirror.url, world.rank == 0
     _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    fills = not is_first and lease.is_holder
-    _fill(cluster, mirror if fills else None)
+    _fill(cluster, mirror if lease.is_holder and not is_first else None)
     return mirror
 
 
@@ -141,13 +143,11 @@ def _fill(
     """
 
     def find() -> Manifest | None:
-        if mirror is None:
-            return None
-        return mirror.newest() if check is None else mirror.take(check)
+        return None if mirror is None else mirror.newest() if check is None else mirror.take(check)
 
     manifest = cluster.agree(find)
-    num_bytes = 0 if manifest is None else manifest.num_bytes
-    most = max(map(int, cluster.gather_texts(str(num_bytes))))
+    num_bytes = cluster.gather_texts(str(0 if manifest is None else manifest.num_bytes))
+    most = max(map(int, num_bytes))
     cluster.agree(lambda: None if mirror is None else mirror.fill(manifest, may_upload), most)
 
 
@@ -167,11 +167,9 @@ class TrainingState:
     """
 
     def __init__(self, items: Mapping[str, Stateful], door: str = "trainer.register") -> None:
-        self._items = dict(items)
-        self._door = door
-        # States that were read for objects which are not registered yet.
-        self._unclaimed: dict[str, Any] = {}
-        self._was_resumed = False
+        self._items, self._door = dict(items), door
+        # States that were read for objects which are not registered yet; None before a version is read.
+        self._unclaimed: dict[str, Any] | None = None
 
     def register(self, name: str, item: Any) -> None:
         """Save the state of an object with each version, and load it if the resumed version has it.
@@ -195,21 +193,21 @@ class TrainingState:
             )
         _saved({key: item.state_dict()}, f"{self._door}: the state of {name!r}")
         self._items[key] = item
-        if key in self._unclaimed:
+        if self._unclaimed and key in self._unclaimed:
             item.load_state_dict(self._unclaimed.pop(key))
-        elif self._was_resumed:
+        elif self._unclaimed is not None:
             logger.warning("the checkpoint has no state of %r, which was registered: it starts anew", name)
 
     def to_bytes(self) -> bytes:
         """Return the state for a version; empty if training changes nothing but the tables. A collective."""
-        state = {**self._unclaimed, **{name: item.state_dict() for name, item in self._items.items()}}
+        state = {**(self._unclaimed or {}), **{name: item.state_dict() for name, item in self._items.items()}}
         state = {name: value for name, value in state.items() if value or name.startswith(OBJECT)}
         names = ", ".join(name.removeprefix(OBJECT) for name in state)
         return _saved(state, f"the state of the training ({names})") if state else b""
 
     def load(self, content: bytes, where: str) -> None:
         """Continue from the bytes of a version; ``where`` is for error messages."""
-        self._was_resumed = True
+        self._unclaimed = {}
         if not content:
             if self.to_bytes():
                 logger.warning("%s has no state of the training: schedule and patience start anew", where)
@@ -223,8 +221,8 @@ class TrainingState:
         except CheckpointError as error:
             raise CheckpointError(f"{where} {error}") from None
         except Exception as error:
-            reason = one_line(error)
-            raise CheckpointError(f"{where}: not the state of this training, or damaged ({reason})") from None
+            text = f"{where}: not the state of this training, or damaged ({one_line(error)})"
+            raise CheckpointError(text) from None
 
 
 def _saved(state: Mapping[str, Any], label: str) -> bytes:
@@ -299,6 +297,12 @@ class Versions:
         self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))
 
 
+def progress_at(finished: int, batches_done: int, batch_size: int) -> dict[str, Any]:
+    """Return what every version says of its place in the epochs."""
+    names = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
+    return dict(zip(names, (finished, batches_done, batch_size)))
+
+
 class Position:
     """Place of a run in its epochs.
 
@@ -348,11 +352,7 @@ class Position:
     def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
         """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
         finished, batches_done = self.now
-        described = {
-            Progress.FINISHED_EPOCHS: finished,
-            Progress.BATCHES_DONE: batches_done,
-            Progress.GLOBAL_BATCH_SIZE: self._config.training.batch_size,
-        }
+        described = progress_at(finished, batches_done, self._config.training.batch_size)
         further = {
             Progress.VALIDATION_PENDING: int(validates and self.ended < finished),
             Progress.ENDED_AFTER: self.ended_after,
@@ -380,9 +380,9 @@ class Position:
         if ended_after is None or training.early_stopping is None:
             return False
         before, now = saved.config.get("training", {}), now.get("training", {})
-        stopped_early = ended_after < before.get("num_epochs", 0)
         is_same = before.get("early_stopping") == now.get("early_stopping")
-        return bool(ended_after >= training.num_epochs or (stopped_early and is_same))
+        stopped_early = is_same and ended_after < before.get("num_epochs", 0)
+        return bool(ended_after >= training.num_epochs or stopped_early)
 
     def _resumed_batches(self, progress: Mapping[str, Any]) -> int:
         """Return the batches done in the open epoch, in batches of this run's size."""
@@ -398,26 +398,25 @@ class Position:
             )
         # In an order of the machines an epoch depends on the partitions: other triples would be left.
         mark = progress.get(Progress.ORDER_MARK, 0)
-        if done and mark != expected and not mark:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of the whole graph, and "
-                "here each machine has an order of its own; allowed: sampling.order global, at least until "
-                "the epoch's end"
-            )
         if done and mark != expected:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of its machines, which "
-                f"other partitions and sampling.order global cannot continue (checksum {mark}, here "
-                f"{expected}): finish the epoch on the partitions that it began on, or resume from an "
-                "epoch's end (checkpoint.keep_every_epochs)"
+            reason = (
+                "the whole graph, and here each machine has an order of its own; allowed: sampling.order "
+                "global, at least until the epoch's end"
             )
+            if mark:
+                reason = (
+                    "its machines, which other partitions and sampling.order global cannot continue "
+                    f"(checksum {mark}, here {expected}): finish the epoch on the partitions that it began "
+                    "on, or resume from an epoch's end (checkpoint.keep_every_epochs)"
+                )
+            raise InputError(f"the checkpoint stands {done} triples into an epoch in the order of {reason}")
         return int(done // size)
 
 
 def resumable(
-    config: Config, saved: CheckpointMeta, meta: CheckpointMeta, where: Path | str
+    config: Config, meta: CheckpointMeta, saved: CheckpointMeta, where: Path | str
 ) -> CheckpointMeta:
-    """Return what a version says of itself, if a run may go on from it.
+    """Return what a version says of itself, if a run may go on from it; ``meta`` describes the run now.
 
     Raises
     ------

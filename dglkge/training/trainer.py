@@ -1,4 +1,4 @@
-"""Runs training: batches in order, commits at batch boundaries, evaluation of the live tables."""
+"""Builds a trainer from a configuration, and runs training: batches, commits, rankings of the live tables."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.layout import BEST, RUN_JOB_FILE, RUN_VECTORS_FILE, Progress
+from dglkge.checkpoint.conversion import dataset_fields
+from dglkge.checkpoint.layout import BEST, RUN_CONFIG_FILE, RUN_JOB_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.config import Config, save_config
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
 from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
+from dglkge.kernels.rows import widen_rows
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
+from dglkge.training import state
+from dglkge.training.building.batches import build_batches, build_passes
+from dglkge.training.building.checks import check_config, check_dataset
+from dglkge.training.building.components import configured_model, entity_dimensions, relation_operators
 from dglkge.training.building.given_vectors import fill_from_vectors
+from dglkge.training.building.step import build_step
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
-from dglkge.training.job import Job
+from dglkge.training.job import Job, describe_optimizer, open_job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.script import ElasticEpochs
-from dglkge.training.state import Position, TrainingState, Versions, resumable
+from dglkge.training.script import JOB, ElasticEpochs, opened_dataset
+from dglkge.training.state import VERSIONS, Position, TrainingState, Versions, progress_at, resumable
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
@@ -38,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One trainer of a job; :func:`dglkge.training.build.build_trainer` makes it.
+    """One trainer of a job; :func:`build_trainer` makes it.
 
     ``meta`` describes the run in every version of the checkpoint; its progress is updated.
     """
@@ -55,27 +66,22 @@ class Trainer:
         passes: Passes,
     ) -> None:
         self._job, self._meta, self._epochs, self._passes = job, meta, epochs, passes
-        self.config, self.cluster = job.config, job.cluster
-        self.tables, self.optimizer = job.tables, job.optimizer
-        self._edge_batches, self._train_step = edge_batches, train_step
+        self._edge_batches, self._train_step, self._buckets = edge_batches, train_step, passes.buckets
         self._evaluator, self._checkpoints = evaluator, checkpoints
         config, cluster = job.config, job.cluster
+        self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
         self._is_lagged = is_lagged(config, cluster.world.num_machines)
         self._cadence = Cadence(config, cluster, len(edge_batches))
-        groups = getattr(job.optimizer, "param_groups", [])
         dense_groups = [] if job.dense is None else job.dense.param_groups
-        self._rates = LearningRates(config, groups, len(edge_batches), dense_groups)
+        self._rates = LearningRates(config, job.optimizer.param_groups, len(edge_batches), dense_groups)
         self._patience = EarlyStopping(config.training.early_stopping)
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
         self._position = Position(config, epochs, edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
-        self._buckets = passes.buckets
         items: dict[str, Stateful] = {"learning_rates": self._rates, "early_stopping": self._patience}
-        items["statistics"] = self._statistics
-        if self._buckets is not None:
-            items["buckets"] = self._buckets
+        items |= {"statistics": self._statistics, **({"buckets": passes.buckets} if passes.buckets else {})}
         self._state = TrainingState(items)
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
@@ -321,8 +327,7 @@ class Trainer:
         score = measures[metric]
         if self._uses_ranking:
             # Rank 0's number decides for all.
-            score = float(self.cluster.sum(np.array([score if is_first else 0.0]))[0])
-            self._count_ranking(score)
+            self._count_ranking(float(self.cluster.sum(np.array([score if is_first else 0.0]))[0]))
         if self._cadence.keeps_best:
             self._checkpoints.finish_together()
         if is_first:
@@ -380,10 +385,10 @@ class Trainer:
         saved, position = self._checkpoints.latest(), self._position
         if saved is None:
             warm_start(self._job, self._meta, self._checkpoints.names)
-            write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
-            fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
+            records, dataset = self._checkpoints.records, self._job.dataset
+            fill_from_vectors(self.config, self.cluster, dataset, self.tables, records)
             return
-        saved = resumable(self.config, saved, self._meta, self._checkpoints.storage.path)
+        saved = resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
@@ -403,3 +408,66 @@ class Trainer:
         if self.cluster.world.rank == 0:
             self._passes.resume(self._checkpoints.find()[0], *committed)
             logger.info("resumed: %d epochs and %d batches done", *committed)
+
+
+# Before the first call of a loop numba looks up its own functions for .3 s: here once, before forks.
+widen_rows(np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), False, np.zeros((1, 1), np.float32))
+
+
+def build_trainer(config: Config, cluster: Cluster) -> Trainer:
+    """Build a trainer; it resumes from the newest checkpoint in ``config.output``.
+
+    A collective: every trainer calls it. SIGTERM, SIGINT and SIGHUP end it at once: nothing is trained yet.
+
+    Raises
+    ------
+    InputError
+        For an unknown component, values that do not fit each other, or a checkpoint that
+        does not fit the configuration.
+    Preempted
+        If this trainer received a signal to stop.
+    """
+    with cluster.stop.leaving_at_once():
+        return _build(config, cluster)
+
+
+def _build(config: Config, cluster: Cluster) -> Trainer:
+    """Check the configuration, take the run's folder, and build the trainer."""
+    check_config(config, cluster.world)
+    dataset, output = opened_dataset(config), Path(config.output)
+    check_dataset(config, dataset)
+    meta = _describe_run(config, dataset)
+    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+    writes = cluster.world.is_machine_leader
+    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+    fits = functools.partial(resumable, config, meta)
+    # Creates the folder and excludes other jobs from here on.
+    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
+    job = open_job(config, cluster, meta)
+    batches = build_batches(job)
+    step, ahead = build_step(job, batches)
+    passes, run = build_passes(job, batches, LiveEvaluator(job).gather), _describe_run(job.config, dataset)
+    trainer = Trainer(job, ahead, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
+    # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
+    if job.world.rank == 0:
+        with checkpoints.records.writing():
+            save_config(job.config, output / RUN_CONFIG_FILE)
+    return trainer
+
+
+def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
+    """Return the description of a run that every version of its checkpoint holds."""
+    return CheckpointMeta(
+        config=config.to_dict(),
+        **dataset_fields(dataset),
+        progress=progress_at(0, 0, config.training.batch_size),
+        seed=config.seed,
+        score_function=config.model.score_function.name,
+        score_options=configured_model(config).score_function.options,
+        dim=config.model.dimension,
+        reciprocal=config.model.reciprocal_relations,
+        optimizer=describe_optimizer(config.optimizer),
+        operators=relation_operators(config, dataset),
+        dims=entity_dimensions(config, dataset),
+        versions=VERSIONS,
+    )
