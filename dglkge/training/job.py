@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,9 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
         tables = TableSet(cluster.graph, layout, widths, model.relation_width, world.machine, storage)
     features = build_features(config, cluster, dataset)
     # Rows that are f(x) alone stay zeros, as the servers have made them.
-    fill_tables(tables, model, config, world, [] if features is None else features.untrained_types, meta)
+    untrained = [] if features is None else features.untrained_types
+    trained = {name: table for name, table in tables.items() if name not in untrained}
+    fill_tables(trained, model, config, world, meta)
     # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()
     with request_timeout():
@@ -237,32 +239,27 @@ def _build_dense(
     return DenseParameters(module, make, groups, *options, penalty, world.world_size)
 
 
+TRAIN_DUTY = "train every batch, also with no triples of its own"
+"""What a trainer that others wait for has not done, for messages."""
+
 REQUESTS_AHEAD = 4
 """Batches between the request of rows and their use, where machines do not wait for one another."""
 
 
 def fill_tables(
-    tables: TableSet,
-    model: KgeModel,
-    config: Config,
-    world: World,
-    without: Collection[str],
-    meta: CheckpointMeta,
+    tables: Mapping[str, Any], model: KgeModel, config: Config, world: World, meta: CheckpointMeta
 ) -> None:
-    """Fill the tables but some, each trainer its share of the machine's rows.
+    """Fill tables, each trainer its share of the machine's rows.
 
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
     relation_numbers = torch.from_numpy(used_numbers(meta, model.relation_width)) if meta.dims else None
     for name, table in tables.items():
-        if name in without:
-            continue
         shard = table.shard(world.local_rank, world.trainers_per_machine)
-        scale = config.model.init_scale
         # In blocks: the rows are drawn in private memory before they are copied to the table.
         for start in range(0, shard.rows.shape[0], 65536):
             ids = shard.original_ids[start : start + 65536]
-            rows = model.initial_rows(name, ids, config.seed, scale)
+            rows = model.initial_rows(name, ids, config.seed, config.model.init_scale)
             if config.model.max_norm and name != RELATION:
                 limit_norms(rows.numpy(), config.model.max_norm)
             if meta.operators and name == RELATION:
@@ -330,14 +327,10 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
         # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
         tables.use_requests(min(REQUESTS_AHEAD, settings.max_lag))
     elif settings.lookup == "exchange":
-        group = Alltoall(
-            request_timeout_seconds(),
-            # The exchange runs in a background thread; in a shared group its collectives would mix with the
-            # step's.
-            own_group=True,
-            purpose="lookup of rows",
-            duty="train every batch, also with no triples of its own",
-        )
+        # The exchange runs in a background thread; in a shared group its collectives would mix with the
+        # step's.
+        words: Any = {"purpose": "lookup of rows", "duty": TRAIN_DUTY}
+        group = Alltoall(request_timeout_seconds(), own_group=True, **words)
         tables.use_exchange(group, getattr(torch, settings.wire), settings.staleness)
 
 
