@@ -118,10 +118,8 @@ def elastic(
     settings = _settings_of(every).changed(storage=storage)
     world = World.detect()
     if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
-        raise InputError(
-            "elastic: call torch.distributed.init_process_group first, with a backend for tensors on the "
-            "CPU: gloo, or cpu:gloo,cuda:nccl"
-        )
+        first = "call torch.distributed.init_process_group first, with a backend for tensors on the CPU"
+        raise InputError(f"elastic: {first}: gloo, or cpu:gloo,cuda:nccl")
     if world.has_own_disk and not storage:
         raise InputError("elastic: the machines share no disk; give storage=URL, a store that all reach")
     return Elastic(Path(folder), tables, objects or {}, settings, seed)
@@ -306,11 +304,9 @@ class Elastic:
         before, now = saved.config["elastic"]["ids"], self._meta.config["elastic"]["ids"]
         for name in now:
             if before[name] != now[name]:
-                raise InputError(
-                    f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}, this job by "
-                    f"ids {now[name]}; to go on with other partitions give original_ids from the first "
-                    "commit on"
-                )
+                saved = f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}"
+                remedy = "to go on with other partitions give original_ids from the first commit on"
+                raise InputError(f"{saved}, this job by ids {now[name]}; {remedy}")
 
     def _restore(self) -> None:
         """Fill everything from the newest version, if there is one; a collective."""

@@ -344,8 +344,6 @@ def build_device_tables(
     try:
         return DeviceTables(tables, optimizer, *place, device.device, limit, config.training.compile)
     except torch.cuda.OutOfMemoryError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"tables.storage is {DEVICE_STORAGE} and the share of trainer {world.rank} does not fit its GPU "
-            f"({reason}); dglkge plan shows what it takes; allowed: storage memory"
-        ) from None
+        share = f"the share of trainer {world.rank} does not fit its GPU ({str(error).splitlines()[0]})"
+        problem = f"tables.storage is {DEVICE_STORAGE} and {share}; dglkge plan shows what it takes"
+        raise InputError(f"{problem}; allowed: storage memory") from None

@@ -71,9 +71,8 @@ class Schedule:
         self.follows_ranking, self.steps_batches = settings.name == PLATEAU, settings.every == EVERY_BATCH
         options = settings.options
         if options.get("cycle_momentum"):
-            raise InputError(
-                f"{field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
-            )
+            problem = f"{field}.cycle_momentum is true: only learning rates are scheduled"
+            raise InputError(f"{problem}; allowed: false")
         if "cycle_momentum" in allowed:
             options["cycle_momentum"] = False
         if self.follows_ranking:
@@ -152,10 +151,10 @@ class LearningRates:
                 steps_an_epoch = num_batches if schedule.steps_batches else 1
                 num_steps = config.training.num_epochs * steps_an_epoch
                 if schedule.total_steps is not None and num_steps > schedule.total_steps:
-                    raise InputError(
-                        f"{field} {settings.name} has {schedule.total_steps} steps and the run {num_steps}; "
-                        "allowed: total_steps of at least that"
+                    problem = (
+                        f"{field} {settings.name} has {schedule.total_steps} steps and the run {num_steps}"
                     )
+                    raise InputError(f"{problem}; allowed: total_steps of at least that")
                 self._schedules.append((name, schedule, part))
 
     @property

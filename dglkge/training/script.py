@@ -194,10 +194,8 @@ class ElasticEpochs:
         """Warn once if nothing has restored the count in a process that a launcher has started."""
         if not self._is_restored and World.detect().launched:
             self._is_restored = True
-            logger.warning(
-                "epochs are counted from 0: nothing restores them after a restart; call dglkge.elastic, "
-                "or dglkge.build_trainer, before the loop over epochs"
-            )
+            remedy = "call dglkge.elastic, or dglkge.build_trainer, before the loop over epochs"
+            logger.warning("epochs are counted from 0: nothing restores them after a restart; %s", remedy)
 
 
 JOB = ElasticEpochs()

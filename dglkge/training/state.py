@@ -187,10 +187,8 @@ class TrainingState:
             raise InputError(f"{self._door}: {name!r} is registered already; allowed: each name once")
         lacking = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(item, m, None))]
         if lacking:
-            raise InputError(
-                f"{self._door}: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}; "
-                "allowed: an object with both methods"
-            )
+            problem = f"{self._door}: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}"
+            raise InputError(f"{problem}; allowed: an object with both methods")
         _saved({key: item.state_dict()}, f"{self._door}: the state of {name!r}")
         self._items[key] = item
         if self._unclaimed and key in self._unclaimed:
@@ -232,10 +230,8 @@ def _saved(state: Mapping[str, Any], label: str) -> bytes:
         torch.save(state, file)
         torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InputError(
-            f"{label} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
-            f"are read without running code ({one_line(error)})"
-        ) from None
+        allowed = "dicts, lists, tuples, numbers, texts and tensors, which are read without running code"
+        raise InputError(f"{label} cannot be saved: allowed are {allowed} ({one_line(error)})") from None
     return file.getvalue()
 
 
@@ -392,24 +388,20 @@ class Position:
         # size, so another size may continue if it divides the position.
         done = progress[Progress.BATCHES_DONE] * saved_size
         if done % size:
-            raise InputError(
-                f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
-                f"allowed are {saved_size} and what else divides {done}"
-            )
+            place = f"the checkpoint stands {done} triples into an epoch"
+            allowed = f"{saved_size} and what else divides {done}"
+            raise InputError(f"training.batch_size is {size}; {place}: allowed are {allowed}")
         # In an order of the machines an epoch depends on the partitions: other triples would be left.
         mark = progress.get(Progress.ORDER_MARK, 0)
         if done and mark != expected:
-            reason = (
-                "the whole graph, and here each machine has an order of its own; allowed: sampling.order "
-                "global, at least until the epoch's end"
-            )
+            problem = "the whole graph, and here each machine has an order of its own"
+            allowed = "; allowed: sampling.order global, at least until the epoch's end"
             if mark:
-                reason = (
-                    "its machines, which other partitions and sampling.order global cannot continue "
-                    f"(checksum {mark}, here {expected}): finish the epoch on the partitions that it began "
-                    "on, or resume from an epoch's end (checkpoint.keep_every_epochs)"
-                )
-            raise InputError(f"the checkpoint stands {done} triples into an epoch in the order of {reason}")
+                problem = "its machines, which other partitions and sampling.order global cannot continue"
+                finish = "finish the epoch on the partitions that it began on, or resume from an epoch's end"
+                allowed = f" (checksum {mark}, here {expected}): {finish} (checkpoint.keep_every_epochs)"
+            where = f"the checkpoint stands {done} triples into an epoch in the order of"
+            raise InputError(f"{where} {problem}{allowed}")
         return int(done // size)
 
 
@@ -431,8 +423,7 @@ def resumable(
     is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= config.training.num_epochs
     changes = refused_changes(saved.config, settings, is_finished)
     if changes:
-        raise CheckpointError(
-            f"{where} is of a run with other settings: {'; '.join(changes)}; "
-            "take another output folder, or the settings that the run was started with"
-        )
+        problem = f"{where} is of a run with other settings: {'; '.join(changes)}"
+        allowed = "another output folder, or the settings that the run was started with"
+        raise CheckpointError(f"{problem}; take {allowed}")
     return saved

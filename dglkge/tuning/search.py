@@ -111,10 +111,11 @@ def plan_rungs(
         rung = next(filter(None, plans), None)
         if rung is None:
             needed = 1 + len(counts) * 2 * min(share for share in shares if share > 0) / full_epochs
-            raise InputError(
-                f"a budget of {budget:g} full trainings is too small for a search over {counts[0]} trials: "
-                f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
+            problem = (
+                f"a budget of {budget:g} full trainings is too small for a search over {counts[0]} trials"
             )
+            costs = f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
+            raise InputError(f"{problem}: {costs}")
         rungs.append(rung)
     return [*rungs, final]
 
@@ -188,10 +189,8 @@ class Search:
             options = {"storage": storage, "direction": "maximize", "load_if_exists": True}
             study = optuna.create_study(study_name=f"rung{index}", **options)
             if study.user_attrs.setdefault("plan", plan) != plan:
-                raise InputError(
-                    f"{folder / STUDY_FILE} has the trials of another space or plan; give another "
-                    "--output, or remove that folder"
-                )
+                problem = f"{folder / STUDY_FILE} has the trials of another space or plan"
+                raise InputError(f"{problem}; give another --output, or remove that folder")
             study.set_user_attr("plan", plan)
             self._studies.append(study)
 

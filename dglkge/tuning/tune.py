@@ -171,9 +171,8 @@ class Tuning:
         self._output.mkdir(parents=True, exist_ok=True)
         with open(self._output / LOCK_FILE, "w") as file:
             if not try_lock(file):
-                raise InputError(
-                    f"another dglkge tune runs in {self._output}; wait for it, or give another --output"
-                )
+                problem = f"another dglkge tune runs in {self._output}"
+                raise InputError(f"{problem}; wait for it, or give another --output")
             search = Search(self._space, self.rungs, self._output)
 
             def ended(count: int) -> None:
@@ -292,10 +291,10 @@ class Cores:
             valid = np.concatenate([valid, train[held_out]])
             train, weights = train[~held_out], None if weights is None else weights[~held_out]
         if not len(valid):
-            raise InputError(
-                f"the {core}-core of {self._dataset.path} has {len(train)} training triples and no valid "
-                "ones to rank; search with a greater budget or fewer trials"
+            problem = (
+                f"the {core}-core of {self._dataset.path} has {len(train)} training triples and no valid ones"
             )
+            raise InputError(f"{problem} to rank; search with a greater budget or fewer trials")
         types = None
         if self._dataset.entity_types != [DEFAULT_TYPE]:
             types = folder.with_name(folder.name + ".types.tsv")

@@ -93,10 +93,8 @@ def _trained_queries(job: Job) -> QueryBatches:
     """Make the batches of ``k_vs_all``."""
     config, dataset = job.config, job.dataset
     if dataset.has_weights:  # a query stands for several triples
-        raise InputError(
-            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
-            "allowed: negative_sampling, one_vs_all"
-        )
+        problem = f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them"
+        raise InputError(f"{problem}; allowed: negative_sampling, one_vs_all")
     triples, known = dataset.split(TRAIN), dataset.known_triples([TRAIN])
     if config.evaluation.held_out is not None:
         # The index in the data set's folder is that of all triples.

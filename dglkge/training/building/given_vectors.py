@@ -95,10 +95,8 @@ class Matches:
         """Note the number of a vector with a name."""
         place = self._place.get(name, -1)
         if place >= 0 and self._numbers[place] >= 0:
-            known = file.place(int(self._numbers[place]))
-            raise InputError(
-                f"{file.place(number)}: the name {name!r} stands at {known} already; allowed is once"
-            )
+            here, known = file.place(number), file.place(int(self._numbers[place]))
+            raise InputError(f"{here}: the name {name!r} stands at {known} already; allowed is once")
         while place >= 0:
             self._numbers[place] = number
             place = int(self._before[place])
@@ -132,10 +130,8 @@ def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[s
     """Build the error for a file without a name of an entity."""
     first = next(iter(file.names()))
     known = next(iter(dataset.names_of(entity_types[0], np.array([0]))))
-    return InputError(
-        f"{file.path}: no name is an entity's of type {' or '.join(entity_types)}: the file begins with "
-        f"{first!r}, the data set with {known!r}"
-    )
+    problem = f"{file.path}: no name is an entity's of type {' or '.join(entity_types)}"
+    return InputError(f"{problem}: the file begins with {first!r}, the data set with {known!r}")
 
 
 def fill_from_vectors(
@@ -356,10 +352,8 @@ class RunFeatures(ProjectedFeatures):
         for path, record in self.state_dict().items():
             saved = state[path][...].tolist() if path in state else None
             if saved != record.tolist():
-                raise CheckpointError(
-                    f"{state.filename} was trained with other features: rows, numbers and checksum {saved}, "
-                    f"this run's folder has {record.tolist()}"
-                )
+                problem = f"{state.filename} was trained with other features: rows, numbers and checksum"
+                raise CheckpointError(f"{problem} {saved}, this run's folder has {record.tolist()}")
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:

@@ -83,10 +83,9 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
         if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
-            raise CheckpointError(
-                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
-                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
-            )
+            saved = f"the operator {checkpoint.meta.operators[id_]} for the relation {relation.name!r}"
+            problem = f"{checkpoint.path} has {saved}, this run has {operator}"
+            raise CheckpointError(f"{problem}: its rows cannot be taken over")
     if job.global_vectors is not None:
         with checkpoint.open_model() as file:
             job.global_vectors.take_sums(file, types)
@@ -139,16 +138,12 @@ def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
         return False  # the new run starts with the rows as they were scored
     if not has_any:
         if settings.use == "alone":
-            raise InputError(
-                f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}, which has "
-                "trained rows and no features; allowed: added"
-            )
+            problem = f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}"
+            raise InputError(f"{problem}, which has trained rows and no features; allowed: added")
         return False
     saved, now = checkpoint.config.get("features") or {}, settings.model_dump(mode="json")
     for name in ("use", "mlp"):
         if name in saved and saved[name] != now[name]:
-            raise InputError(
-                f"features.{name} is {now[name]!r}, and {saved[name]!r} in the checkpoint of "
-                f"checkpoint.init_path {config.checkpoint.init_path}; allowed: the same"
-            )
+            there = f"{saved[name]!r} in the checkpoint of checkpoint.init_path {config.checkpoint.init_path}"
+            raise InputError(f"features.{name} is {now[name]!r}, and {there}; allowed: the same")
     return True
