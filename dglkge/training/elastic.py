@@ -304,9 +304,9 @@ class Elastic:
         before, now = saved.config["elastic"]["ids"], self._meta.config["elastic"]["ids"]
         for name in now:
             if before[name] != now[name]:
-                saved = f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}"
+                problem = f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}"
                 remedy = "to go on with other partitions give original_ids from the first commit on"
-                raise InputError(f"{saved}, this job by ids {now[name]}; {remedy}")
+                raise InputError(f"{problem}, this job by ids {now[name]}; {remedy}")
 
     def _restore(self) -> None:
         """Fill everything from the newest version, if there is one; a collective."""

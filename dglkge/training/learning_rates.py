@@ -151,10 +151,9 @@ class LearningRates:
                 steps_an_epoch = num_batches if schedule.steps_batches else 1
                 num_steps = config.training.num_epochs * steps_an_epoch
                 if schedule.total_steps is not None and num_steps > schedule.total_steps:
-                    problem = (
-                        f"{field} {settings.name} has {schedule.total_steps} steps and the run {num_steps}"
-                    )
-                    raise InputError(f"{problem}; allowed: total_steps of at least that")
+                    problem = f"{field} {settings.name} has {schedule.total_steps} steps"
+                    allowed = "total_steps of at least that"
+                    raise InputError(f"{problem} and the run {num_steps}; allowed: {allowed}")
                 self._schedules.append((name, schedule, part))
 
     @property

@@ -111,11 +111,9 @@ def plan_rungs(
         rung = next(filter(None, plans), None)
         if rung is None:
             needed = 1 + len(counts) * 2 * min(share for share in shares if share > 0) / full_epochs
-            problem = (
-                f"a budget of {budget:g} full trainings is too small for a search over {counts[0]} trials"
-            )
+            problem = f"a budget of {budget:g} full trainings is too small for a search"
             costs = f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
-            raise InputError(f"{problem}: {costs}")
+            raise InputError(f"{problem} over {counts[0]} trials: {costs}")
         rungs.append(rung)
     return [*rungs, final]
 

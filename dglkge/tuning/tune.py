@@ -291,10 +291,9 @@ class Cores:
             valid = np.concatenate([valid, train[held_out]])
             train, weights = train[~held_out], None if weights is None else weights[~held_out]
         if not len(valid):
-            problem = (
-                f"the {core}-core of {self._dataset.path} has {len(train)} training triples and no valid ones"
-            )
-            raise InputError(f"{problem} to rank; search with a greater budget or fewer trials")
+            problem = f"the {core}-core of {self._dataset.path} has {len(train)} training triples"
+            remedy = "search with a greater budget or fewer trials"
+            raise InputError(f"{problem} and no valid ones to rank; {remedy}")
         types = None
         if self._dataset.entity_types != [DEFAULT_TYPE]:
             types = folder.with_name(folder.name + ".types.tsv")

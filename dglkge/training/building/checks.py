@@ -120,20 +120,16 @@ def is_installed(package: str) -> bool:
 def _storage(config: Config) -> Iterator[str]:
     """Yield an output that no run can have, and a storage that cannot be opened."""
     if is_url(config.output):
-        expected = (
-            "a folder of this machine: checkpoint.storage takes the URL to which versions are committed"
-        )
-        yield f"output is {config.output!r}; expected {expected} as well"
+        reason = "checkpoint.storage takes the URL to which versions are committed as well"
+        yield f"output is {config.output!r}; expected a folder of this machine: {reason}"
     output, url = Path(config.output), config.checkpoint.storage
     for folder in (output, output / CHECKPOINT_FOLDER):
         if not is_url(config.output) and find_bigraph(folder) is not None:
             # Its ids are not those of a data set: a run would write over it.
             resumed = output.with_name(output.name + "_resumed")
-            convert = (
-                f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} --output {resumed}"
-            )
+            convert = f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset}"
             problem = f"{folder} was written by PyTorch-BigGraph, with ids of its own"
-            yield f"{problem}; to go on from it: {convert}, then output={resumed}"
+            yield f"{problem}; to go on from it: {convert} --output {resumed}, then output={resumed}"
     if url:
         yield from (f"checkpoint.storage: {text}" for text in _raised(lambda: open_store(url)))
     if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == output.resolve():

@@ -83,8 +83,8 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
         if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
-            saved = f"the operator {checkpoint.meta.operators[id_]} for the relation {relation.name!r}"
-            problem = f"{checkpoint.path} has {saved}, this run has {operator}"
+            other = f"the operator {checkpoint.meta.operators[id_]} for the relation {relation.name!r}"
+            problem = f"{checkpoint.path} has {other}, this run has {operator}"
             raise CheckpointError(f"{problem}: its rows cannot be taken over")
     if job.global_vectors is not None:
         with checkpoint.open_model() as file:

@@ -81,11 +81,13 @@ class ProcessUsage:
         described: dict[str, dict[str, Any]] = {}
         for row, values in enumerate(total.tolist()):
             server = row - world.world_size
-            name, machine, columns = f"trainer {row}", row // world.trainers_per_machine, COLUMNS
+            numbers = dict(zip(COLUMNS, map(int, values)))
+            name, machine = f"trainer {row}", row // world.trainers_per_machine
             if server >= 0:
                 # Servers answer inside of DGL, which does not count bytes.
-                name, machine, columns = f"server {server}", server // self.num_servers, COLUMNS[:2]
-            described[name] = {"machine": machine, **dict(zip(columns, map(int, values)))}
+                del numbers["bytes_sent"]
+                name, machine = f"server {server}", server // self.num_servers
+            described[name] = {"machine": machine, **numbers}
         return described
 
 
