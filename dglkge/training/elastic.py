@@ -33,7 +33,7 @@ from dglkge.optim.narrow_rows import NarrowEmbedding
 from dglkge.training.cadence import CommitCadence
 from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
-from dglkge.training.state import VERSIONS, TrainingState, open_checkpoints, progress_at
+from dglkge.training.state import TrainingState, new_run, open_checkpoints, progress_at
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -209,13 +209,12 @@ class ElasticTables:
             dataset_fingerprint=", ".join(f"{name}: {count} rows" for name, count in counts.items()),
             entity_types=counts,
             relations=[],
-            progress=progress_at(0, 0, 1),
             seed=0,
             score_function="",
             dim=dim,
             reciprocal=False,
             optimizer={"name": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)},
-            versions=VERSIONS,
+            **new_run(1),
             dims={name: width for name, width in widths.items() if width != dim},
         )
 

@@ -43,8 +43,6 @@ from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
-VERSIONS = {"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__}
-
 Fits = Callable[[CheckpointMeta, str], object]
 
 ATTEMPT_SECONDS = 5.0
@@ -297,6 +295,12 @@ def progress_at(finished: int, batches_done: int, batch_size: int) -> dict[str, 
     """Return what every version says of its place in the epochs."""
     names = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
     return dict(zip(names, (finished, batches_done, batch_size)))
+
+
+def new_run(batch_size: int) -> dict[str, Any]:
+    """Return progress and versions of packages, which the description of every new run has."""
+    versions = {"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__}
+    return {"progress": progress_at(0, 0, batch_size), "versions": versions}
 
 
 class Position:

@@ -28,7 +28,6 @@ from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
-from dglkge.training import state
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.components import configured_model, entity_dimensions, relation_operators
@@ -41,7 +40,7 @@ from dglkge.training.job import Job, describe_optimizer, open_job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.script import JOB, ElasticEpochs, opened_dataset
-from dglkge.training.state import VERSIONS, Position, TrainingState, Versions, progress_at, resumable
+from dglkge.training.state import Position, TrainingState, Versions, new_run, open_checkpoints, resumable
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
@@ -75,6 +74,8 @@ class Trainer:
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, job.optimizer.param_groups, len(edge_batches), dense_groups)
         self._patience = EarlyStopping(config.training.early_stopping)
+        # Whether a ranking of the valid split changes the training that follows.
+        self._uses_ranking = self._patience.is_on or self._rates.follows_ranking
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
         self._position = Position(config, epochs, edge_batches)
@@ -155,17 +156,16 @@ class Trainer:
     def _end_pass(self, epoch: int, done: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
         ended = self._passes.ending(done)
-        if not ended:
-            return False
-        self._drain()
-        records = self._passes.end(epoch, ended, self._statistics.sums())
-        for record in records:
-            self._checkpoints.add_stats(record)
-            if self.cluster.world.rank == 0:
-                self._call("on_pass", record, False)
-        if self._buckets is not None:
-            self._statistics.add_buckets(epoch, records)
-        return True
+        if ended:
+            self._drain()
+            records = self._passes.end(epoch, ended, self._statistics.sums())
+            for record in records:
+                self._checkpoints.add_stats(record)
+                if self.cluster.world.rank == 0:
+                    self._call("on_pass", record, False)
+            if self._buckets is not None:
+                self._statistics.add_buckets(epoch, records)
+        return bool(ended)
 
     def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
@@ -313,11 +313,6 @@ class Trainer:
         if self._patience.is_on and (self._patience.is_over or done >= self.config.training.num_epochs):
             self._restore_best(done)
 
-    @property
-    def _uses_ranking(self) -> bool:
-        """Whether a ranking of the valid split changes the training that follows."""
-        return self._patience.is_on or self._rates.follows_ranking
-
     def _validate(self, done: int) -> None:
         """Rank the valid split after some epochs, and keep the version if it is the best; a collective."""
         record = self._evaluate(VALID)[1]
@@ -347,10 +342,13 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        mine = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        mine, is_first = (
+            json.dumps(self._checkpoints.storage.read_pointer(BEST)),
+            self.cluster.world.rank == 0,
+        )
         note = json.loads(self.cluster.gather_texts(mine)[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
-        if self.cluster.world.rank == 0:
+        if is_first:
             text = "training ended after %d epochs; the best version is that after %d"
             logger.info(text, ended_after, finished)
         if finished != ended_after:
@@ -360,7 +358,7 @@ class Trainer:
             self._job.load_devices()
             # The version was committed before its valid split was ranked.
             self._count_ranking(note["score"])
-            if self.cluster.world.rank == 0 and VALID in note:
+            if is_first and VALID in note:
                 self._statistics.write_metrics(VALID, note[VALID])
         self._position.end(finished, ended_after)
         # The same rows under another description, if the last epoch was the best: a resume finds the end.
@@ -385,8 +383,9 @@ class Trainer:
         saved, position = self._checkpoints.latest(), self._position
         if saved is None:
             warm_start(self._job, self._meta, self._checkpoints.names)
-            records, dataset = self._checkpoints.records, self._job.dataset
-            fill_from_vectors(self.config, self.cluster, dataset, self.tables, records)
+            fill_from_vectors(
+                self._job.dataset, self.config, self.cluster, self.tables, self._checkpoints.records
+            )
             return
         saved = resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
@@ -394,20 +393,17 @@ class Trainer:
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
         self.cluster.agree(self._versions.restore, self._checkpoints.num_bytes())
         position.resume(saved, self._meta.config)
-        committed = position.now
         if position.ended_after is None:
             # Committed before its valid split was ranked: the ranking is done after the resume. It is done
             # again if training depends on it: the version does not have its result.
-            is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING))
-            is_pending = is_pending and (
-                self._uses_ranking or not self._statistics.is_validated(position.ended)
-            )
+            is_open = self._uses_ranking or not self._statistics.is_validated(position.ended)
+            is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING)) and is_open
             # Stopped before the best version was restored.
             is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
             position.ended -= is_pending or is_last
         if self.cluster.world.rank == 0:
-            self._passes.resume(self._checkpoints.find()[0], *committed)
-            logger.info("resumed: %d epochs and %d batches done", *committed)
+            self._passes.resume(self._checkpoints.find()[0], *position.now)
+            logger.info("resumed: %d epochs and %d batches done", *position.now)
 
 
 # Before the first call of a loop numba looks up its own functions for .3 s: here once, before forks.
@@ -442,7 +438,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
     fits = functools.partial(resumable, config, meta)
     # Creates the folder and excludes other jobs from here on.
-    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
+    checkpoints = open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
     job = open_job(config, cluster, meta)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
@@ -460,7 +456,6 @@ def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
     return CheckpointMeta(
         config=config.to_dict(),
         **dataset_fields(dataset),
-        progress=progress_at(0, 0, config.training.batch_size),
         seed=config.seed,
         score_function=config.model.score_function.name,
         score_options=configured_model(config).score_function.options,
@@ -469,5 +464,5 @@ def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
         optimizer=describe_optimizer(config.optimizer),
         operators=relation_operators(config, dataset),
         dims=entity_dimensions(config, dataset),
-        versions=VERSIONS,
+        **new_run(config.training.batch_size),
     )

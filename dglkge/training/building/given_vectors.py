@@ -135,7 +135,7 @@ def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[s
 
 
 def fill_from_vectors(
-    config: Config, cluster: Cluster, dataset: Dataset, tables: TableSet, records: LeasedFolder
+    dataset: Dataset, config: Config, cluster: Cluster, tables: TableSet, records: LeasedFolder
 ) -> None:
     """Fill the entity tables of a new run from the configured file, where there is one; a collective.
 
