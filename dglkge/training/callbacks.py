@@ -195,15 +195,13 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         project = wandb.setup().settings.project or "dglkge"
         self.id = run.earlier_id or secrets.token_hex(4)
-        self._run = wandb.init(
-            project=project,
-            id=self.id,
-            name=run.folder.absolute().name,
-            resume="allow",
-            dir=str(run.folder),
-            config=run.settings,
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        place: dict[str, Any] = {
+            "project": project,
+            "name": run.folder.absolute().name,
+            "dir": str(run.folder),
+        }
+        quiet = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(id=self.id, resume="allow", config=run.settings, settings=quiet, **place)
         # A resumed run may repeat steps; the package's own counter only grows.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -230,8 +228,7 @@ class Mlflow(Tracker):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
-        self._client = MlflowClient()
+        self._metric, self._client = Metric, MlflowClient()
         if run.earlier_id:
             try:
                 self._client.update_run(run.earlier_id, status="RUNNING")
@@ -250,9 +247,8 @@ class Mlflow(Tracker):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self.id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.id, metrics=metrics)
 
     def finish(self, is_complete: bool) -> None:
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")

@@ -276,18 +276,11 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
     relations = relation_group(settings)
     groups = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **relations}]
-    optimizer = SparseOptimizer(
-        groups if relations else embeddings,
-        configured_rule(settings),
-        settings.lr,
-        weight_decay=settings.weight_decay,
-        decoupled_weight_decay=settings.decoupled_weight_decay,
-        synchronous=config.training.synchronous,
-        max_lag=config.training.max_lag,
-        wire_dtype=wire_dtype,
-        timeout_seconds=request_timeout_seconds(),
-        kernels=config.training.kernels,
-    )
+    options = {name: getattr(settings, name) for name in ("weight_decay", "decoupled_weight_decay")}
+    options |= {name: getattr(config.training, name) for name in ("synchronous", "max_lag", "kernels")}
+    options |= {"wire_dtype": wire_dtype, "timeout_seconds": request_timeout_seconds()}
+    params = groups if relations else embeddings
+    optimizer = SparseOptimizer(params, configured_rule(settings), settings.lr, **options)
     if settings.clip_norm or settings.clip_value:
         optimizer.clip_gradients(settings.clip_norm or None, settings.clip_value or None)
     return optimizer

@@ -10,7 +10,6 @@ takes those of ranges. Relations without training triples are left out.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -122,21 +121,13 @@ class LiveEvaluator:
         """
         job, world, dataset, config = self.job, self.job.world, self.job.dataset, self.job.config
         settings = config.evaluation
-        protocol = Protocol(
-            split=split,
-            filtered=settings.filtered,
-            num_candidates=settings.num_candidates or None,
-            ties=settings.ties,
-            batch_size=settings.batch_size,
-            seed=config.seed,
-        )
+        same = {name: getattr(settings, name) for name in ("filtered", "ties", "batch_size")}
+        protocol = Protocol(split, num_candidates=settings.num_candidates or None, seed=config.seed, **same)
         if protocol.filtered and self._known is None:
             self._known = dataset.known_triples()
         # All rows of the machine as one shard: every trainer of it reads them from shared memory.
-        shards = {}
-        for name in job.tables.entity_types:
-            shard = job.tables[name].shard(0, 1)
-            shards[name] = [dataclasses.replace(shard, rows=self._all_scored(name, shard))]
+        whole = {name: job.tables[name].shard(0, 1) for name in job.tables.entity_types}
+        shards = {name: [replace(shard, rows=self._all_scored(name, shard))] for name, shard in whole.items()}
         triples = dataset.split(split)[: settings.max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
@@ -148,7 +139,7 @@ class LiveEvaluator:
 
             turn = (world.local_rank, world.trainers_per_machine)
             result = evaluator.evaluate(triples, self._known, self, shards, job.cluster.sum, progress, turn)
-        return dataclasses.replace(result, loss=self._loss(split, triples))
+        return replace(result, loss=self._loss(split, triples))
 
     def gather(self, table: str, ids: Tensor) -> Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""

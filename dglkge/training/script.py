@@ -50,15 +50,15 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     if not is_server():
         world = World.detect()
         # Imported here, not above: servers skip it, and trainers import while the servers load the graph.
-        build = importlib.import_module("dglkge.training.trainer")
-        build.check_config(config, world)
+        trainer = importlib.import_module("dglkge.training.trainer")
+        trainer.checks.check_config(config, world)
     # Kept for build_trainer, so that the descriptions are read once.
     dataset = _opened[config.dataset] = Dataset.open(config.dataset)
     try:
         if verifies_dataset():
             dataset.verify()
         if not is_server():
-            build.check_dataset(config, dataset, world)
+            trainer.checks.check_dataset(config, dataset, world)
         part_config = str(dataset.graph_config_path)
         joined = join_graph(dataset.graph_name, part_config, dataset.num_parts)
         with own_tables(config), joined as cluster:

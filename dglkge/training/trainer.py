@@ -28,12 +28,9 @@ from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
+from dglkge.training.building import checks, components, given_vectors, warm_start
 from dglkge.training.building.batches import build_batches, build_passes
-from dglkge.training.building.checks import check_config, check_dataset
-from dglkge.training.building.components import configured_model, entity_dimensions, relation_operators
-from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.step import build_step
-from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
 from dglkge.training.job import Job, describe_optimizer, open_job
@@ -382,8 +379,8 @@ class Trainer:
             self._checkpoints.fall_back(self.cluster.barrier)
         saved, position = self._checkpoints.latest(), self._position
         if saved is None:
-            warm_start(self._job, self._meta, self._checkpoints.names)
-            fill_from_vectors(
+            warm_start.warm_start(self._job, self._meta, self._checkpoints.names)
+            given_vectors.fill_from_vectors(
                 self._job.dataset, self.config, self.cluster, self.tables, self._checkpoints.records
             )
             return
@@ -429,9 +426,9 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 def _build(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
-    check_config(config, cluster.world)
+    checks.check_config(config, cluster.world)
     dataset, output = opened_dataset(config), Path(config.output)
-    check_dataset(config, dataset)
+    checks.check_dataset(config, dataset)
     meta = _describe_run(config, dataset)
     # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
     writes = cluster.world.is_machine_leader
@@ -458,11 +455,11 @@ def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
         **dataset_fields(dataset),
         seed=config.seed,
         score_function=config.model.score_function.name,
-        score_options=configured_model(config).score_function.options,
+        score_options=components.configured_model(config).score_function.options,
         dim=config.model.dimension,
         reciprocal=config.model.reciprocal_relations,
         optimizer=describe_optimizer(config.optimizer),
-        operators=relation_operators(config, dataset),
-        dims=entity_dimensions(config, dataset),
+        operators=components.relation_operators(config, dataset),
+        dims=components.entity_dimensions(config, dataset),
         **new_run(config.training.batch_size),
     )

@@ -174,15 +174,9 @@ def _entity_comparisons(job: Job) -> list[_Comparison]:
 def _relation_comparison(job: Job) -> _Comparison:
     """Return the comparison of the queries (h, ?, t)."""
     model, score_function = job.computing, job.computing.score_function
-    is_product = score_function.has_relation_product
-    return _Comparison(
-        job.tables[RELATION],
-        2 if model.reciprocal else 1,
-        score_function.relation_query_dim(model.dim),
-        score_function.compare_relations,
-        1 if is_product else model.query_dim,
-        is_product,
-    )
+    is_product, dim = score_function.has_relation_product, score_function.relation_query_dim(model.dim)
+    scores = (score_function.compare_relations, 1 if is_product else model.query_dim)
+    return _Comparison(job.tables[RELATION], 2 if model.reciprocal else 1, dim, *scores, is_product)
 
 
 def _candidates(
