@@ -102,19 +102,15 @@ class ElasticEpochs:
     def __init__(self, finished: int = 0) -> None:
         self._finished = finished
         self._current: int | None = None
-        self._has_ended = False
-        self._goal = 0
-        self._is_restored = False
+        self._has_ended = self._is_restored = False
         self._listeners: list[Callable[[], None]] = []
         # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
         # of its generation is then an old one, and it counts no epoch.
-        self._generation = 0
+        self._generation = self._goal = 0
 
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
-        self._finished = finished
-        self._has_ended = False
-        self._is_restored = True
+        self._finished, self._has_ended, self._is_restored = finished, False, True
         self.forget()
 
     def forget(self) -> None:

@@ -380,9 +380,8 @@ class Trainer:
         saved, position = self._checkpoints.latest(), self._position
         if saved is None:
             warm_start.warm_start(self._job, self._meta, self._checkpoints.names)
-            given_vectors.fill_from_vectors(
-                self._job.dataset, self.config, self.cluster, self.tables, self._checkpoints.records
-            )
+            dataset, records = self._job.dataset, self._checkpoints.records
+            given_vectors.fill_from_vectors(dataset, self.config, self.cluster, self.tables, records)
             return
         saved = resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.

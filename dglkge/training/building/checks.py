@@ -33,9 +33,6 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVIC
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS_A_BLOCK = 1 << 20
-"""Weights of triples that are checked at a time."""
-
 
 def check_config(config: Config, world: World | None = None) -> None:
     """Refuse a configuration that cannot be trained, whatever the data set.
@@ -167,8 +164,8 @@ def autocast_problems(name: str, device_type: str) -> Iterator[str]:
 
 def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
     """Yield splits that are to be ranked and have no triples."""
-    split, interval = config.evaluation.split, config.evaluation.valid_every_epochs
-    ranked: list[tuple[str, str, str, str]]
+    split: str = config.evaluation.split
+    interval = config.evaluation.valid_every_epochs
     ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
     ranked += [("evaluation.valid_every_epochs", str(interval), VALID, "0")] if interval else []
     for setting, value, name, allowed in ranked:
@@ -178,21 +175,16 @@ def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
 
 
 def _confidences(config: Config, dataset: Dataset) -> Iterator[str]:
-    """Yield weights that are missing, and the first that is no confidence."""
+    """Yield weights that are missing, and the largest if it is no confidence."""
     weights = dataset.train_weights()
     if weights is None:
         problem = f"loss.confidences is true, and the triples of {dataset.path} have no weights"
         yield f"{problem}; allowed: false, or a data set with a column of weights"
-        return
-    # In blocks: the weights are mapped, not read as a whole.
-    for start in range(0, len(weights), WEIGHTS_A_BLOCK):
-        block = weights[start : start + WEIGHTS_A_BLOCK]
-        if block.max() > 1:
-            place = int(block.argmax())
-            triple = f"training triple {start + place} of {dataset.path}"
-            problem = f"loss.confidences is true, and {triple} has the weight {block[place]:g}"
-            yield f"{problem}; allowed: weights in [0, 1]"
-            return
+    elif len(weights) and weights.max() > 1:
+        place = int(weights.argmax())
+        triple = f"training triple {place} of {dataset.path}"
+        problem = f"loss.confidences is true, and {triple} has the weight {weights[place]:g}"
+        yield f"{problem}; allowed: weights in [0, 1]"
 
 
 def _memory(config: Config, dataset: Dataset, world: World) -> Iterator[str]:

@@ -173,11 +173,10 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
     if settings == type(settings)():
         return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
+    tried.grad = torch.ones(2, 2)
     try:
         with tried_on_torch("dense.optimizer", settings.optimizer):
-            optimizer = dense_optimizer(settings, [tried])
-            tried.grad = torch.ones(2, 2)
-            optimizer.step()
+            dense_optimizer(settings, [tried]).step()
     except InputError as error:
         yield str(error)
         return

@@ -245,9 +245,8 @@ def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Chang
         squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
         size = math.sqrt(squares / len(used) / dim)
     if not size:
-        raise InputError(
-            f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
-        )
+        problem = "the vectors of the entities are all equal or 0: they tell nothing apart"
+        raise InputError(f"{file.path}: {problem}")
     std = settings.std or config.model.init_scale
     return Change(1.0 if std == AS_GIVEN else std / size, mean, matrix, explained)
 
@@ -300,8 +299,7 @@ def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Double
     axes = vectors[:, :num_axes]
     largest = np.abs(axes).argmax(axis=0)
     axes = axes * np.sign(axes[largest, np.arange(num_axes)])
-    whole = values.sum()
-    kept = values[:num_axes]
+    whole, kept = values.sum(), values[:num_axes]
     return origin + centre, axes, kept, float(kept.sum() / whole) if whole else 0.0
 
 
@@ -309,11 +307,9 @@ def require_finite(
     file: VectorFile, numbers: Ids, rows: np.ndarray, is_finite: np.ndarray, allowed: str
 ) -> None:
     """Raise InputError for the first vector that has a number which is not finite."""
-    wrong = np.flatnonzero(~is_finite.all(axis=1))
-    if len(wrong):
-        value = rows[wrong[0]][~is_finite[wrong[0]]][0]
-        place = file.place(int(numbers[wrong[0]]))
-        raise InputError(f"{place}: the vector has {value:g}; allowed: {allowed}")
+    for row, column in np.argwhere(~is_finite)[:1].tolist():
+        problem = f"{file.place(int(numbers[row]))}: the vector has {rows[row, column]:g}"
+        raise InputError(f"{problem}; allowed: {allowed}")
 
 
 def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Doubles]:
