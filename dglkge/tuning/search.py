@@ -234,21 +234,14 @@ class Search:
         records = []
         for index, (rung, study) in enumerate(zip(self._rungs, self._studies)):
             for trial in study.trials:
-                source = trial.user_attrs.get(SOURCE)
+                source, seconds, reason = map(trial.user_attrs.get, (SOURCE, SECONDS, REASON))
                 state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
-                records.append(
-                    {
-                        "name": trial_name(index, trial.number),
-                        "rung": index,
-                        "source": None if source is None else trial_name(index - 1, source),
-                        "state": state,
-                        "value": trial.value if state == "complete" else None,
-                        "seconds": trial.user_attrs.get(SECONDS),
-                        **{name: getattr(rung, name) for name in ("core", "share", "num_epochs")},
-                        "values": dict(trial.params),
-                        "reason": trial.user_attrs.get(REASON),
-                    }
-                )
+                value = trial.value if state == "complete" else None
+                earlier = None if source is None else trial_name(index - 1, source)
+                place = {"name": trial_name(index, trial.number), "rung": index, "source": earlier}
+                result = {"state": state, "value": value, "seconds": seconds}
+                cost = {name: getattr(rung, name) for name in ("core", "share", "num_epochs")}
+                records.append({**place, **result, **cost, "values": dict(trial.params), "reason": reason})
         return records
 
     def _next(self, study: Any, source: Any) -> Any:
@@ -260,9 +253,8 @@ class Search:
         if not mine:
             study.enqueue_trial(source.params, user_attrs={SOURCE: source.number})
         # One that was enqueued before an interruption waits still: asking takes it first.
-        if not mine or mine[0].state.name == "WAITING":
-            return self._ask(study)
-        return mine[0]
+        is_enqueued = not mine or mine[0].state.name == "WAITING"
+        return self._ask(study) if is_enqueued else mine[0]
 
     def _ask(self, study: Any) -> Any:
         # A sampler for each trial, seeded by its number: an interrupted search samples what it would have.
@@ -307,10 +299,9 @@ def trial_name(rung_index: int, number: int) -> str:
 
 def _distribution(optuna: Any, parameter: Parameter) -> Any:
     """Return Optuna's form of a parameter."""
-    kinds = optuna.distributions
+    kinds, ends, log = optuna.distributions, (parameter.low, parameter.high), parameter.log
     if parameter.choices is not None:
         return kinds.CategoricalDistribution(parameter.choices)
     if parameter.is_whole:
-        step = 1 if parameter.step is None else int(parameter.step)
-        return kinds.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=step)
-    return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        return kinds.IntDistribution(*ends, log=log, step=int(parameter.step or 1))
+    return kinds.FloatDistribution(*ends, log=log, step=parameter.step)

@@ -7,8 +7,6 @@ triples.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 import shutil
@@ -38,8 +36,6 @@ from dglkge.partition.options import Options
 from dglkge.registry import import_modules
 from dglkge.tuning.search import Job, Outcome, Search, plan_rungs
 from dglkge.tuning.space import Space, Value
-
-RUN_FOLDER = "run"
 
 STOP_SECONDS = 120.0
 """Time for a child to commit and exit after SIGTERM, before SIGKILL."""
@@ -191,12 +187,8 @@ class Tuning:
     def _train_trial(self, job: Job) -> Outcome:
         """Train a trial on its rung's subgraph, and rank the valid split."""
         folder = self._output / "trials" / job.name
-        overrides = [
-            f"dataset={self._graph(job.rung.core)}",
-            f"output={folder / RUN_FOLDER}",
-            f"training.num_epochs={job.rung.num_epochs}",
-            f"evaluation.split={VALID}",
-        ]
+        overrides = [f"dataset={self._graph(job.rung.core)}", f"training.num_epochs={job.rung.num_epochs}"]
+        overrides += [f"output={folder / 'run'}", f"evaluation.split={VALID}"]
         config = self._space.configuration(job.values, overrides)
         self._check(config)  # settings that do not go together cost no process
         outcome = train(config, folder, self._num_trainers, VALID)
@@ -207,7 +199,7 @@ class Tuning:
         """Write the winning configuration, and train it on the whole graph."""
         folder = self._output / "best"
         split = self._base.evaluation.split if self._base.evaluation.split != "none" else VALID
-        overrides = [f"output={folder / RUN_FOLDER}", f"evaluation.split={split}"]
+        overrides = [f"output={folder / 'run'}", f"evaluation.split={split}"]
         config = self._space.configuration(values, overrides)
         path = self._output / "best.yaml"
         write_config(config, path)
@@ -231,21 +223,13 @@ class Tuning:
         """Write all trials, and the winner if there is one, as JSON and as a table."""
         ended = [record for record in records if record["state"] != "unfinished"]
         spent = sum(self.rungs[record["rung"]].trial_cost for record in ended) + (best is not None)
-        report = {
-            **self.plan(),
-            "spent": spent,
-            "trials": records,
-            **({} if best is None else {"best": best}),
-        }
+        report = {**self.plan(), "spent": spent, "trials": records} | ({} if best is None else {"best": best})
         write_text(self._output / "trials.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
-        table = io.StringIO()
-        writer = csv.writer(table, delimiter="\t", lineterminator="\n")
         columns = ("name", "state", "value", "seconds", "share", "num_epochs", "source", "reason")
-        writer.writerow([*columns, *keys])
-        for record in records:
-            writer.writerow([*map(record.get, columns), *map(record["values"].get, keys)])
-        write_text(self._output / "trials.tsv", table.getvalue())
+        rows = [[*map(record.get, columns), *map(record["values"].get, keys)] for record in records]
+        table = pd.DataFrame(rows, columns=[*columns, *keys], dtype=object)
+        write_text(self._output / "trials.tsv", table.to_csv(sep="\t", index=False))
 
 
 FEWEST_VALID = 500
