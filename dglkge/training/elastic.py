@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import random
@@ -160,9 +161,7 @@ class ElasticTables:
     def __init__(
         self, embeddings: Sequence[Any], optimizers: Sequence[Any], original_ids: Mapping[str, Any]
     ) -> None:
-        sparse = (
-            "SparseAdagrad, RowAdagrad, SparseAdam and SparseOptimizer of dglkge.optim; a torch optimizer"
-        )
+        sparse = "SparseAdagrad, RowAdagrad, SparseAdam and SparseOptimizer of dglkge.optim; a torch one"
         other = "dgl.distributed.DistEmbedding; a module or another object with state_dict"
         for verb, items, kind, allowed in (
             ("optimizer is", optimizers, SparseOptimizer, sparse),
@@ -274,10 +273,8 @@ class Elastic:
         self._cluster = cluster = Cluster(World.detect(), None)
         self._tables, self._seed, self._settings = tables, seed, settings
         self._cadence, self._resources = CommitCadence(settings, cluster), contextlib.ExitStack()
-        self._state = TrainingState(
-            {f"optimizer {n}": OptimizerState(optimizer) for n, optimizer in enumerate(tables.optimizers)},
-            door="elastic: objects",
-        )
+        states = {f"optimizer {n}": OptimizerState(item) for n, item in enumerate(tables.optimizers)}
+        self._state = TrainingState(states, door="elastic: objects")
         for name, item in objects.items():
             self._state.register(name, item)
         self._meta = tables.describe()
@@ -287,9 +284,8 @@ class Elastic:
         self._committed: tuple[int, int, int] | None = None
         atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
         try:
-            self._checkpoints = open_checkpoints(
-                folder, settings, cluster, self._check_same, {}, tables.num_parts
-            )
+            options: Any = (settings, cluster, self._check_same, {}, tables.num_parts)
+            self._checkpoints = open_checkpoints(folder, *options)
             self._restore()
         except BaseException:
             self.close()
@@ -375,15 +371,12 @@ class Elastic:
             if callable(getattr(source, "set_epoch", None)):
                 source.set_epoch(epoch)  # type: ignore[union-attr]
         self.stop_if_asked()
-        batches = iter(loader)
-        index = 0
-        while True:
-            self._seed_for(epoch, number, index)
-            try:
-                batch = next(batches)
-            except StopIteration:
+        batches, nothing = iter(loader), object()
+        for index in itertools.count(1):
+            self._seed_for(epoch, number, index - 1)
+            batch: Any = next(batches, nothing)
+            if batch is nothing:
                 break
-            index += 1
             if index <= batches_done:
                 continue
             yield batch

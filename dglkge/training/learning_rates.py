@@ -29,6 +29,8 @@ their ratio to it, where torch would give all groups the same rate."""
 
 _TRIED_STEPS = 3
 
+Groups = Sequence[dict[str, Any]]
+
 
 def known_schedules() -> dict[str, Any]:
     """Return the schedulers of this version of torch that a configuration can name."""
@@ -128,11 +130,7 @@ class LearningRates:
     """
 
     def __init__(
-        self,
-        config: Config,
-        row_groups: Sequence[dict[str, Any]],
-        num_batches: int,
-        dense_groups: Sequence[dict[str, Any]] = (),
+        self, config: Config, row_groups: Groups, num_batches: int, dense_groups: Groups = ()
     ) -> None:
         self._groups = [*row_groups, *dense_groups]
         self._at_start = [plain_group(group) for group in self._groups]

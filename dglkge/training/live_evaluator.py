@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ class SplitLoss:
     """Computes the loss of splits."""
 
     job: Job
-    _made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = field(
-        default_factory=dict, init=False
-    )
 
     def __post_init__(self) -> None:
         config = self.job.config
@@ -57,6 +54,7 @@ class SplitLoss:
         )
         computation = replace(self.job.computation, is_compiled=False)
         self._job = replace(self.job, config=plain, computation=computation)
+        self._made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = {}
 
     def __call__(self, split: str, triples: np.ndarray) -> float:
         """Return the mean loss of triples (n, 3) of original ids, or of their queries; a collective."""
@@ -108,10 +106,10 @@ class LiveEvaluator:
     """
 
     job: Job
-    _known: KnownTriples | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._loss = SplitLoss(self.job)
+        self._known: KnownTriples | None = None
 
     def evaluate(self, split: str, bar: bool, between: Callable[[], None]) -> RankingResult:
         """Rank a split; a collective. The result, with the loss, is the same on every trainer.

@@ -44,6 +44,8 @@ from dglkge.typing import RELATION, TablePart
 logger = logging.getLogger(__name__)
 
 Fits = Callable[[CheckpointMeta, str], object]
+Find = Callable[[Mirror], Manifest | None]
+Names = Mapping[str, Vocabulary]
 
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
@@ -78,12 +80,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
 
 def open_checkpoints(
-    output: Path,
-    settings: CheckpointConfig,
-    cluster: Cluster,
-    fits: Fits,
-    names: Mapping[str, Vocabulary],
-    num_parts: int,
+    output: Path, settings: CheckpointConfig, cluster: Cluster, fits: Fits, names: Names, num_parts: int
 ) -> CheckpointManager:
     """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
 
@@ -112,38 +109,27 @@ def _open_mirror(
     output: Path, settings: CheckpointConfig, cluster: Cluster, lease: Lease, fits: Fits
 ) -> Mirror | None:
     """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
-    world = cluster.world
 
     def open_here() -> Mirror | None:
-        if not world.is_machine_leader:
+        if not cluster.world.is_machine_leader:
             return None
         store = open_store(settings.storage) if settings.storage else LauncherStore(output)
         return Mirror(store, output, lease, settings.store_seconds, settings.local)
 
-    mirror = cluster.agree(open_here)
+    def take(mirror: Mirror) -> Manifest | None:
+        return mirror.take(lambda saved: fits(saved, mirror.url))
+
+    mirror, is_first = cluster.agree(open_here), cluster.world.rank == 0
     # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
-    where, is_first = "" if mirror is None else mirror.url, world.rank == 0
-    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
+    _fill(cluster, mirror if is_first else None, take, bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    _fill(cluster, mirror if lease.is_holder and not is_first else None)
+    _fill(cluster, mirror if lease.is_holder and not is_first else None, Mirror.newest, False)
     return mirror
 
 
-def _fill(
-    cluster: Cluster,
-    mirror: Mirror | None,
-    check: Callable[[CheckpointMeta], object] | None = None,
-    may_upload: bool = False,
-) -> None:
-    """Bring a disk to the store's version, on the trainers with a mirror; a collective.
-
-    With a check of the run there the job takes the store.
-    """
-
-    def find() -> Manifest | None:
-        return None if mirror is None else mirror.newest() if check is None else mirror.take(check)
-
-    manifest = cluster.agree(find)
+def _fill(cluster: Cluster, mirror: Mirror | None, find: Find, may_upload: bool) -> None:
+    """Bring a disk to the store's version, on the trainers with a mirror; a collective."""
+    manifest = cluster.agree(lambda: None if mirror is None else find(mirror))
     num_bytes = cluster.gather_texts(str(0 if manifest is None else manifest.num_bytes))
     most = max(map(int, num_bytes))
     cluster.agree(lambda: None if mirror is None else mirror.fill(manifest, may_upload), most)

@@ -256,9 +256,8 @@ def _random_matrix(config: Config, width: int) -> Doubles | None:
     dim = config.model.dimension
     if width == dim:
         return None
-    return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, 1 / math.sqrt(dim)).astype(
-        np.float64
-    )
+    rows = normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, 1 / math.sqrt(dim))
+    return rows.astype(np.float64)
 
 
 def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Doubles, Doubles, float]:

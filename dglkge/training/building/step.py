@@ -226,9 +226,8 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     if relation_weight:
         comparisons.append(_relation_comparison(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
-    options = all_candidates.QueryOptions(
-        model, regularizer, relation_weight, shares_relations, job.has_loops, job.computation.is_compiled
-    )
+    loops = (job.has_loops, job.computation.is_compiled)
+    options = all_candidates.QueryOptions(model, regularizer, relation_weight, shares_relations, *loops)
     maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
     planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
@@ -249,9 +248,8 @@ def _sharded(
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
-    candidates = [
-        _candidates(job, batches, comparison, loss, regularizer is not None) for comparison in comparisons
-    ]
+    penalizes = regularizer is not None
+    candidates = [_candidates(job, batches, item, loss, penalizes) for item in comparisons]
     blocks = {comparison.table.name: comparison.query_dim for comparison in comparisons}
     group = SharedAlltoall(request_timeout_seconds(), purpose="exchange of queries", duty=TRAIN_DUTY)
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)

@@ -180,9 +180,8 @@ class HeldOutBuckets:
         job, num_ranges = evaluator.job, walk.num_ranges
         self._evaluator, self._walk = evaluator, walk
         self._world, self._layout = job.world, job.layout
-        self._bounds = {
-            name: range_bounds(job.layout.range_starts(name), num_ranges) for name in job.dataset.entity_types
-        }
+        starts = {name: job.layout.range_starts(name) for name in job.dataset.entity_types}
+        self._bounds = {name: range_bounds(first, num_ranges) for name, first in starts.items()}
         sets = evaluator.order.sets
         kept, cells = [], []
         for number in range(len(sets)):
@@ -233,9 +232,8 @@ class HeldOutBuckets:
             drawn = self._evaluator.draw(int(starts[-1]), entity_type, side, key)
             run = np.searchsorted(starts, drawn, side="right") - 1
             places = firsts[run] + drawn - starts[run]
-            return torch.from_numpy(
-                np.asarray(self._layout.original_ids(entity_type))[places].astype(np.int64)
-            )
+            original_ids = np.asarray(self._layout.original_ids(entity_type))
+            return torch.from_numpy(original_ids[places].astype(np.int64))
 
         share = (self._world.local_rank, self._world.trainers_per_machine)
         return self._evaluator.sums(self.triples(epoch, turn), (edge_set, *ranges), share, uniform)
