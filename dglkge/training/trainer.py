@@ -28,16 +28,15 @@ from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
+from dglkge.training import state
 from dglkge.training.building import checks, components, given_vectors, warm_start
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.step import build_step
-from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
 from dglkge.training.job import Job, describe_optimizer, open_job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.script import JOB, ElasticEpochs, opened_dataset
-from dglkge.training.state import Position, TrainingState, Versions, new_run, open_checkpoints, resumable
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
@@ -66,24 +65,24 @@ class Trainer:
         self._evaluator, self._checkpoints = evaluator, checkpoints
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
-        self._is_lagged = is_lagged(config, cluster.world.num_machines)
-        self._cadence = Cadence(config, cluster, len(edge_batches))
+        self._is_lagged = state.is_lagged(config, cluster.world.num_machines)
+        self._cadence = state.Cadence(config, cluster, len(edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, job.optimizer.param_groups, len(edge_batches), dense_groups)
-        self._patience = EarlyStopping(config.training.early_stopping)
+        self._patience = state.EarlyStopping(config.training.early_stopping)
         # Whether a ranking of the valid split changes the training that follows.
         self._uses_ranking = self._patience.is_on or self._rates.follows_ranking
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
-        self._position = Position(config, epochs, edge_batches)
+        self._position = state.Position(config, epochs, edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
         items: dict[str, Stateful] = {"learning_rates": self._rates, "early_stopping": self._patience}
         items |= {"statistics": self._statistics, **({"buckets": passes.buckets} if passes.buckets else {})}
-        self._state = TrainingState(items)
+        self._state = state.TrainingState(items)
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
-        self._versions = Versions(job.averaged, checkpoints, self._state)
+        self._versions = state.Versions(job.averaged, checkpoints, self._state)
         self._resume()
         job.load_devices()
         if cluster.world.rank == 0:
@@ -383,7 +382,7 @@ class Trainer:
             dataset, records = self._job.dataset, self._checkpoints.records
             given_vectors.fill_from_vectors(dataset, self.config, self.cluster, self.tables, records)
             return
-        saved = resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
+        saved = state.resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
@@ -432,9 +431,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
     writes = cluster.world.is_machine_leader
     names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
-    fits = functools.partial(resumable, config, meta)
+    fits = functools.partial(state.resumable, config, meta)
     # Creates the folder and excludes other jobs from here on.
-    checkpoints = open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
+    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
     job = open_job(config, cluster, meta)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
@@ -460,5 +459,5 @@ def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
         optimizer=describe_optimizer(config.optimizer),
         operators=components.relation_operators(config, dataset),
         dims=components.entity_dimensions(config, dataset),
-        **new_run(config.training.batch_size),
+        **state.new_run(config.training.batch_size),
     )
