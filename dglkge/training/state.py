@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -471,7 +470,7 @@ class CommitCadence:
         """
         if self.cluster.world.rank or batches_done >= self.num_batches:
             return False
-        minutes = self.settings.every_minutes or math.inf
+        minutes = self.settings.every_minutes or sys.maxsize
         self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
         return self._is_due and not is_writing
 

@@ -7,7 +7,6 @@ check the same, so that neither approves what the other refuses; a plan does wit
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,8 +77,7 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
 
 
 def _raise(*problems: Iterator[str] | tuple[str, ...]) -> None:
-    lines = list(dict.fromkeys(itertools.chain(*problems)))
-    if lines:
+    if lines := list(dict.fromkeys(line for part in problems for line in part)):
         raise InputErrors(lines)
 
 

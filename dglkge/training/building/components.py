@@ -22,7 +22,6 @@ from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.settings import FreeSettings
-from dglkge.typing import Floats
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -70,7 +69,7 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     return made if made.weight else None
 
 
-def relation_weights(config: Config, dataset: Dataset) -> Floats | None:
+def relation_weights(config: Config, dataset: Dataset) -> np.ndarray | None:
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.
