@@ -56,8 +56,7 @@ def build_batches(job: Job) -> TrainingBatches:
     turn = (world.local_rank, world.trainers_per_machine)
     options = edge_options(job, len(dataset.split(TRAIN)), turn, order)
     if draws_on_device(job):
-        edges = job.layout.edge_table(world.machine)
-        return DeviceBatches(edges, options, job.computation.device.device)
+        return DeviceBatches(job.layout.edge_table(world.machine), options, job.computation.device.device)
     if config.sampling.num_ranges == 1:
         return build_edge_batches(job, order, options)
     batches = build_bucket_batches(job, order, options)
@@ -80,13 +79,12 @@ def edge_options(
     by_node = job.layout.original_edge_ids(RELATION)
     number = {pair: index for index, pair in enumerate(job.pairs)}
     # The number of each relation's edge type; -1 where no training triple has it.
-    relations = dataset.relations.relations
-    pair_of_relation = [number.get((relation.lhs, relation.rhs), -1) for relation in relations]
-    pair_of_node, weights = np.array(pair_of_relation, np.int64)[by_node], relation_weights(config, dataset)
+    pairs = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    pair_of_node = np.array([number.get(pair, -1) for pair in pairs], np.int64)[by_node]
+    weights = relation_weights(config, dataset)
     weights = None if weights is None else weights[by_node]
     sizes = (num_triples, config.training.batch_size, config.negatives.chunk_size)
-    has_confidences = config.loss.has_confidences
-    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, has_confidences, order)
+    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, config.loss.has_confidences, order)
 
 
 def _trained_queries(job: Job) -> QueryBatches:
@@ -132,9 +130,8 @@ def configured_order(job: Job) -> TripleOrder:
 def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
     """Return the triples of a set: a range where they stand together, else a list."""
     ids = np.flatnonzero(numbers == number).astype(np.int64)
-    if len(ids) and ids[-1] - ids[0] + 1 == len(ids):
-        return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1))
-    return EdgeSet(name, ids)
+    is_range = len(ids) and ids[-1] - ids[0] + 1 == len(ids)
+    return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1) if is_range else ids)
 
 
 def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> EdgeBatches:
@@ -178,9 +175,8 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
         As for :func:`build_edge_batches`.
     """
     config, layout, world, pairs = job.config, job.layout, job.cluster.world, job.pairs
-    part, num_ranges = world.machine, config.sampling.num_ranges
+    part, num_ranges, sets = world.machine, config.sampling.num_ranges, ALL_TRIPLES
     spare = job.output / PARTITIONS / part_folder(part)
-    sets = ALL_TRIPLES
     if config.training.edge_sets or config.evaluation.held_out:
         sets = TrainedSets(order.made_of(), partial(edge_batches.rows_of_sets, order), len(order.sets))
     files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
@@ -189,8 +185,7 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     edges = layout.edge_table(part)
     num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
     job.cluster.agree(make, 2 * num_bytes)
-    buckets = files.open()
-    is_mixed = config.sampling.buckets == MIXED
+    buckets, is_mixed = files.open(), config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _gather_counts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
     shares, order_name = edge_batches.MachineShares(counts, options.batch_size), config.sampling.bucket_order

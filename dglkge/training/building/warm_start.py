@@ -90,13 +90,10 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         with checkpoint.open_model() as file:
             job.global_vectors.take_sums(file, types)
     num_taken = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
-    saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(job.own_parts()):
-            if part.table == RELATION:
-                saved, saved_ids = RELATION, relation_ids
-            else:
-                saved = types[part.table]
+            saved, saved_ids = types.get(part.table, RELATION), relation_ids
+            if part.table != RELATION:
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
             num_taken[place] = conversion.take_over(checkpoint, part, saved_ids, saved, keeps)
             if config.model.max_norm and part.table != RELATION:
@@ -133,10 +130,10 @@ def _take_dense_state(
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
     """Return whether a run goes on with the projections of features of a checkpoint."""
-    settings, has_any = config.features, bool(checkpoint.feature_parameters())
+    settings = config.features
     if settings is None:
         return False  # the new run starts with the rows as they were scored
-    if not has_any:
+    if not checkpoint.feature_parameters():
         if settings.use == "alone":
             problem = f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}"
             raise InputError(f"{problem}, which has trained rows and no features; allowed: added")

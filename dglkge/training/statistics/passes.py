@@ -39,10 +39,8 @@ _AFTER = slice(_BEFORE.stop, _BEFORE.stop + 1 + len(SUMMED))
 _ENDED = _AFTER.stop
 """Columns of the sums of a bucket; the last is not 0 once the bucket has ended."""
 
-PROCESS_IO = Path("/proc/self/io")
 
-
-def process_usage(io: Path = PROCESS_IO) -> Doubles:
+def process_usage(io: Path = Path("/proc/self/io")) -> Doubles:
     """Return time, bytes read and written, and major faults of this process so far; 0 where unknown."""
     try:
         lines = dict(line.split(": ") for line in io.read_text(encoding="ascii").splitlines())
@@ -146,12 +144,11 @@ class BucketStatistics:
 
     def _add_usage(self) -> None:
         """Count time and I/O up to now for the open buckets."""
-        if self._since is None:
-            return
-        now = self._usage()
-        for turn, share in self._open:
-            self._recent[turn, _USAGE] += share * (now - self._since)
-        self._since = now
+        if self._since is not None:
+            now = self._usage()
+            for turn, share in self._open:
+                self._recent[turn, _USAGE] += share * (now - self._since)
+            self._since = now
 
     def _exchange(self) -> None:
         """Add what the trainers have counted; a collective."""
@@ -253,8 +250,7 @@ class Passes:
     buckets: BucketStatistics | None = None
 
     def __post_init__(self) -> None:
-        self._num_sets = 1 + max(part.edge_set for part in self.passes)
-        self._num_chunks = 1 + max(part.chunk for part in self.passes)
+        self._num_sets, self._num_chunks = 1 + self.passes[-1].edge_set, 1 + self.passes[-1].chunk
         self.earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
@@ -329,5 +325,5 @@ def _sums_of(stats: Mapping[str, Any]) -> Doubles:
     """Return the sums of a record's pass, without its bytes."""
     count, metrics = stats["count"], stats["metrics"]
     measured = count if all(name in metrics for name in MEASURES) else 0
-    means = [metrics.get(name, 0.0) for name in MEASURES]
-    return np.array([count * metrics["loss"], count, 0, measured, *(measured * mean for mean in means)])
+    sums = (measured * metrics.get(name, 0.0) for name in MEASURES)
+    return np.array([count * metrics["loss"], count, 0, measured, *sums])
