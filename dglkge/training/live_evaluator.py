@@ -109,7 +109,6 @@ class LiveEvaluator:
 
     def __post_init__(self) -> None:
         self._loss = SplitLoss(self.job)
-        self._known: KnownTriples | None = None
 
     def evaluate(self, split: str, bar: bool, between: Callable[[], None]) -> RankingResult:
         """Rank a split; a collective. The result, with the loss, is the same on every trainer.
@@ -121,8 +120,7 @@ class LiveEvaluator:
         settings = config.evaluation
         same = {name: getattr(settings, name) for name in ("filtered", "ties", "batch_size")}
         protocol = Protocol(split, num_candidates=settings.num_candidates or None, seed=config.seed, **same)
-        if protocol.filtered and self._known is None:
-            self._known = dataset.known_triples()
+        known = dataset.known_triples() if protocol.filtered else None
         # All rows of the machine as one shard: every trainer of it reads them from shared memory.
         whole = {name: job.tables[name].shard(0, 1) for name in job.tables.entity_types}
         shards = {name: [replace(shard, rows=self._all_scored(name, shard))] for name, shard in whole.items()}
@@ -136,7 +134,7 @@ class LiveEvaluator:
                 between()
 
             turn = (world.local_rank, world.trainers_per_machine)
-            result = evaluator.evaluate(triples, self._known, self, shards, job.cluster.sum, progress, turn)
+            result = evaluator.evaluate(triples, known, self, shards, job.cluster.sum, progress, turn)
         return replace(result, loss=self._loss(split, triples))
 
     def gather(self, table: str, ids: Tensor) -> Tensor:
