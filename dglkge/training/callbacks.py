@@ -282,8 +282,7 @@ class Trackers:
         if is_resumed and self.names:
             # An InputError: no earlier start had a tracker, or the file is damaged: its run is a new one.
             with contextlib.suppress(InputError):
-                ids = load_json(self.records.path / RUN_TRACKERS_FILE)
-                self._ids = {str(name): str(id_) for name, id_ in ids.items()}
+                self._ids = load_json(self.records.path / RUN_TRACKERS_FILE)
         settings = dict(flat(self.settings))
         for name, value in settings.items():
             # Every tracker shows texts.
