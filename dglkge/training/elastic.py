@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.config.schema import CheckpointConfig
+from dglkge.config.schema import CheckpointConfig, Config
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
@@ -32,7 +32,7 @@ from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
 from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
-from dglkge.training.state import CommitCadence, TrainingState, new_run, open_checkpoints, progress_at
+from dglkge.training.state import Cadence, TrainingState, new_run, open_checkpoints, progress_at
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -269,8 +269,8 @@ class Elastic:
     ) -> None:
         # Its group is the script's own. The graph is not needed.
         self._cluster = cluster = Cluster(World.detect(), None)
-        self._tables, self._seed, self._settings = tables, seed, settings
-        self._cadence, self._resources = CommitCadence(settings, cluster), contextlib.ExitStack()
+        self._tables, self._seed, self._resources = tables, seed, contextlib.ExitStack()
+        self._cadence = Cadence(Config().changed(checkpoint=settings), cluster)
         states = {f"optimizer {n}": OptimizerState(item) for n, item in enumerate(tables.optimizers)}
         self._state = TrainingState(states, door="elastic: objects")
         for name, item in objects.items():
@@ -423,7 +423,7 @@ class Elastic:
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        every = self._settings.every_epochs
+        every = self._cadence.settings.every_epochs
         if JOB.is_over or (every and done % every == 0):
             self.commit()
         self.stop_if_asked()

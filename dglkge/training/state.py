@@ -418,25 +418,35 @@ def is_lagged(config: Config, num_machines: int) -> bool:
 
 
 @dataclass
-class CommitCadence:
-    """Decides after each batch whether to commit or to stop.
+class Cadence:
+    """Decides after each batch and epoch of a run what is due.
 
     Parameters
     ----------
-    settings : CheckpointConfig
+    config : Config
     cluster : Cluster
     num_batches : int
         Of an epoch: after its last batch the cadence of epochs decides.
     clock : callable
         Returns seconds.
+
+    Attributes
+    ----------
+    keeps_best : bool
+        Whether the version with the best score is kept: early stopping restores it at the end.
+    flag_sum : int or None
+        Sum of all trainers' flags in the last step; None: no message since the last check had it.
     """
 
-    settings: CheckpointConfig
+    config: Config
     cluster: Cluster
     num_batches: int = sys.maxsize
     clock: Callable[[], float] = time.monotonic
+    flag_sum: int | None = None
 
     def __post_init__(self) -> None:
+        self.settings = self.config.checkpoint
+        self.keeps_best = self.settings.keep_best or self.config.training.early_stopping is not None
         self.committed()
 
     def committed(self) -> None:
@@ -474,27 +484,6 @@ class CommitCadence:
         self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
         return self._is_due and not is_writing
 
-
-class Cadence(CommitCadence):
-    """Decides after each batch and epoch of a run what is due.
-
-    Attributes
-    ----------
-    keeps_best : bool
-        Whether the version with the best score is kept: early stopping restores it at the end.
-    flag_sum : int or None
-        Sum of all trainers' flags in the last step; None: no message since the last check had it.
-    """
-
-    flag_sum: int | None
-
-    def __init__(
-        self, config: Config, cluster: Cluster, num_batches: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(config.checkpoint, cluster, num_batches, clock)
-        self._config, self.flag_sum = config, None
-        self.keeps_best = config.checkpoint.keep_best or config.training.early_stopping is not None
-
     def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
 
@@ -506,19 +495,19 @@ class Cadence(CommitCadence):
         if summed is not None:
             return self.read(summed)
         is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
-        is_met = self._config.training.synchronous or is_due
+        is_met = self.config.training.synchronous or is_due
         return self.exchange(batches_done, is_writing) if is_met else (False, False)
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
         every = self.settings.every_epochs
-        is_due = (every and epochs_done % every == 0) or epochs_done >= self._config.training.num_epochs
+        is_due = (every and epochs_done % every == 0) or epochs_done >= self.config.training.num_epochs
         is_kept = self.pointers_after_epoch(epochs_done)
         return bool(is_due or is_kept or (self.keeps_best and self.validates_after_epoch(epochs_done)))
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
         """Return whether the valid split is ranked after an epoch."""
-        interval = self._config.evaluation.valid_every_epochs
+        interval = self.config.evaluation.valid_every_epochs
         return bool(interval) and epochs_done % interval == 0
 
     def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
