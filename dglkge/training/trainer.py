@@ -24,7 +24,6 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
 from dglkge.kernels.rows import widen_rows
-from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
@@ -52,7 +51,6 @@ class Trainer:
     def __init__(
         self,
         job: Job,
-        edge_batches: EpochBatches,
         train_step: TrainStep,
         evaluator: LiveEvaluator,
         checkpoints: CheckpointManager,
@@ -61,22 +59,26 @@ class Trainer:
         passes: Passes,
     ) -> None:
         self._job, self._meta, self._epochs, self._passes = job, meta, epochs, passes
-        self._edge_batches, self._train_step, self._buckets = edge_batches, train_step, passes.buckets
+        self._train_step, self._edge_batches, self._buckets = (
+            train_step,
+            train_step.look_ahead,
+            passes.buckets,
+        )
         self._evaluator, self._checkpoints = evaluator, checkpoints
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
         self._is_lagged = state.is_lagged(config, cluster.world.num_machines)
-        self._cadence = state.Cadence(config, cluster, len(edge_batches))
+        self._cadence = state.Cadence(config, cluster, len(self._edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
-        self._rates = LearningRates(config, job.optimizer.param_groups, len(edge_batches), dense_groups)
+        self._rates = LearningRates(config, job.optimizer.param_groups, len(self._edge_batches), dense_groups)
         self._patience = state.EarlyStopping(config.training.early_stopping)
         # Whether a ranking of the valid split changes the training that follows.
         self._uses_ranking = self._patience.is_on or self._rates.follows_ranking
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
-        self._position = state.Position(config, epochs, edge_batches)
+        self._position = state.Position(config, epochs, self._edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
-        self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
+        self._statistics = Statistics(job, self._edge_batches, self._position, checkpoints.records, trackers)
         items: dict[str, Stateful] = {"learning_rates": self._rates, "early_stopping": self._patience}
         items |= {"statistics": self._statistics, **({"buckets": passes.buckets} if passes.buckets else {})}
         self._state = state.TrainingState(items)
@@ -151,8 +153,7 @@ class Trainer:
 
     def _end_pass(self, epoch: int, done: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
-        ended = self._passes.ending(done)
-        if ended:
+        if ended := self._passes.ending(done):
             self._drain()
             records = self._passes.end(epoch, ended, self._statistics.sums())
             for record in records:
@@ -436,9 +437,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
     job = open_job(config, cluster, meta)
     batches = build_batches(job)
-    step, ahead = build_step(job, batches)
+    step = build_step(job, batches)
     passes, run = build_passes(job, batches, LiveEvaluator(job).gather), _describe_run(job.config, dataset)
-    trainer = Trainer(job, ahead, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
+    trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if job.world.rank == 0:
         with checkpoints.records.writing():

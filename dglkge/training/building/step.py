@@ -44,8 +44,8 @@ from dglkge.typing import RELATION
 logger = logging.getLogger(__name__)
 
 
-def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead]:
-    """Return the step, and the batches with those that it makes ahead; a collective."""
+def build_step(job: Job, batches: TrainingBatches) -> TrainStep:
+    """Return the step, with the batches and those that it makes ahead; a collective."""
     transforms = build_transforms(job)
     objective, store = build_objective(job, batches, transforms)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
@@ -54,7 +54,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     updates = RowUpdates(job.tables, optimizer, job.untrained_types, touched or {})
     parameters = [item for item in (job.dense, job.global_vectors) if item is not None]
     ahead = LookAhead(batches, objective, store, job.clock)
-    return TrainStep(objective, store, transforms, parameters, updates, ahead, job.clock), ahead
+    return TrainStep(objective, store, transforms, parameters, updates, ahead, job.clock)
 
 
 def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) -> tuple[Objective, RowStore]:
