@@ -59,12 +59,8 @@ class Trainer:
         passes: Passes,
     ) -> None:
         self._job, self._meta, self._epochs, self._passes = job, meta, epochs, passes
-        self._train_step, self._edge_batches, self._buckets = (
-            train_step,
-            train_step.look_ahead,
-            passes.buckets,
-        )
-        self._evaluator, self._checkpoints = evaluator, checkpoints
+        self._train_step, self._edge_batches = train_step, train_step.look_ahead
+        self._evaluator, self._checkpoints, self._buckets = evaluator, checkpoints, passes.buckets
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
         self._is_lagged = state.is_lagged(config, cluster.world.num_machines)
