@@ -84,12 +84,13 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-    seconds = time.monotonic() - start
     if status != 0:
         text = log_path.read_text(encoding="utf-8", errors="replace").strip()
         reason = text.split("\n")[-1] or "nothing was logged"
         raise JobError(f"the training ended with status {status}: {reason}; see {log_path}")
-    return Outcome(read_metric(Path(config.output), split, config.evaluation.metric), seconds)
+    return Outcome(
+        read_metric(Path(config.output), split, config.evaluation.metric), time.monotonic() - start
+    )
 
 
 def read_metric(run: Path, split: str, metric: str) -> float:
@@ -107,6 +108,7 @@ def write_config(config: Config, path: Path) -> None:
     write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
 
 
+BEST_FOLDER = "best"
 LOCK_FILE = "tune.lock"
 
 
@@ -197,7 +199,7 @@ class Tuning:
 
     def _train_winner(self, values: dict[str, Value]) -> dict[str, Any]:
         """Write the winning configuration, and train it on the whole graph."""
-        folder = self._output / "best"
+        folder = self._output / BEST_FOLDER
         split = self._base.evaluation.split if self._base.evaluation.split != "none" else VALID
         overrides = [f"output={folder / 'run'}", f"evaluation.split={split}"]
         config = self._space.configuration(values, overrides)

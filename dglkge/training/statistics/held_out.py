@@ -5,7 +5,7 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -221,19 +221,21 @@ class HeldOutBuckets:
         edge_set, ranges = self._walk.bucket(epoch, turn)
 
         def uniform(entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
-            """Draw from ranges of this machine; from the whole type where these are empty."""
             side_ranges = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
-            numbers = self._world.machine * self._walk.num_ranges + np.array(side_ranges, np.int64)
-            bounds = self._bounds[entity_type]
-            firsts, ends = bounds[numbers], bounds[numbers + 1]
-            starts = np.append(0, np.cumsum(ends - firsts))
-            if not starts[-1]:
-                return self._evaluator.uniform(entity_type, side, key)
-            drawn = self._evaluator.draw(int(starts[-1]), entity_type, side, key)
-            run = np.searchsorted(starts, drawn, side="right") - 1
-            places = firsts[run] + drawn - starts[run]
-            original_ids = np.asarray(self._layout.original_ids(entity_type))
-            return torch.from_numpy(original_ids[places].astype(np.int64))
+            return self._uniform(side_ranges, entity_type, side, key)
 
         share = (self._world.local_rank, self._world.trainers_per_machine)
         return self._evaluator.sums(self.triples(epoch, turn), (edge_set, *ranges), share, uniform)
+
+    def _uniform(self, ranges: Sequence[int], entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
+        """Draw original ids from ranges of this machine; of the whole type where these are empty."""
+        bounds = self._bounds[entity_type]
+        numbers = self._world.machine * self._walk.num_ranges + np.array(ranges, np.int64)
+        firsts, ends = bounds[numbers], bounds[numbers + 1]
+        starts = np.append(0, np.cumsum(ends - firsts))
+        if not starts[-1]:
+            return self._evaluator.uniform(entity_type, side, key)
+        drawn = self._evaluator.draw(int(starts[-1]), entity_type, side, key)
+        run = np.searchsorted(starts, drawn, side="right") - 1
+        places = firsts[run] + drawn - starts[run]
+        return torch.from_numpy(np.asarray(self._layout.original_ids(entity_type))[places].astype(np.int64))
