@@ -84,13 +84,12 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+    seconds = time.monotonic() - start
     if status != 0:
         text = log_path.read_text(encoding="utf-8", errors="replace").strip()
         reason = text.split("\n")[-1] or "nothing was logged"
         raise JobError(f"the training ended with status {status}: {reason}; see {log_path}")
-    return Outcome(
-        read_metric(Path(config.output), split, config.evaluation.metric), time.monotonic() - start
-    )
+    return Outcome(read_metric(Path(config.output), split, config.evaluation.metric), seconds)
 
 
 def read_metric(run: Path, split: str, metric: str) -> float:
@@ -108,8 +107,7 @@ def write_config(config: Config, path: Path) -> None:
     write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
 
 
-BEST_FOLDER = "best"
-LOCK_FILE = "tune.lock"
+BEST_FOLDER, LOCK_FILE = "best", "tune.lock"
 
 
 class Tuning:
