@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from dglkge.evaluation.metrics import format_table as format_table
     from dglkge.inference.run import open_run as open_run
     from dglkge.train_job import train as train
-    from dglkge.training.build import build_trainer as build_trainer
     from dglkge.training.elastic import elastic as elastic
     from dglkge.training.script import current_epoch as current_epoch
     from dglkge.training.script import finished_epochs as finished_epochs
     from dglkge.training.script import join_cluster as join_cluster
     from dglkge.training.script import remaining_epochs_until as remaining_epochs_until
+    from dglkge.training.trainer import build_trainer as build_trainer
 
 _HOME = {
     "InputError": "dglkge.errors",
     "JobError": "dglkge.errors",
-    "build_trainer": "dglkge.training.build",
+    "build_trainer": "dglkge.training.trainer",
     "current_epoch": "dglkge.training.script",
     "elastic": "dglkge.training.elastic",
     "finished_epochs": "dglkge.training.script",

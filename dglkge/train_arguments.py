@@ -109,7 +109,7 @@ def overrides(settings: Any, score_function: Any) -> list[str]:
         raise _wrong_type("settings", settings, "a mapping of field to value")
     if score_function is not None and not isinstance(score_function, str):
         raise _wrong_type("score_function", score_function, f"a name: {', '.join(SCORE_FUNCTIONS)}")
-    values = dict(_flat(settings or {}))
+    values = dict(flat(settings or {}))
     if score_function is not None:
         values["model.score_function"] = score_function
     name = values.get("model.score_function")
@@ -119,11 +119,11 @@ def overrides(settings: Any, score_function: Any) -> list[str]:
     return [f"{name}={_as_yaml(name, value)}" for name, value in values.items()]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values of nested settings."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -58,7 +58,7 @@ API: dict[str, dict[str, list[str]]] = {
             "training.script.join_cluster",
             "cli.common.run_command",
         ],
-        "Trainer": ["training.build.build_trainer", "training.trainer.Trainer"],
+        "Trainer": ["training.trainer.build_trainer", "training.trainer.Trainer"],
         "Epochs": [
             "training.elastic.elastic",
             "training.elastic.Elastic",

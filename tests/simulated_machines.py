@@ -30,7 +30,7 @@ def forked(target: Callable[..., None], *arguments: object) -> multiprocessing.P
     The imports take seconds. OpenMP reads its number of threads when it is loaded, which is there; with more
     than one in each process DGL's copies of rows take milliseconds.
     """
-    _FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.build", "tests.optim.workers"])
+    _FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.trainer", "tests.optim.workers"])
     resource_tracker.ensure_running()  # with Python itself
     with mock.patch.object(spawn, "_python_exe", os.fsencode(warm.executable())):
         forkserver.ensure_running()

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dglkge.cli.common import run_command
 from dglkge.config import load_config
 from dglkge.evaluation.metrics import format_table
-from dglkge.training.build import build_trainer
 from dglkge.training.script import join_cluster, remaining_epochs_until
+from dglkge.training.trainer import build_trainer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

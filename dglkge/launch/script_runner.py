@@ -35,7 +35,7 @@ EXIT_HANDLERS_SECONDS = 3.0
 FORK_SERVER_VARIABLE = "DGLKGE_FORK_SERVER"
 DGL_MODULES = ("torch.distributed", "dgl.distributed")
 SERVER_MODULES = ("dglkge.training.script",)
-TRAINER_MODULES = ("dglkge.training.build",)
+TRAINER_MODULES = ("dglkge.training.trainer",)
 """What a process imports before it is forked; the last ones for scripts that use dglkge."""
 
 

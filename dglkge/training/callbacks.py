@@ -25,6 +25,7 @@ from dglkge.data.dataset_files import load_json
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError, one_line
 from dglkge.registry import Registry
+from dglkge.train_arguments import flat
 
 logger = logging.getLogger(__name__)
 
@@ -194,15 +195,13 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         project = wandb.setup().settings.project or "dglkge"
         self.id = run.earlier_id or secrets.token_hex(4)
-        self._run = wandb.init(
-            project=project,
-            id=self.id,
-            name=run.folder.absolute().name,
-            resume="allow",
-            dir=str(run.folder),
-            config=run.settings,
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        place: dict[str, Any] = {
+            "project": project,
+            "name": run.folder.absolute().name,
+            "dir": str(run.folder),
+        }
+        quiet = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(id=self.id, resume="allow", config=run.settings, settings=quiet, **place)
         # A resumed run may repeat steps; the package's own counter only grows.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -229,8 +228,7 @@ class Mlflow(Tracker):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
-        self._client = MlflowClient()
+        self._metric, self._client = Metric, MlflowClient()
         if run.earlier_id:
             try:
                 self._client.update_run(run.earlier_id, status="RUNNING")
@@ -249,9 +247,8 @@ class Mlflow(Tracker):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self.id, metrics=[self._metric(name, value, now, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.id, metrics=metrics)
 
     def finish(self, is_complete: bool) -> None:
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")
@@ -285,12 +282,14 @@ class Trackers:
         if is_resumed and self.names:
             # An InputError: no earlier start had a tracker, or the file is damaged: its run is a new one.
             with contextlib.suppress(InputError):
-                ids = load_json(self.records.path / RUN_TRACKERS_FILE)
-                self._ids = {str(name): str(id_) for name, id_ in ids.items()}
-        settings = flat_settings(self.settings)
+                self._ids = load_json(self.records.path / RUN_TRACKERS_FILE)
+        settings = dict(flat(self.settings))
+        for name, value in settings.items():
+            # Every tracker shows texts.
+            settings[name] = json.dumps(value) if isinstance(value, (list, dict)) else value
         for name in self.names:
             run = TrackedRun(self.records.path, settings, self._ids.get(name, ""), first_step)
-            self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
+            self._threads.append(_Thread(name, run, self._started))
         # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
         # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
         deadline = time.monotonic() + START_SECONDS
@@ -300,7 +299,8 @@ class Trackers:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Give numbers to all trackers; returns at once."""
         for thread in self._threads:
-            thread.put(values, step)
+            if thread.is_alive():
+                thread.queue.put((dict(values), step))
 
     def finish(self) -> None:
         """Wait, within limits, until the trackers have written everything, and end them."""
@@ -308,10 +308,12 @@ class Trackers:
         is_complete = sys.exc_info()[0] is None
         threads, self._threads = self._threads, []
         for thread in threads:
-            thread.end(is_complete)
+            thread.queue.put(is_complete)
         deadline = time.monotonic() + (FINISH_SECONDS if is_complete else STOP_SECONDS)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s has not finished in time: its last numbers may be lost", thread.tracker)
 
     def _started(self, name: str, id_: str) -> None:
         """Record the id of a tracker's run."""
@@ -320,61 +322,28 @@ class Trackers:
             self.records.write_json(RUN_TRACKERS_FILE, self._ids)
 
 
-class _Thread:
-    """One tracker and its thread."""
+class _Thread(threading.Thread):
+    """One tracker and its thread; the queue has what it logs, and then whether the run is complete."""
 
-    def __init__(
-        self, name: str, make: type[Tracker], run: TrackedRun, started: Callable[[str, str], None]
-    ) -> None:
-        self._name = name
-        self._make, self._run, self._started = make, run, started
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._has_failed = False
-        self.has_started = threading.Event()
+    def __init__(self, tracker: str, run: TrackedRun, started: Callable[[str, str], None]) -> None:
         # A daemon: one that hangs does not keep the process.
-        self._thread = threading.Thread(target=self._work, name=f"dglkge-{name}", daemon=True)
-        self._thread.start()
+        super().__init__(name=f"dglkge-{tracker}", daemon=True)
+        self.tracker, self._run, self._started_as = tracker, run, started
+        self.queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.has_started = threading.Event()
+        self.start()
 
-    def put(self, values: Mapping[str, float], step: int) -> None:
-        if not self._has_failed:
-            self._queue.put((dict(values), step))
-
-    def end(self, is_complete: bool) -> None:
-        self._queue.put(is_complete)
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            logger.warning("%s has not finished in time: its last numbers may be lost", self._name)
-
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Make the tracker, and give it what comes."""
         try:
-            tracker = self._make(self._run)
-            self._started(self._name, tracker.id)
+            tracker = LOGGERS.get(self.tracker)(self._run)
+            self._started_as(self.tracker, tracker.id)
             self.has_started.set()
-            while not isinstance(item := self._queue.get(), bool):
+            while not isinstance(item := self.queue.get(), bool):
                 tracker.log(*item)
             tracker.finish(item)
         except (Exception, SystemExit) as error:  # packages of others, and the user's code: anything
-            self._has_failed = True
+            kind, text = type(error).__name__, one_line(error)
+            logger.warning("%s: %s: %s; training goes on without it", self.tracker, kind, text)
+        finally:
             self.has_started.set()
-            logger.warning(
-                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, one_line(error)
-            )
-
-
-def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted name; lists become texts, which every tracker shows.
-
-    Examples
-    --------
-    >>> flat_settings({"seed": 0, "model": {"dimension": 8}, "imports": ["a"]})
-    {'seed': 0, 'model.dimension': 8, 'imports': '["a"]'}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(flat_settings(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
-    return flat

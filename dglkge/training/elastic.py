@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import random
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,16 +21,19 @@ import torch.distributed as dist
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.config.schema import CheckpointConfig
+from dglkge.config.schema import CheckpointConfig, Config
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, require_known
-from dglkge.training.cadence import CommitCadence
-from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
+from dglkge.optim import SparseOptimizer
+from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
+from dglkge.optim.narrow_rows import NarrowEmbedding
+from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
-from dglkge.training.state import TrainingState, open_checkpoints
+from dglkge.training.state import Cadence, TrainingState, new_run, open_checkpoints, progress_at
+from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
@@ -106,24 +109,19 @@ def elastic(
             for batch in job.batches(loader):
                 ...
     """
-    optimizers = [] if optimizer is None else [optimizer]
-    if isinstance(optimizer, (list, tuple)):
-        optimizers = list(optimizer)
+    several = [] if optimizer is None else [optimizer]
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else several
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise InputError(f"elastic: seed is {seed!r}; expected a whole number of at least 0, or None")
     tables = ElasticTables(embeddings, optimizers, original_ids or {})
     settings = _settings_of(every).changed(storage=storage)
     world = World.detect()
     if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
-        raise InputError(
-            "elastic: call torch.distributed.init_process_group first, with a backend for tensors on the "
-            "CPU: gloo, or cpu:gloo,cuda:nccl"
-        )
+        first = "call torch.distributed.init_process_group first, with a backend for tensors on the CPU"
+        raise InputError(f"elastic: {first}: gloo, or cpu:gloo,cuda:nccl")
     if world.has_own_disk and not storage:
         raise InputError("elastic: the machines share no disk; give storage=URL, a store that all reach")
-    # Its group is the script's own. The graph is not needed.
-    cluster = Cluster(world, None)
-    return Elastic(Path(folder), cluster, tables, objects or {}, settings, seed)
+    return Elastic(Path(folder), tables, objects or {}, settings, seed)
 
 
 def _settings_of(intervals: Mapping[str, float]) -> CheckpointConfig:
@@ -131,31 +129,150 @@ def _settings_of(intervals: Mapping[str, float]) -> CheckpointConfig:
     for name, value in intervals.items():
         require_known("unit in every", name, UNITS)
         is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
-        if isinstance(value, bool) or not is_whole or not 0 <= value <= sys.float_info.max:
+        if isinstance(value, bool) or not is_whole or not 0 <= value < float("inf"):
             raise InputError(f"elastic: every {name} is {value!r}; expected a finite number of at least 0")
     units: dict[str, Any] = {f"every_{name}": intervals.get(name, 0) for name in UNITS}
     return CheckpointConfig(**units)
+
+
+NO_RELATIONS = TablePart(RELATION, 0, torch.empty(0, dtype=torch.int64), torch.empty(0, 1))
+"""The relations of tables without a model."""
+
+
+class ElasticTables:
+    """The embeddings of a script, and the optimizers that update them.
+
+    Parameters
+    ----------
+    embeddings : sequence of dgl.distributed.DistEmbedding
+        Beside those of the optimizers.
+    original_ids : mapping of str to (N,) tensor or DistTensor
+        Original id of each node or edge by the name of its embedding; rows of the others are saved by the ids
+        that they have in this partitioning.
+
+    Attributes
+    ----------
+    num_parts : int
+        Partitions of the graph.
+    """
+
+    def __init__(
+        self, embeddings: Sequence[Any], optimizers: Sequence[Any], original_ids: Mapping[str, Any]
+    ) -> None:
+        sparse = "SparseAdagrad, RowAdagrad, SparseAdam and SparseOptimizer of dglkge.optim; a torch one"
+        other = "dgl.distributed.DistEmbedding; a module or another object with state_dict"
+        for verb, items, kind, allowed in (
+            ("optimizer is", optimizers, SparseOptimizer, sparse),
+            ("embeddings has", embeddings, dgl.distributed.DistEmbedding, other),
+        ):
+            for item in items:
+                if not isinstance(item, kind):
+                    got = f"elastic: {verb} a {type(item).__name__}"
+                    raise InputError(f"{got}; allowed: {allowed} belongs into objects")
+        self.optimizers = optimizers
+        owned = [table.embedding for optimizer in optimizers for table in optimizer.tables]
+        by_key = {key_of(embedding): embedding for embedding in [*owned, *embeddings]}
+        if not by_key:
+            raise InputError("elastic: there is no embedding; give embeddings=[...] or optimizer=...")
+        names = [embedding.name for embedding in by_key.values()]
+        # The kvstore's key has the node type too; "/" separates folders.
+        self._embeddings = {
+            embedding.name if names.count(embedding.name) == 1 else key.replace("/", "_"): embedding
+            for key, embedding in by_key.items()
+        }
+        for name in original_ids:
+            require_known("embedding in original_ids", name, self._embeddings)
+        self._original_ids, self._own_ids = original_ids, dict[str, torch.Tensor]()
+        first = policy_of(next(iter(self._embeddings.values())))
+        self.num_parts = int(first.partition_book.num_partitions())
+
+    def finish(self) -> None:
+        """Wait for the updates of this trainer."""
+        for optimizer in self.optimizers:
+            optimizer.drain()
+
+    def describe(self) -> CheckpointMeta:
+        """Return the description that a version of the checkpoint holds."""
+        widths = {name: embedding.embedding_dim for name, embedding in self._embeddings.items()}
+        counts = {name: int(embedding.num_embeddings) for name, embedding in self._embeddings.items()}
+        ids = dict.fromkeys(counts, f"of {self.num_parts} partitions")
+        ids |= dict.fromkeys(self._original_ids, "original")
+        dim = next(iter(widths.values()))
+        return CheckpointMeta(
+            config={"elastic": {"ids": ids}},
+            dataset_name=", ".join(counts),
+            dataset_path="",
+            # Equal tables are all that a resume needs.
+            dataset_fingerprint=", ".join(f"{name}: {count} rows" for name, count in counts.items()),
+            entity_types=counts,
+            relations=[],
+            seed=0,
+            score_function="",
+            dim=dim,
+            reciprocal=False,
+            optimizer={"name": ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)},
+            **new_run(1),
+            dims={name: width for name, width in widths.items() if width != dim},
+        )
+
+    def parts(self) -> list[TablePart]:
+        """Return this machine's rows of each embedding, with the optimizer's state; views on its memory."""
+        return [self._part(name, embedding) for name, embedding in self._embeddings.items()]
+
+    def _part(self, name: str, embedding: Any) -> TablePart:
+        policy = policy_of(embedding)
+        # Views on the memory of this machine's servers.
+        rows = embedding.weight.local_partition
+        if isinstance(embedding, NarrowEmbedding):
+            rows = rows.view(embedding.row_dtype)
+        if name not in self._own_ids:
+            start = int(range_starts(policy)[policy.part_id])
+            ids = torch.arange(start, start + len(rows))
+            if name in self._original_ids:
+                ids = torch.as_tensor(self._original_ids[name][ids], dtype=torch.int64)
+            self._own_ids[name] = ids
+        state = {
+            key: tensor.local_partition
+            for optimizer in self.optimizers
+            if any(table.embedding is embedding for table in optimizer.tables)
+            for key, tensor in optimizer.state_tensors(embedding).items()
+        }
+        return TablePart(name, int(policy.part_id), self._own_ids[name], rows, state)
+
+
+class OptimizerState:
+    """What an optimizer keeps beside rows, with torch's methods: hyper-parameters and numbers of steps."""
+
+    def __init__(self, optimizer: SparseOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        groups = list(map(plain_group, self._optimizer.param_groups))
+        steps = [table.num_steps for table in self._optimizer.tables]
+        return {"param_groups": groups, "num_steps": steps, "num_started": self._optimizer.num_started}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; the optimizer has the same groups and embeddings."""
+        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
+            group.update(saved)
+        for table, num_steps in zip(self._optimizer.tables, state["num_steps"], strict=True):
+            table.num_steps = num_steps
+        self._optimizer.num_started = state["num_started"]
 
 
 class Elastic:
     """A script's job, made by :func:`elastic`; as a context manager it commits what is left at its end."""
 
     def __init__(
-        self,
-        folder: Path,
-        cluster: Cluster,
-        tables: ElasticTables,
-        objects: Mapping[str, Any],
-        settings: CheckpointConfig,
-        seed: int | None,
+        self, folder: Path, tables: ElasticTables, objects: Any, settings: CheckpointConfig, seed: int | None
     ) -> None:
-        self._cluster, self._tables, self._seed = cluster, tables, seed
-        self._cadence, self._every_epochs = CommitCadence(settings, cluster), settings.every_epochs
-        self._resources = contextlib.ExitStack()
-        self._state = TrainingState(
-            {f"optimizer {n}": OptimizerState(optimizer) for n, optimizer in enumerate(tables.optimizers)},
-            door="elastic: objects",
-        )
+        # Its group is the script's own. The graph is not needed.
+        self._cluster = cluster = Cluster(World.detect(), None)
+        self._tables, self._seed, self._resources = tables, seed, contextlib.ExitStack()
+        self._cadence = Cadence(Config().changed(checkpoint=settings), cluster)
+        states = {f"optimizer {n}": OptimizerState(item) for n, item in enumerate(tables.optimizers)}
+        self._state = TrainingState(states, door="elastic: objects")
         for name, item in objects.items():
             self._state.register(name, item)
         self._meta = tables.describe()
@@ -165,9 +282,8 @@ class Elastic:
         self._committed: tuple[int, int, int] | None = None
         atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
         try:
-            self._checkpoints = open_checkpoints(
-                folder, settings, cluster, self._check_same, {}, tables.num_parts
-            )
+            options: Any = (settings, cluster, self._check_same, {}, tables.num_parts)
+            self._checkpoints = open_checkpoints(folder, *options)
             self._restore()
         except BaseException:
             self.close()
@@ -181,11 +297,9 @@ class Elastic:
         before, now = saved.config["elastic"]["ids"], self._meta.config["elastic"]["ids"]
         for name in now:
             if before[name] != now[name]:
-                raise InputError(
-                    f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}, this job by "
-                    f"ids {now[name]}; to go on with other partitions give original_ids from the first "
-                    "commit on"
-                )
+                problem = f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}"
+                remedy = "to go on with other partitions give original_ids from the first commit on"
+                raise InputError(f"{problem}, this job by ids {now[name]}; {remedy}")
 
     def _restore(self) -> None:
         """Fill everything from the newest version, if there is one; a collective."""
@@ -224,9 +338,8 @@ class Elastic:
     @property
     def _order(self) -> int:
         """A number for what the order of batches depends on beside the epoch; 0: it is unknown."""
-        if self._seed is None:
-            return 0
-        return zlib.crc32(f"{self._seed} {self._cluster.world.world_size}".encode()) | 1
+        known = f"{self._seed} {self._cluster.world.world_size}"
+        return 0 if self._seed is None else zlib.crc32(known.encode()) | 1
 
     def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Yield the batches of a loader that the open epoch has left; a collective between batches.
@@ -256,15 +369,12 @@ class Elastic:
             if callable(getattr(source, "set_epoch", None)):
                 source.set_epoch(epoch)  # type: ignore[union-attr]
         self.stop_if_asked()
-        batches = iter(loader)
-        index = 0
-        while True:
-            self._seed_for(epoch, number, index)
-            try:
-                batch = next(batches)
-            except StopIteration:
+        batches, nothing = iter(loader), object()
+        for index in itertools.count(1):
+            self._seed_for(epoch, number, index - 1)
+            batch: Any = next(batches, nothing)
+            if batch is nothing:
                 break
-            index += 1
             if index <= batches_done:
                 continue
             yield batch
@@ -313,7 +423,8 @@ class Elastic:
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        if JOB.is_over or (self._every_epochs and done % self._every_epochs == 0):
+        every = self._cadence.settings.every_epochs
+        if JOB.is_over or (every and done % every == 0):
             self.commit()
         self.stop_if_asked()
 
@@ -327,8 +438,7 @@ class Elastic:
         self._tables.finish()
         self._cluster.barrier()  # all updates are in the tables
         finished, loops, batches = self._place
-        done = {Progress.FINISHED_EPOCHS: finished, Progress.BATCHES_DONE: batches, LOOPS_DONE: loops}
-        progress = {**self._meta.progress, **done, ORDER: self._order}
+        progress = {**progress_at(finished, batches, 1), LOOPS_DONE: loops, ORDER: self._order}
         meta = dataclasses.replace(self._meta, progress=progress)
         parts = self._tables.parts() if self._cluster.world.is_machine_leader else []
         self._checkpoints.save(parts, NO_RELATIONS, meta, state=self._state.to_bytes())
@@ -350,9 +460,7 @@ class Elastic:
     def __enter__(self) -> Elastic:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:
             self._end_epoch()
         self.close()

@@ -1,10 +1,10 @@
-"""What belongs together for the life of a trainer."""
+"""What belongs together for the life of a trainer, and all that is trained: tables, optimizers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config
+from dglkge.config.schema import OptimizerConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
@@ -20,19 +21,27 @@ from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.device_tables import DeviceTables
+from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import Averages, TableSet
+from dglkge.errors import InputError
+from dglkge.formats.relation_parameters import used_numbers
+from dglkge.kernels.rules import limit_norms
+from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.model.dense_modules import JoinedModules
-from dglkge.model.device import LossScale
+from dglkge.model.device import ComputeDevice, LossScale
 from dglkge.model.kge_model import KgeModel
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.rules import UpdateRule
+from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.optim.workspace import Pieces
 from dglkge.step.contracts import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
-from dglkge.training.building import tables as building
 from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer, with_num_times
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
+from dglkge.training.building.given_vectors import RunFeatures, build_features
 from dglkge.training.script import opened_dataset
-from dglkge.typing import RELATION, TablePart
+from dglkge.typing import DEVICE_STORAGE, RELATION, TablePart
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class Job:
     tables: TableSet
     optimizer: Any
     device_tables: DeviceTables | None = None
-    features: building.RunFeatures | None = None
+    features: RunFeatures | None = None
     global_vectors: GlobalVectors | None = None
     dense: DenseParameters | None = None
     averages: Averages | None = None
@@ -162,17 +171,30 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
     device = choose_device(config, cluster)
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster, device)
-    model = configured_model(config)
-    tables = building.open_tables(config, cluster, dataset, layout, model)
-    features = building.build_features(config, cluster, dataset)
-    building.fill_tables(tables, model, config, cluster, features, meta)
-    optimizer = building.open_optimizer(config, tables, world.num_machines)
-    building.choose_lookup(config, tables, world.num_machines)
-    device_tables = building.build_device_tables(config, tables, optimizer, world, device)
+    model, settings = configured_model(config), config.training
+    dtype, rounding = getattr(torch, config.tables.dtype), config.tables.rounding
+    storage = RowStorage(dtype, rounding, config.seed, kernels=settings.kernels)
+    widths = dict.fromkeys(dataset.entity_types, model.dim) | config.model.entity_dimensions
+    with request_timeout():  # tensors are created on all servers by RPC
+        tables = TableSet(cluster.graph, layout, widths, model.relation_width, world.machine, storage)
+    features = build_features(config, cluster, dataset)
+    # Rows that are f(x) alone stay zeros, as the servers have made them.
+    untrained = [] if features is None else features.untrained_types
+    trained = {name: table for name, table in tables.items() if name not in untrained}
+    fill_tables(trained, model, config, world, meta)
+    # A lookup of the first batch may read rows that another trainer initialises.
+    cluster.barrier()
+    with request_timeout():
+        embeddings = [table.embedding for table in tables.values()]
+        optimizer = build_optimizer(config, embeddings, world.num_machines)
+    for name in tables.entity_types if config.model.max_norm else ():
+        optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
+    choose_lookup(config, tables, world.num_machines)
+    device_tables = build_device_tables(config, tables, optimizer, world, device)
     model = computing = model.on_device(device.device)
     precision = build_precision(config, computing, device, cluster)
     loss_scale = None if precision is None else precision.loss_scale
-    dense = _build_dense(config, model, features, cluster, loss_scale)
+    dense = _build_dense(config, model, features, world, loss_scale)
     if precision is not None:
         computing = computing.in_precision(precision)
     global_vectors: GlobalVectors | None = None
@@ -180,7 +202,7 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
         # The first group is that of the entities.
         group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
         global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
-    averages, settings = None, config.training
+    averages = None
     if settings.averaging is not None:
         turn = (world.local_rank, world.trainers_per_machine)
         with request_timeout():
@@ -196,17 +218,13 @@ def open_job(config: Config, cluster: Cluster, meta: CheckpointMeta) -> Job:
 
 
 def _build_dense(
-    config: Config,
-    model: KgeModel,
-    features: building.RunFeatures | None,
-    cluster: Cluster,
-    loss_scale: LossScale | None,
+    config: Config, model: KgeModel, features: RunFeatures | None, world: World, loss_scale: LossScale | None
 ) -> DenseParameters | None:
     """Return the dense parameters of the score function's module and of the projections of features.
 
     None where there are none. A collective.
     """
-    module, world = model.module, cluster.world
+    module = model.module
     names = [] if module is None else [name for name, _ in module.named_parameters()]
     if features is not None:
         module = features.projections if module is None else JoinedModules(module, features.projections)
@@ -219,3 +237,106 @@ def _build_dense(
     options = (world.rank == 0, config.optimizer.clip_value, shards_in, loss_scale, names)
     penalty = model.score_function.module_penalty
     return DenseParameters(module, make, groups, *options, penalty, world.world_size)
+
+
+TRAIN_DUTY = "train every batch, also with no triples of its own"
+"""What a trainer that others wait for has not done, for messages."""
+
+REQUESTS_AHEAD = 4
+"""Batches between the request of rows and their use, where machines do not wait for one another."""
+
+
+def fill_tables(
+    tables: Mapping[str, Any], model: KgeModel, config: Config, world: World, meta: CheckpointMeta
+) -> None:
+    """Fill tables, each trainer its share of the machine's rows.
+
+    Rows are keyed by original id, so a table starts the same however it is partitioned.
+    """
+    relation_numbers = torch.from_numpy(used_numbers(meta, model.relation_width)) if meta.dims else None
+    for name, table in tables.items():
+        shard = table.shard(world.local_rank, world.trainers_per_machine)
+        # In blocks: the rows are drawn in private memory before they are copied to the table.
+        for start in range(0, shard.rows.shape[0], 65536):
+            ids = shard.original_ids[start : start + 65536]
+            rows = model.initial_rows(name, ids, config.seed, config.model.init_scale)
+            if config.model.max_norm and name != RELATION:
+                limit_norms(rows.numpy(), config.model.max_norm)
+            if meta.operators and name == RELATION:
+                rows = model.operator_rows([meta.operators[id_] for id_ in ids.tolist()])
+            if relation_numbers is not None and name == RELATION:
+                rows = rows * relation_numbers[ids]
+            shard.rows[start : start + 65536] = rows[:, : table.dim]
+
+
+def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
+    """Build the optimizer of all tables, of which the relations are the last."""
+    settings = config.optimizer
+    # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
+    wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
+    relations = relation_group(settings)
+    groups = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **relations}]
+    options = {name: getattr(settings, name) for name in ("weight_decay", "decoupled_weight_decay")}
+    options |= {name: getattr(config.training, name) for name in ("synchronous", "max_lag", "kernels")}
+    options |= {"wire_dtype": wire_dtype, "timeout_seconds": request_timeout_seconds()}
+    params = groups if relations else embeddings
+    optimizer = SparseOptimizer(params, configured_rule(settings), settings.lr, **options)
+    if settings.clip_norm or settings.clip_value:
+        optimizer.clip_gradients(settings.clip_norm or None, settings.clip_value or None)
+    return optimizer
+
+
+def describe_optimizer(settings: OptimizerConfig) -> dict[str, Any]:
+    """Return name and learning rate for a checkpoint, and those of the relations where they differ."""
+    described: dict[str, Any] = {"name": settings.name, "lr": settings.lr}
+    if settings.relations.name not in ("", settings.name):
+        described["relation_name"] = settings.relations.name
+    if settings.relations.lr not in (0, settings.lr):
+        described["relation_lr"] = settings.relations.lr
+    return described
+
+
+def configured_rule(settings: OptimizerConfig | RelationSettings) -> UpdateRule:
+    """Return the update rule of the rows of entities or of relations, with its hyper-parameters."""
+    rule = OPTIMIZERS.get(settings.name)()
+    return rule.of({name: getattr(settings, name) for name in rule.hyper})
+
+
+def relation_group(settings: OptimizerConfig) -> dict[str, Any]:
+    """Return what differs in the parameter group of the relations; empty if nothing does."""
+    lr, relations = settings.relations.lr or settings.lr, settings.relations
+    group: dict[str, Any] = {} if lr == settings.lr else {"lr": lr}
+    rule = configured_rule(relations if relations.name else settings)
+    return group if rule == configured_rule(settings) else {**group, "rule": rule}
+
+
+def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
+    """Select how remote rows are fetched, as configured; a collective."""
+    settings = config.training
+    # On one machine every row is in shared memory.
+    if num_machines == 1:
+        return
+    if not settings.synchronous:
+        # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
+        tables.use_requests(min(REQUESTS_AHEAD, settings.max_lag))
+    elif settings.lookup == "exchange":
+        # The exchange runs in a background thread; in a shared group its collectives would mix with the
+        # step's.
+        words: Any = {"purpose": "lookup of rows", "duty": TRAIN_DUTY}
+        group = Alltoall(request_timeout_seconds(), own_group=True, **words)
+        tables.use_exchange(group, getattr(torch, settings.wire), settings.staleness)
+
+
+def build_device_tables(
+    config: Config, tables: TableSet, optimizer: Any, world: World, device: ComputeDevice
+) -> DeviceTables | None:
+    """Make room for this trainer's shards on its device; None where tables train in memory. A collective."""
+    if config.tables.storage != DEVICE_STORAGE:
+        return None
+    place, limit = (world.local_rank, world.trainers_per_machine), request_timeout_seconds()
+    try:
+        return DeviceTables(tables, optimizer, *place, device.device, limit, config.training.compile)
+    except torch.cuda.OutOfMemoryError as error:
+        share = f"the share of trainer {world.rank} does not fit its GPU ({str(error).splitlines()[0]})"
+        problem = f"tables.storage is {DEVICE_STORAGE} and {share}; dglkge plan shows what it takes"
+        raise InputError(f"{problem}; allowed: storage memory") from None

@@ -7,7 +7,6 @@ torch's checks of the order of calls hold.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,8 @@ _REPLACING = {"base_lr", "max_lr"}
 their ratio to it, where torch would give all groups the same rate."""
 
 _TRIED_STEPS = 3
+
+Groups = Sequence[dict[str, Any]]
 
 
 def known_schedules() -> dict[str, Any]:
@@ -59,6 +60,11 @@ class Schedule:
         Of the configuration, for messages.
     lrs : sequence of float
         Learning rate of each group at the start.
+
+    Attributes
+    ----------
+    total_steps : int or None
+        Steps after which the scheduler ends; None where it has no end.
     """
 
     def __init__(self, field: str, settings: ScheduleSettings, lrs: Sequence[float]) -> None:
@@ -67,9 +73,8 @@ class Schedule:
         self.follows_ranking, self.steps_batches = settings.name == PLATEAU, settings.every == EVERY_BATCH
         options = settings.options
         if options.get("cycle_momentum"):
-            raise InputError(
-                f"{field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
-            )
+            problem = f"{field}.cycle_momentum is true: only learning rates are scheduled"
+            raise InputError(f"{problem}; allowed: false")
         if "cycle_momentum" in allowed:
             options["cycle_momentum"] = False
         if self.follows_ranking:
@@ -81,8 +86,7 @@ class Schedule:
         self._driver = torch.optim.SGD(groups, lr=lrs[0])
         with tried_on_torch(field, settings):
             self._scheduler = kind(self._driver, **options)
-        # Some schedulers keep what has no plain form, such as a Counter of milestones.
-        self._counters = [key for key, value in vars(self._scheduler).items() if isinstance(value, Counter)]
+        self.total_steps: int | None = getattr(self._scheduler, "total_steps", None)
 
     @property
     def lrs(self) -> list[float]:
@@ -92,46 +96,19 @@ class Schedule:
     def step(self, score: float | None = None) -> None:
         """Go one step further; with the score of the valid split where the scheduler follows it."""
         self._driver.step()  # has no gradients: torch warns of schedulers that come before it
-        if self.follows_ranking:
-            self._scheduler.step(score)
-        else:
-            self._scheduler.step()
-
-    @property
-    def total_steps(self) -> int | None:
-        """Steps after which the scheduler ends; None where it has no end."""
-        total = getattr(self._scheduler, "total_steps", None)
-        return total if isinstance(total, int) else None
+        self._scheduler.step(*([score] if self.follows_ranking else []))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state, and the learning rates, from which most compute the next ones."""
-        # Functions follow from the options; OneCycleLR of early versions of torch keeps one.
-        state = {key: value for key, value in self._scheduler.state_dict().items() if not callable(value)}
-        for key in self._counters:
-            state[key] = dict(state[key])
         # initial_lr, max_lr and the like: schedulers keep them in the groups.
-        groups = [
-            {key: value for key, value in group.items() if isinstance(value, (int, float))}
-            for group in self._driver.param_groups
-        ]
-        return {"scheduler": state, "groups": groups}
+        groups = [plain_group(group) for group in self._driver.param_groups]
+        return {"scheduler": self._scheduler.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of :meth:`state_dict`."""
-        scheduler = dict(state["scheduler"])
-        for key in self._counters:
-            scheduler[key] = Counter(scheduler[key])
-        self._scheduler.load_state_dict(scheduler)
+        self._scheduler.load_state_dict(state["scheduler"])
         for group, saved in zip(self._driver.param_groups, state["groups"]):
             group.update(saved)
-
-
-def warm_up_factor(num_batches_done: int, warmup_batches: int) -> float:
-    """Return the factor on the learning rate of the next batch: (n + 1) / W after n of W batches, then 1.
-
-    Source: gradual warm-up of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2, from 0.
-    """
-    return min(1.0, (num_batches_done + 1) / warmup_batches) if warmup_batches else 1.0
 
 
 class LearningRates:
@@ -153,15 +130,10 @@ class LearningRates:
     """
 
     def __init__(
-        self,
-        config: Config,
-        row_groups: Sequence[dict[str, Any]],
-        num_batches: int,
-        dense_groups: Sequence[dict[str, Any]] = (),
+        self, config: Config, row_groups: Groups, num_batches: int, dense_groups: Groups = ()
     ) -> None:
-        # The optimizers' own list where there is only one: groups may be added to it later.
-        self._groups = [*row_groups, *dense_groups] if dense_groups else row_groups
-        self._at_start = [_plain(group) for group in self._groups]
+        self._groups = [*row_groups, *dense_groups]
+        self._at_start = [plain_group(group) for group in self._groups]
         self._base = [float(group.get("lr", 0.0)) for group in self._groups]
         self._warmup_batches = config.optimizer.warmup_batches
         self._num_batches = self.num_epochs = 0
@@ -177,10 +149,9 @@ class LearningRates:
                 steps_an_epoch = num_batches if schedule.steps_batches else 1
                 num_steps = config.training.num_epochs * steps_an_epoch
                 if schedule.total_steps is not None and num_steps > schedule.total_steps:
-                    raise InputError(
-                        f"{field} {settings.name} has {schedule.total_steps} steps and the run {num_steps}; "
-                        "allowed: total_steps of at least that"
-                    )
+                    problem = f"{field} {settings.name} has {schedule.total_steps} steps"
+                    allowed = "total_steps of at least that"
+                    raise InputError(f"{problem} and the run {num_steps}; allowed: {allowed}")
                 self._schedules.append((name, schedule, part))
 
     @property
@@ -189,10 +160,14 @@ class LearningRates:
         return any(schedule.follows_ranking for _, schedule, _ in self._schedules)
 
     def before_batch(self) -> None:
-        """Set the learning rates of the next batch, where a schedule or a warm-up has them."""
+        """Set the learning rates of the next batch, where a schedule or a warm-up has them.
+
+        After n of W batches of the warm-up they are multiplied by (n + 1) / W. Source: gradual warm-up of
+        Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2, from 0.
+        """
         if not self._schedules and not self._warmup_batches:
             return
-        factor = warm_up_factor(self._num_batches, self._warmup_batches)
+        factor = min(1.0, (self._num_batches + 1) / max(1, self._warmup_batches))
         lrs = list(self._base)
         for _, schedule, part in self._schedules:
             lrs[part] = schedule.lrs
@@ -222,7 +197,7 @@ class LearningRates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, parameter groups and schedules; empty where the rates are those of the start."""
-        groups = [_plain(group) for group in self._groups]
+        groups = [plain_group(group) for group in self._groups]
         if groups == self._at_start and not self._schedules and not self._warmup_batches:
             return {}
         return {
@@ -245,12 +220,6 @@ class LearningRates:
                 schedule.load_state_dict(state[name])
 
 
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a group that are numbers, texts, None or tuples of them."""
-    kinds = (int, float, str, type(None))
-    return {
-        key: value
-        for key, value in group.items()
-        if isinstance(value, kinds)
-        or (isinstance(value, tuple) and all(isinstance(item, kinds) for item in value))
-    }
+def plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a group: numbers, texts, None and tuples of them."""
+    return {key: value for key, value in group.items() if key != "params"}

@@ -10,10 +10,9 @@ takes those of ranges. Relations without training triples are left out.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,9 +42,6 @@ class SplitLoss:
     """Computes the loss of splits."""
 
     job: Job
-    _made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = field(
-        default_factory=dict, init=False
-    )
 
     def __post_init__(self) -> None:
         config = self.job.config
@@ -58,6 +54,7 @@ class SplitLoss:
         )
         computation = replace(self.job.computation, is_compiled=False)
         self._job = replace(self.job, config=plain, computation=computation)
+        self._made: dict[str, tuple[TrainingBatches, Objective, RowStore, Transforms]] = {}
 
     def __call__(self, split: str, triples: np.ndarray) -> float:
         """Return the mean loss of triples (n, 3) of original ids, or of their queries; a collective."""
@@ -109,7 +106,6 @@ class LiveEvaluator:
     """
 
     job: Job
-    _known: KnownTriples | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._loss = SplitLoss(self.job)
@@ -122,21 +118,12 @@ class LiveEvaluator:
         """
         job, world, dataset, config = self.job, self.job.world, self.job.dataset, self.job.config
         settings = config.evaluation
-        protocol = Protocol(
-            split=split,
-            filtered=settings.filtered,
-            num_candidates=settings.num_candidates or None,
-            ties=settings.ties,
-            batch_size=settings.batch_size,
-            seed=config.seed,
-        )
-        if protocol.filtered and self._known is None:
-            self._known = dataset.known_triples()
+        same = {name: getattr(settings, name) for name in ("filtered", "ties", "batch_size")}
+        protocol = Protocol(split, num_candidates=settings.num_candidates or None, seed=config.seed, **same)
+        known = dataset.known_triples() if protocol.filtered else None
         # All rows of the machine as one shard: every trainer of it reads them from shared memory.
-        shards = {}
-        for name in job.tables.entity_types:
-            shard = job.tables[name].shard(0, 1)
-            shards[name] = [dataclasses.replace(shard, rows=self._all_scored(name, shard))]
+        whole = {name: job.tables[name].shard(0, 1) for name in job.tables.entity_types}
+        shards = {name: [replace(shard, rows=self._all_scored(name, shard))] for name, shard in whole.items()}
         triples = dataset.split(split)[: settings.max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
@@ -147,8 +134,8 @@ class LiveEvaluator:
                 between()
 
             turn = (world.local_rank, world.trainers_per_machine)
-            result = evaluator.evaluate(triples, self._known, self, shards, job.cluster.sum, progress, turn)
-        return dataclasses.replace(result, loss=self._loss(split, triples))
+            result = evaluator.evaluate(triples, known, self, shards, job.cluster.sum, progress, turn)
+        return replace(result, loss=self._loss(split, triples))
 
     def gather(self, table: str, ids: Tensor) -> Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""

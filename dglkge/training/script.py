@@ -50,15 +50,15 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     if not is_server():
         world = World.detect()
         # Imported here, not above: servers skip it, and trainers import while the servers load the graph.
-        build = importlib.import_module("dglkge.training.build")
-        build.check_config(config, world)
+        trainer = importlib.import_module("dglkge.training.trainer")
+        trainer.checks.check_config(config, world)
     # Kept for build_trainer, so that the descriptions are read once.
     dataset = _opened[config.dataset] = Dataset.open(config.dataset)
     try:
         if verifies_dataset():
             dataset.verify()
         if not is_server():
-            build.check_dataset(config, dataset, world)
+            trainer.checks.check_dataset(config, dataset, world)
         part_config = str(dataset.graph_config_path)
         joined = join_graph(dataset.graph_name, part_config, dataset.num_parts)
         with own_tables(config), joined as cluster:
@@ -102,19 +102,15 @@ class ElasticEpochs:
     def __init__(self, finished: int = 0) -> None:
         self._finished = finished
         self._current: int | None = None
-        self._has_ended = False
-        self._goal = 0
-        self._is_restored = False
+        self._has_ended = self._is_restored = False
         self._listeners: list[Callable[[], None]] = []
         # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
         # of its generation is then an old one, and it counts no epoch.
-        self._generation = 0
+        self._generation = self._goal = 0
 
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
-        self._finished = finished
-        self._has_ended = False
-        self._is_restored = True
+        self._finished, self._has_ended, self._is_restored = finished, False, True
         self.forget()
 
     def forget(self) -> None:
@@ -194,10 +190,8 @@ class ElasticEpochs:
         """Warn once if nothing has restored the count in a process that a launcher has started."""
         if not self._is_restored and World.detect().launched:
             self._is_restored = True
-            logger.warning(
-                "epochs are counted from 0: nothing restores them after a restart; call dglkge.elastic, "
-                "or dglkge.build_trainer, before the loop over epochs"
-            )
+            remedy = "call dglkge.elastic, or dglkge.build_trainer, before the loop over epochs"
+            logger.warning("epochs are counted from 0: nothing restores them after a restart; %s", remedy)
 
 
 JOB = ElasticEpochs()

@@ -1,10 +1,11 @@
-"""Versions of a run: where they are, what they hold beside rows, and how a run goes on from one.
+"""Versions of a run: where they are, what they hold beside rows, when they are written, how a run goes on.
 
 A run has its versions in a folder, with a lease, or in a store. The state of training is a ``torch.save`` of
 one dict, ``state_dict()`` by name: learning rates, early stopping, sums of the open epoch, and the objects
 that a script has registered, whose names begin with ``object:``. All trainers compute the same state; rank
 0's is written, and every trainer reads it back. The model file holds parameters beside the relations' rows. A
-run's place in its epochs is in the manifest.
+run's place in its epochs is in the manifest. A cadence decides on commits, rankings of the valid split, kept
+versions and early stopping.
 """
 
 from __future__ import annotations
@@ -12,22 +13,27 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from dglkge import __version__
 from dglkge.checkpoint import hdf5_format
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress, epoch_pointer
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, refused_changes
-from dglkge.config.schema import CheckpointConfig
+from dglkge.config.schema import CheckpointConfig, EarlyStoppingConfig
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
@@ -42,6 +48,8 @@ from dglkge.typing import RELATION, TablePart
 logger = logging.getLogger(__name__)
 
 Fits = Callable[[CheckpointMeta, str], object]
+Find = Callable[[Mirror], Manifest | None]
+Names = Mapping[str, Vocabulary]
 
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
@@ -76,12 +84,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
 
 def open_checkpoints(
-    output: Path,
-    settings: CheckpointConfig,
-    cluster: Cluster,
-    fits: Fits,
-    names: Mapping[str, Vocabulary],
-    num_parts: int,
+    output: Path, settings: CheckpointConfig, cluster: Cluster, fits: Fits, names: Names, num_parts: int
 ) -> CheckpointManager:
     """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
 
@@ -110,44 +113,29 @@ def _open_mirror(
     output: Path, settings: CheckpointConfig, cluster: Cluster, lease: Lease, fits: Fits
 ) -> Mirror | None:
     """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
-    world = cluster.world
 
     def open_here() -> Mirror | None:
-        if not world.is_machine_leader:
+        if not cluster.world.is_machine_leader:
             return None
         store = open_store(settings.storage) if settings.storage else LauncherStore(output)
         return Mirror(store, output, lease, settings.store_seconds, settings.local)
 
-    mirror = cluster.agree(open_here)
+    def take(mirror: Mirror) -> Manifest | None:
+        return mirror.take(lambda saved: fits(saved, mirror.url))
+
+    mirror, is_first = cluster.agree(open_here), cluster.world.rank == 0
     # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
-    where = "" if mirror is None else mirror.url
-    is_first = world.rank == 0
-    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
+    _fill(cluster, mirror if is_first else None, take, bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    fills = not is_first and lease.is_holder
-    _fill(cluster, mirror if fills else None)
+    _fill(cluster, mirror if lease.is_holder and not is_first else None, Mirror.newest, False)
     return mirror
 
 
-def _fill(
-    cluster: Cluster,
-    mirror: Mirror | None,
-    check: Callable[[CheckpointMeta], object] | None = None,
-    may_upload: bool = False,
-) -> None:
-    """Bring a disk to the store's version, on the trainers with a mirror; a collective.
-
-    With a check of the run there the job takes the store.
-    """
-
-    def find() -> Manifest | None:
-        if mirror is None:
-            return None
-        return mirror.newest() if check is None else mirror.take(check)
-
-    manifest = cluster.agree(find)
-    num_bytes = 0 if manifest is None else manifest.num_bytes
-    most = max(map(int, cluster.gather_texts(str(num_bytes))))
+def _fill(cluster: Cluster, mirror: Mirror | None, find: Find, may_upload: bool) -> None:
+    """Bring a disk to the store's version, on the trainers with a mirror; a collective."""
+    manifest = cluster.agree(lambda: None if mirror is None else find(mirror))
+    num_bytes = cluster.gather_texts(str(0 if manifest is None else manifest.num_bytes))
+    most = max(map(int, num_bytes))
     cluster.agree(lambda: None if mirror is None else mirror.fill(manifest, may_upload), most)
 
 
@@ -167,11 +155,9 @@ class TrainingState:
     """
 
     def __init__(self, items: Mapping[str, Stateful], door: str = "trainer.register") -> None:
-        self._items = dict(items)
-        self._door = door
-        # States that were read for objects which are not registered yet.
-        self._unclaimed: dict[str, Any] = {}
-        self._was_resumed = False
+        self._items, self._door = dict(items), door
+        # States that were read for objects which are not registered yet; None before a version is read.
+        self._unclaimed: dict[str, Any] | None = None
 
     def register(self, name: str, item: Any) -> None:
         """Save the state of an object with each version, and load it if the resumed version has it.
@@ -189,27 +175,25 @@ class TrainingState:
             raise InputError(f"{self._door}: {name!r} is registered already; allowed: each name once")
         lacking = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(item, m, None))]
         if lacking:
-            raise InputError(
-                f"{self._door}: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}; "
-                "allowed: an object with both methods"
-            )
+            problem = f"{self._door}: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}"
+            raise InputError(f"{problem}; allowed: an object with both methods")
         _saved({key: item.state_dict()}, f"{self._door}: the state of {name!r}")
         self._items[key] = item
-        if key in self._unclaimed:
+        if self._unclaimed and key in self._unclaimed:
             item.load_state_dict(self._unclaimed.pop(key))
-        elif self._was_resumed:
+        elif self._unclaimed is not None:
             logger.warning("the checkpoint has no state of %r, which was registered: it starts anew", name)
 
     def to_bytes(self) -> bytes:
         """Return the state for a version; empty if training changes nothing but the tables. A collective."""
-        state = {**self._unclaimed, **{name: item.state_dict() for name, item in self._items.items()}}
+        state = {**(self._unclaimed or {}), **{name: item.state_dict() for name, item in self._items.items()}}
         state = {name: value for name, value in state.items() if value or name.startswith(OBJECT)}
         names = ", ".join(name.removeprefix(OBJECT) for name in state)
         return _saved(state, f"the state of the training ({names})") if state else b""
 
     def load(self, content: bytes, where: str) -> None:
         """Continue from the bytes of a version; ``where`` is for error messages."""
-        self._was_resumed = True
+        self._unclaimed = {}
         if not content:
             if self.to_bytes():
                 logger.warning("%s has no state of the training: schedule and patience start anew", where)
@@ -223,8 +207,8 @@ class TrainingState:
         except CheckpointError as error:
             raise CheckpointError(f"{where} {error}") from None
         except Exception as error:
-            reason = one_line(error)
-            raise CheckpointError(f"{where}: not the state of this training, or damaged ({reason})") from None
+            text = f"{where}: not the state of this training, or damaged ({one_line(error)})"
+            raise CheckpointError(text) from None
 
 
 def _saved(state: Mapping[str, Any], label: str) -> bytes:
@@ -234,10 +218,8 @@ def _saved(state: Mapping[str, Any], label: str) -> bytes:
         torch.save(state, file)
         torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InputError(
-            f"{label} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
-            f"are read without running code ({one_line(error)})"
-        ) from None
+        allowed = "dicts, lists, tuples, numbers, texts and tensors, which are read without running code"
+        raise InputError(f"{label} cannot be saved: allowed are {allowed} ({one_line(error)})") from None
     return file.getvalue()
 
 
@@ -299,6 +281,18 @@ class Versions:
         self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))
 
 
+def progress_at(finished: int, batches_done: int, batch_size: int) -> dict[str, Any]:
+    """Return what every version says of its place in the epochs."""
+    names = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
+    return dict(zip(names, (finished, batches_done, batch_size)))
+
+
+def new_run(batch_size: int) -> dict[str, Any]:
+    """Return progress and versions of packages, which the description of every new run has."""
+    versions = {"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__}
+    return {"progress": progress_at(0, 0, batch_size), "versions": versions}
+
+
 class Position:
     """Place of a run in its epochs.
 
@@ -348,11 +342,7 @@ class Position:
     def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
         """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
         finished, batches_done = self.now
-        described = {
-            Progress.FINISHED_EPOCHS: finished,
-            Progress.BATCHES_DONE: batches_done,
-            Progress.GLOBAL_BATCH_SIZE: self._config.training.batch_size,
-        }
+        described = progress_at(finished, batches_done, self._config.training.batch_size)
         further = {
             Progress.VALIDATION_PENDING: int(validates and self.ended < finished),
             Progress.ENDED_AFTER: self.ended_after,
@@ -380,9 +370,9 @@ class Position:
         if ended_after is None or training.early_stopping is None:
             return False
         before, now = saved.config.get("training", {}), now.get("training", {})
-        stopped_early = ended_after < before.get("num_epochs", 0)
         is_same = before.get("early_stopping") == now.get("early_stopping")
-        return bool(ended_after >= training.num_epochs or (stopped_early and is_same))
+        stopped_early = is_same and ended_after < before.get("num_epochs", 0)
+        return bool(ended_after >= training.num_epochs or stopped_early)
 
     def _resumed_batches(self, progress: Mapping[str, Any]) -> int:
         """Return the batches done in the open epoch, in batches of this run's size."""
@@ -392,32 +382,194 @@ class Position:
         # size, so another size may continue if it divides the position.
         done = progress[Progress.BATCHES_DONE] * saved_size
         if done % size:
-            raise InputError(
-                f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
-                f"allowed are {saved_size} and what else divides {done}"
-            )
+            place = f"the checkpoint stands {done} triples into an epoch"
+            allowed = f"{saved_size} and what else divides {done}"
+            raise InputError(f"training.batch_size is {size}; {place}: allowed are {allowed}")
         # In an order of the machines an epoch depends on the partitions: other triples would be left.
         mark = progress.get(Progress.ORDER_MARK, 0)
-        if done and mark != expected and not mark:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of the whole graph, and "
-                "here each machine has an order of its own; allowed: sampling.order global, at least until "
-                "the epoch's end"
-            )
         if done and mark != expected:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of its machines, which "
-                f"other partitions and sampling.order global cannot continue (checksum {mark}, here "
-                f"{expected}): finish the epoch on the partitions that it began on, or resume from an "
-                "epoch's end (checkpoint.keep_every_epochs)"
-            )
+            problem = "the whole graph, and here each machine has an order of its own"
+            allowed = "; allowed: sampling.order global, at least until the epoch's end"
+            if mark:
+                problem = "its machines, which other partitions and sampling.order global cannot continue"
+                finish = "finish the epoch on the partitions that it began on, or resume from an epoch's end"
+                allowed = f" (checksum {mark}, here {expected}): {finish} (checkpoint.keep_every_epochs)"
+            where = f"the checkpoint stands {done} triples into an epoch in the order of"
+            raise InputError(f"{where} {problem}{allowed}")
         return int(done // size)
 
 
+STOP, COMMIT = 1, 1 << 32
+"""Flags of a trainer: it was asked to stop, it asks for a commit. Messages that all trainers exchange anyway
+sum them: the lower 32 bits of the sum count the first, those above them the second."""
+
+REPORTS_PER_EPOCH = 20
+"""Reports of the loss in an epoch; each costs a round of messages."""
+
+
+def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
+    """Return the number of batches between two reports of an epoch; all where machines do not wait."""
+    return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
+
+
+def is_lagged(config: Config, num_machines: int) -> bool:
+    """Return whether machines do not wait for one another: no collective then, but at agreed places."""
+    return not config.training.synchronous and num_machines > 1
+
+
+@dataclass
+class Cadence:
+    """Decides after each batch and epoch of a run what is due.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    num_batches : int
+        Of an epoch: after its last batch the cadence of epochs decides.
+    clock : callable
+        Returns seconds.
+
+    Attributes
+    ----------
+    keeps_best : bool
+        Whether the version with the best score is kept: early stopping restores it at the end.
+    flag_sum : int or None
+        Sum of all trainers' flags in the last step; None: no message since the last check had it.
+    """
+
+    config: Config
+    cluster: Cluster
+    num_batches: int = sys.maxsize
+    clock: Callable[[], float] = time.monotonic
+    flag_sum: int | None = None
+
+    def __post_init__(self) -> None:
+        self.settings = self.config.checkpoint
+        self.keeps_best = self.settings.keep_best or self.config.training.early_stopping is not None
+        self.committed()
+
+    def committed(self) -> None:
+        """Restart the count of minutes after a commit."""
+        self._last, self._is_due = self.clock(), False
+
+    def flags(self, batches_done: int, is_writing: bool = False) -> int:
+        """Return this trainer's flags for the place after a batch of the epoch."""
+        return STOP * self.cluster.stop.is_noted + COMMIT * self.asks_after_batch(batches_done, is_writing)
+
+    def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
+        """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
+        flags = np.array([self.flags(batches_done, is_writing)], np.int64)
+        return self.read(int(self.cluster.sum(flags)[0]))
+
+    @staticmethod
+    def read(flag_sum: int) -> tuple[bool, bool]:
+        """Return what the sum of all trainers' flags says: whether to stop, and whether to commit."""
+        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
+
+    def counts(self, batches_done: int) -> bool:
+        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
+        interval = self.settings.every_batches
+        return bool(interval) and batches_done % interval == 0
+
+    def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
+        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
+
+        While a version is being written a due commit waits for the first batch after it: training does not
+        wait for the disk.
+        """
+        if self.cluster.world.rank or batches_done >= self.num_batches:
+            return False
+        minutes = self.settings.every_minutes or sys.maxsize
+        self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
+        return self._is_due and not is_writing
+
+    def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
+        """Return whether a trainer was asked to stop, and whether to commit, after a batch.
+
+        Trained batches have exchanged the flags: a step, or a report where trainers of one machine are
+        asynchronous. A message of their own would let those wait for one another, so it is sent only where a
+        commit or a report is due.
+        """
+        summed, self.flag_sum = self.flag_sum, None
+        if summed is not None:
+            return self.read(summed)
+        is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
+        is_met = self.config.training.synchronous or is_due
+        return self.exchange(batches_done, is_writing) if is_met else (False, False)
+
+    def due_after_epoch(self, epochs_done: int) -> bool:
+        """Return whether to commit after an epoch."""
+        every = self.settings.every_epochs
+        is_due = (every and epochs_done % every == 0) or epochs_done >= self.config.training.num_epochs
+        is_kept = self.pointers_after_epoch(epochs_done)
+        return bool(is_due or is_kept or (self.keeps_best and self.validates_after_epoch(epochs_done)))
+
+    def validates_after_epoch(self, epochs_done: int) -> bool:
+        """Return whether the valid split is ranked after an epoch."""
+        interval = self.config.evaluation.valid_every_epochs
+        return bool(interval) and epochs_done % interval == 0
+
+    def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
+        """Return the names under which the version of an epoch is kept, and why."""
+        interval = self.settings.keep_every_epochs
+        if not interval or epochs_done % interval:
+            return {}
+        return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
+
+
+@dataclass
+class EarlyStopping:
+    """Counts rankings without a gain since the best one; without settings training never ends early.
+
+    A ranking's score is its ``evaluation.metric``. It gains if that is more than ``min_gain`` above the best
+    of those that gained; the first one does, and NaN never does. Training ends after ``patience`` rankings in
+    a row without a gain.
+
+    Attributes
+    ----------
+    best : float or None
+        Score of the last ranking that gained.
+    num_without_gain : int
+        Rankings since then.
+    """
+
+    settings: EarlyStoppingConfig | None
+    best: float | None = None
+    num_without_gain: int = 0
+
+    def add(self, score: float) -> None:
+        """Count one ranking."""
+        min_gain = 0.0 if self.settings is None else self.settings.min_gain
+        # A comparison with NaN is false, so NaN is no gain; as the first one it must not become the best.
+        if score == score and (self.best is None or score > self.best + min_gain):
+            self.best, self.num_without_gain = score, 0
+        else:
+            self.num_without_gain += 1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether training may end early, and ends with its best version."""
+        return self.settings is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is to end."""
+        return self.settings is not None and self.num_without_gain >= self.settings.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best score and the rankings since; empty where training never ends early."""
+        return {"best": self.best, "num_without_gain": self.num_without_gain} if self.is_on else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`state_dict`; patience and gain are those of now."""
+        self.best, self.num_without_gain = state["best"], int(state["num_without_gain"])
+
+
 def resumable(
-    config: Config, saved: CheckpointMeta, meta: CheckpointMeta, where: Path | str
+    config: Config, meta: CheckpointMeta, saved: CheckpointMeta, where: Path | str
 ) -> CheckpointMeta:
-    """Return what a version says of itself, if a run may go on from it.
+    """Return what a version says of itself, if a run may go on from it; ``meta`` describes the run now.
 
     Raises
     ------
@@ -432,8 +584,7 @@ def resumable(
     is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= config.training.num_epochs
     changes = refused_changes(saved.config, settings, is_finished)
     if changes:
-        raise CheckpointError(
-            f"{where} is of a run with other settings: {'; '.join(changes)}; "
-            "take another output folder, or the settings that the run was started with"
-        )
+        problem = f"{where} is of a run with other settings: {'; '.join(changes)}"
+        allowed = "another output folder, or the settings that the run was started with"
+        raise CheckpointError(f"{problem}; take {allowed}")
     return saved

@@ -1,4 +1,4 @@
-"""Runs training: batches in order, commits at batch boundaries, evaluation of the live tables."""
+"""Builds a trainer from a configuration, and runs training: batches, commits, rankings of the live tables."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.layout import BEST, RUN_JOB_FILE, RUN_VECTORS_FILE, Progress
+from dglkge.checkpoint.conversion import dataset_fields
+from dglkge.checkpoint.layout import BEST, RUN_CONFIG_FILE, RUN_JOB_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.config import Config, save_config
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
 from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
-from dglkge.sampling.edge_batches import EpochBatches
+from dglkge.kernels.rows import widen_rows
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
-from dglkge.training.building.given_vectors import fill_from_vectors
-from dglkge.training.building.warm_start import warm_start
-from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
+from dglkge.training import state
+from dglkge.training.building import checks, components, given_vectors, warm_start
+from dglkge.training.building.batches import build_batches, build_passes
+from dglkge.training.building.step import build_step
 from dglkge.training.callbacks import CALLBACKS, Callback
-from dglkge.training.job import Job
+from dglkge.training.job import Job, describe_optimizer, open_job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.script import ElasticEpochs
-from dglkge.training.state import Position, TrainingState, Versions, resumable
+from dglkge.training.script import JOB, ElasticEpochs, opened_dataset
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
@@ -38,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One trainer of a job; :func:`dglkge.training.build.build_trainer` makes it.
+    """One trainer of a job; :func:`build_trainer` makes it.
 
     ``meta`` describes the run in every version of the checkpoint; its progress is updated.
     """
@@ -46,7 +51,6 @@ class Trainer:
     def __init__(
         self,
         job: Job,
-        edge_batches: EpochBatches,
         train_step: TrainStep,
         evaluator: LiveEvaluator,
         checkpoints: CheckpointManager,
@@ -55,31 +59,28 @@ class Trainer:
         passes: Passes,
     ) -> None:
         self._job, self._meta, self._epochs, self._passes = job, meta, epochs, passes
-        self.config, self.cluster = job.config, job.cluster
-        self.tables, self.optimizer = job.tables, job.optimizer
-        self._edge_batches, self._train_step = edge_batches, train_step
-        self._evaluator, self._checkpoints = evaluator, checkpoints
+        self._train_step, self._edge_batches = train_step, train_step.look_ahead
+        self._evaluator, self._checkpoints, self._buckets = evaluator, checkpoints, passes.buckets
         config, cluster = job.config, job.cluster
-        self._is_lagged = is_lagged(config, cluster.world.num_machines)
-        self._cadence = Cadence(config, cluster, len(edge_batches))
-        groups = getattr(job.optimizer, "param_groups", [])
+        self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
+        self._is_lagged = state.is_lagged(config, cluster.world.num_machines)
+        self._cadence = state.Cadence(config, cluster, len(self._edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
-        self._rates = LearningRates(config, groups, len(edge_batches), dense_groups)
-        self._patience = EarlyStopping(config.training.early_stopping)
+        self._rates = LearningRates(config, job.optimizer.param_groups, len(self._edge_batches), dense_groups)
+        self._patience = state.EarlyStopping(config.training.early_stopping)
+        # Whether a ranking of the valid split changes the training that follows.
+        self._uses_ranking = self._patience.is_on or self._rates.follows_ranking
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
-        self._position = Position(config, epochs, edge_batches)
+        self._position = state.Position(config, epochs, self._edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
-        self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
-        self._buckets = passes.buckets
+        self._statistics = Statistics(job, self._edge_batches, self._position, checkpoints.records, trackers)
         items: dict[str, Stateful] = {"learning_rates": self._rates, "early_stopping": self._patience}
-        items["statistics"] = self._statistics
-        if self._buckets is not None:
-            items["buckets"] = self._buckets
-        self._state = TrainingState(items)
+        items |= {"statistics": self._statistics, **({"buckets": passes.buckets} if passes.buckets else {})}
+        self._state = state.TrainingState(items)
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
-        self._versions = Versions(job.averaged, checkpoints, self._state)
+        self._versions = state.Versions(job.averaged, checkpoints, self._state)
         self._resume()
         job.load_devices()
         if cluster.world.rank == 0:
@@ -148,18 +149,16 @@ class Trainer:
 
     def _end_pass(self, epoch: int, done: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
-        ended = self._passes.ending(done)
-        if not ended:
-            return False
-        self._drain()
-        records = self._passes.end(epoch, ended, self._statistics.sums())
-        for record in records:
-            self._checkpoints.add_stats(record)
-            if self.cluster.world.rank == 0:
-                self._call("on_pass", record, False)
-        if self._buckets is not None:
-            self._statistics.add_buckets(epoch, records)
-        return True
+        if ended := self._passes.ending(done):
+            self._drain()
+            records = self._passes.end(epoch, ended, self._statistics.sums())
+            for record in records:
+                self._checkpoints.add_stats(record)
+                if self.cluster.world.rank == 0:
+                    self._call("on_pass", record, False)
+            if self._buckets is not None:
+                self._statistics.add_buckets(epoch, records)
+        return bool(ended)
 
     def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
@@ -307,11 +306,6 @@ class Trainer:
         if self._patience.is_on and (self._patience.is_over or done >= self.config.training.num_epochs):
             self._restore_best(done)
 
-    @property
-    def _uses_ranking(self) -> bool:
-        """Whether a ranking of the valid split changes the training that follows."""
-        return self._patience.is_on or self._rates.follows_ranking
-
     def _validate(self, done: int) -> None:
         """Rank the valid split after some epochs, and keep the version if it is the best; a collective."""
         record = self._evaluate(VALID)[1]
@@ -321,8 +315,7 @@ class Trainer:
         score = measures[metric]
         if self._uses_ranking:
             # Rank 0's number decides for all.
-            score = float(self.cluster.sum(np.array([score if is_first else 0.0]))[0])
-            self._count_ranking(score)
+            self._count_ranking(float(self.cluster.sum(np.array([score if is_first else 0.0]))[0]))
         if self._cadence.keeps_best:
             self._checkpoints.finish_together()
         if is_first:
@@ -342,10 +335,13 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        mine = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        mine, is_first = (
+            json.dumps(self._checkpoints.storage.read_pointer(BEST)),
+            self.cluster.world.rank == 0,
+        )
         note = json.loads(self.cluster.gather_texts(mine)[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
-        if self.cluster.world.rank == 0:
+        if is_first:
             text = "training ended after %d epochs; the best version is that after %d"
             logger.info(text, ended_after, finished)
         if finished != ended_after:
@@ -355,7 +351,7 @@ class Trainer:
             self._job.load_devices()
             # The version was committed before its valid split was ranked.
             self._count_ranking(note["score"])
-            if self.cluster.world.rank == 0 and VALID in note:
+            if is_first and VALID in note:
                 self._statistics.write_metrics(VALID, note[VALID])
         self._position.end(finished, ended_after)
         # The same rows under another description, if the last epoch was the best: a resume finds the end.
@@ -379,27 +375,86 @@ class Trainer:
             self._checkpoints.fall_back(self.cluster.barrier)
         saved, position = self._checkpoints.latest(), self._position
         if saved is None:
-            warm_start(self._job, self._meta, self._checkpoints.names)
-            write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
-            fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
+            warm_start.warm_start(self._job, self._meta, self._checkpoints.names)
+            dataset, records = self._job.dataset, self._checkpoints.records
+            given_vectors.fill_from_vectors(dataset, self.config, self.cluster, self.tables, records)
             return
-        saved = resumable(self.config, saved, self._meta, self._checkpoints.storage.path)
+        saved = state.resumable(self.config, self._meta, saved, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
         self.cluster.agree(self._versions.restore, self._checkpoints.num_bytes())
         position.resume(saved, self._meta.config)
-        committed = position.now
         if position.ended_after is None:
             # Committed before its valid split was ranked: the ranking is done after the resume. It is done
             # again if training depends on it: the version does not have its result.
-            is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING))
-            is_pending = is_pending and (
-                self._uses_ranking or not self._statistics.is_validated(position.ended)
-            )
+            is_open = self._uses_ranking or not self._statistics.is_validated(position.ended)
+            is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING)) and is_open
             # Stopped before the best version was restored.
             is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
             position.ended -= is_pending or is_last
         if self.cluster.world.rank == 0:
-            self._passes.resume(self._checkpoints.find()[0], *committed)
-            logger.info("resumed: %d epochs and %d batches done", *committed)
+            self._passes.resume(self._checkpoints.find()[0], *position.now)
+            logger.info("resumed: %d epochs and %d batches done", *position.now)
+
+
+# Before the first call of a loop numba looks up its own functions for .3 s: here once, before forks.
+widen_rows(np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), False, np.zeros((1, 1), np.float32))
+
+
+def build_trainer(config: Config, cluster: Cluster) -> Trainer:
+    """Build a trainer; it resumes from the newest checkpoint in ``config.output``.
+
+    A collective: every trainer calls it. SIGTERM, SIGINT and SIGHUP end it at once: nothing is trained yet.
+
+    Raises
+    ------
+    InputError
+        For an unknown component, values that do not fit each other, or a checkpoint that
+        does not fit the configuration.
+    Preempted
+        If this trainer received a signal to stop.
+    """
+    with cluster.stop.leaving_at_once():
+        return _build(config, cluster)
+
+
+def _build(config: Config, cluster: Cluster) -> Trainer:
+    """Check the configuration, take the run's folder, and build the trainer."""
+    checks.check_config(config, cluster.world)
+    dataset, output = opened_dataset(config), Path(config.output)
+    checks.check_dataset(config, dataset)
+    meta = _describe_run(config, dataset)
+    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+    writes = cluster.world.is_machine_leader
+    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+    fits = functools.partial(state.resumable, config, meta)
+    # Creates the folder and excludes other jobs from here on.
+    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
+    job = open_job(config, cluster, meta)
+    batches = build_batches(job)
+    step = build_step(job, batches)
+    passes, run = build_passes(job, batches, LiveEvaluator(job).gather), _describe_run(job.config, dataset)
+    trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
+    # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
+    if job.world.rank == 0:
+        with checkpoints.records.writing():
+            save_config(job.config, output / RUN_CONFIG_FILE)
+    return trainer
+
+
+def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
+    """Return the description of a run that every version of its checkpoint holds."""
+    return CheckpointMeta(
+        config=config.to_dict(),
+        **dataset_fields(dataset),
+        seed=config.seed,
+        score_function=config.model.score_function.name,
+        score_options=components.configured_model(config).score_function.options,
+        dim=config.model.dimension,
+        reciprocal=config.model.reciprocal_relations,
+        optimizer=describe_optimizer(config.optimizer),
+        operators=components.relation_operators(config, dataset),
+        dims=components.entity_dimensions(config, dataset),
+        **state.new_run(config.training.batch_size),
+    )

@@ -7,7 +7,6 @@ in full trainings: share of the training triples times share of the epochs.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +50,12 @@ class Rung:
     def cost(self) -> float:
         """Cost of all trials, in full trainings."""
         return self.num_trials * self.trial_cost
+
+    def described(self) -> dict[str, Any]:
+        """Return the rung as tables and JSON have it."""
+        trials, share = {"trials": self.num_trials, "core": self.core}, {"share": round(self.share, 4)}
+        costs = {"trial_cost": round(self.trial_cost, 4), "cost": round(self.cost, 4)}
+        return {**trials, **share, "epochs": self.num_epochs, **costs}
 
 
 def plan_rungs(
@@ -106,10 +111,9 @@ def plan_rungs(
         rung = next(filter(None, plans), None)
         if rung is None:
             needed = 1 + len(counts) * 2 * min(share for share in shares if share > 0) / full_epochs
-            raise InputError(
-                f"a budget of {budget:g} full trainings is too small for a search over {counts[0]} trials: "
-                f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
-            )
+            problem = f"a budget of {budget:g} full trainings is too small for a search"
+            costs = f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
+            raise InputError(f"{problem} over {counts[0]} trials: {costs}")
         rungs.append(rung)
     return [*rungs, final]
 
@@ -132,10 +136,8 @@ def choose_fidelity(
 
 
 STUDY_FILE = "study.db"
-PLAN_ATTRIBUTE = "plan"
-SOURCE_ATTRIBUTE = "source"
-REASON_ATTRIBUTE = "reason"
-SECONDS_ATTRIBUTE = "seconds"
+SOURCE, REASON, SECONDS = "source", "reason", "seconds"
+"""Attributes of a trial in the study."""
 
 MOST_FIRST_FAILURES = 3
 """A search whose first trials all fail ends: their reason is the space's or the machine's, not bad luck."""
@@ -178,19 +180,17 @@ class Search:
         self._rungs, self._seed = rungs[:-1], space.search.seed
         self._distributions = {axis.key: _distribution(optuna, axis) for axis in space.parameters}
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute() / STUDY_FILE}")
-        create = functools.partial(
-            optuna.create_study, storage=storage, direction="maximize", load_if_exists=True
-        )
-        # A study for each rung: only trials of equal cost are comparable.
-        self._studies = [create(study_name=f"rung{index}") for index in range(len(self._rungs))]
         plan = json.dumps([asdict(space), [asdict(rung) for rung in rungs]], sort_keys=True)
-        for study in self._studies:
-            if study.user_attrs.setdefault(PLAN_ATTRIBUTE, plan) != plan:
-                raise InputError(
-                    f"{folder / STUDY_FILE} has the trials of another space or plan; give another "
-                    "--output, or remove that folder"
-                )
-            study.set_user_attr(PLAN_ATTRIBUTE, plan)
+        # A study for each rung: only trials of equal cost are comparable.
+        self._studies: list[Any] = []
+        for index in range(len(self._rungs)):
+            options = {"storage": storage, "direction": "maximize", "load_if_exists": True}
+            study = optuna.create_study(study_name=f"rung{index}", **options)
+            if study.user_attrs.setdefault("plan", plan) != plan:
+                problem = f"{folder / STUDY_FILE} has the trials of another space or plan"
+                raise InputError(f"{problem}; give another --output, or remove that folder")
+            study.set_user_attr("plan", plan)
+            self._studies.append(study)
 
     def run(
         self, run_trial: RunTrial, progress: Callable[[int], object] = lambda _: None
@@ -222,10 +222,8 @@ class Search:
                 progress(1)
             promoted = self._best_first(index)
             if not promoted:
-                reasons = [
-                    trial.user_attrs.get(REASON_ATTRIBUTE) for trial in study.trials if trial.user_attrs
-                ]
-                raise JobError(f"all trials of rung {index} failed; the first one: {(reasons or [None])[0]}")
+                reasons = (trial.user_attrs[REASON] for trial in study.trials if REASON in trial.user_attrs)
+                raise JobError(f"all trials of rung {index} failed; the first one: {next(reasons, None)}")
         return dict(promoted[0].params) if promoted else {}
 
     def records(self) -> list[dict[str, Any]]:
@@ -236,21 +234,14 @@ class Search:
         records = []
         for index, (rung, study) in enumerate(zip(self._rungs, self._studies)):
             for trial in study.trials:
-                source = trial.user_attrs.get(SOURCE_ATTRIBUTE)
+                source, seconds, reason = map(trial.user_attrs.get, (SOURCE, SECONDS, REASON))
                 state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
-                records.append(
-                    {
-                        "name": trial_name(index, trial.number),
-                        "rung": index,
-                        "source": None if source is None else trial_name(index - 1, source),
-                        "state": state,
-                        "value": trial.value if state == "complete" else None,
-                        "seconds": trial.user_attrs.get(SECONDS_ATTRIBUTE),
-                        **{name: getattr(rung, name) for name in ("core", "share", "num_epochs")},
-                        "values": dict(trial.params),
-                        "reason": trial.user_attrs.get(REASON_ATTRIBUTE),
-                    }
-                )
+                value = trial.value if state == "complete" else None
+                earlier = None if source is None else trial_name(index - 1, source)
+                place = {"name": trial_name(index, trial.number), "rung": index, "source": earlier}
+                result = {"state": state, "value": value, "seconds": seconds}
+                cost = {name: getattr(rung, name) for name in ("core", "share", "num_epochs")}
+                records.append({**place, **result, **cost, "values": dict(trial.params), "reason": reason})
         return records
 
     def _next(self, study: Any, source: Any) -> Any:
@@ -258,13 +249,12 @@ class Search:
         if source is None:
             unfinished = [trial for trial in study.trials if trial.state.name == "RUNNING"]
             return unfinished[0] if unfinished else self._ask(study)
-        mine = [t for t in study.trials if t.user_attrs.get(SOURCE_ATTRIBUTE) == source.number]
+        mine = [t for t in study.trials if t.user_attrs.get(SOURCE) == source.number]
         if not mine:
-            study.enqueue_trial(source.params, user_attrs={SOURCE_ATTRIBUTE: source.number})
+            study.enqueue_trial(source.params, user_attrs={SOURCE: source.number})
         # One that was enqueued before an interruption waits still: asking takes it first.
-        if not mine or mine[0].state.name == "WAITING":
-            return self._ask(study)
-        return mine[0]
+        is_enqueued = not mine or mine[0].state.name == "WAITING"
+        return self._ask(study) if is_enqueued else mine[0]
 
     def _ask(self, study: Any) -> Any:
         # A sampler for each trial, seeded by its number: an interrupted search samples what it would have.
@@ -283,13 +273,13 @@ class Search:
                 raise JobError(f"the metric of the valid split is {outcome.value}")
         except DglkgeError as error:
             reason = " ".join(str(error).split())
-            storage.set_trial_user_attr(id_, REASON_ATTRIBUTE, reason)
+            storage.set_trial_user_attr(id_, REASON, reason)
             study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
             states = [trial.state.name for trial in self._studies[0].trials]
             if states == ["FAIL"] * MOST_FIRST_FAILURES:
                 raise JobError(f"the first {len(states)} trials failed; the last one: {reason}") from None
             return
-        storage.set_trial_user_attr(id_, SECONDS_ATTRIBUTE, outcome.seconds)
+        storage.set_trial_user_attr(id_, SECONDS, outcome.seconds)
         study.tell(trial.number, outcome.value)
 
     def _best_first(self, index: int) -> list[Any]:
@@ -309,10 +299,9 @@ def trial_name(rung_index: int, number: int) -> str:
 
 def _distribution(optuna: Any, parameter: Parameter) -> Any:
     """Return Optuna's form of a parameter."""
-    kinds = optuna.distributions
+    kinds, ends, log = optuna.distributions, (parameter.low, parameter.high), parameter.log
     if parameter.choices is not None:
         return kinds.CategoricalDistribution(parameter.choices)
     if parameter.is_whole:
-        step = 1 if parameter.step is None else int(parameter.step)
-        return kinds.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=step)
-    return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        return kinds.IntDistribution(*ends, log=log, step=int(parameter.step or 1))
+    return kinds.FloatDistribution(*ends, log=log, step=parameter.step)

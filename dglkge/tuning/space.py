@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dglkge.config import Config, field_table, load_config
 from dglkge.config.load import read_tree
 from dglkge.errors import InputError, InputErrors, unknown_name
-from dglkge.settings import expected
+from dglkge.settings import check, expected
+from dglkge.train_arguments import overrides
 
 Value = str | int | float | bool
 Number = int | float
@@ -30,7 +23,6 @@ NOT_SEARCHED = ("dataset", "output", "seed", "imports", "training.num_epochs", "
 """Fields that the search sets itself, or that a result would not be comparable under."""
 
 _KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
-_STRICT = ConfigDict(**_KNOWN_KEYS, strict=True)
 Whole = Annotated[int, Field(strict=True)]
 
 
@@ -74,38 +66,31 @@ class Space:
 
     def configuration(self, values: Mapping[str, Value], more: Sequence[str] = ()) -> Config:
         """Return the base with values of parameters, and then with more overrides."""
-        settings = [f"{key}={as_text(value)}" for key, value in values.items()]
-        return load_config(self.config, [*self.overrides, *settings, *more])
+        return load_config(self.config, [*self.overrides, *overrides(values, None), *more])
 
 
-def as_text(value: Value) -> str:
-    """Return a value as an override has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class _Range(BaseModel):
+class _Ends(BaseModel):
     """Both ends of a range, as the file has them."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(**_KNOWN_KEYS, strict=True)
 
     low: Number
     high: Number
     log: bool = False
     step: Number | None = None
 
-    @model_validator(mode="after")
-    def _ordered(self) -> _Range:
-        is_step_wrong = self.step is not None and (self.log or not self.step > 0)
-        if not self.low < self.high or (self.log and not self.low > 0) or is_step_wrong:
-            raise ValueError("low below high; with log a low above 0; without log a step above 0")
-        return self
+    @property
+    def is_ordered(self) -> bool:
+        """Whether both ends and the step fit one another."""
+        is_step_right = self.step is None or (not self.log and self.step > 0)
+        return self.low < self.high and (not self.log or self.low > 0) and is_step_right
 
 
-def _distinct(choices: list[Value]) -> list[Value]:
-    """Refuse a choice that occurs twice; 1 and true are two."""
-    if len(set(map(repr, choices))) < len(choices):
-        raise ValueError("each value once")
-    return choices
+_ORDER = "low below high; with log a low above 0; without log a step above 0"
+_Range = Annotated[_Ends, check(lambda ends: ends.is_ordered, _ORDER)]
+# 1 and true are two.
+_once = check(lambda choices: len(set(map(repr, choices))) == len(choices), "each value once")
+_Choices = Annotated[list[Value], Field(min_length=1, strict=True), _once]
 
 
 class _File(BaseModel):
@@ -119,10 +104,7 @@ class _File(BaseModel):
     search: SearchSettings = SearchSettings()
 
 
-_Choices = Annotated[list[Value], Field(min_length=1, strict=True), AfterValidator(_distinct)]
-
-
-def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = None) -> Space:
+def load_space(path: Path, more: Sequence[str] = (), base: str | None = None) -> Space:
     """Read a search space and check each value against the configuration's fields.
 
     Parameters
@@ -131,8 +113,8 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
         YAML with ``config`` (path of the base, as from the current folder), ``set`` (fields of the base),
         ``space`` (for each field a list of choices, or low, high and, if wanted, log and step) and ``search``
         (trials, reduction, budget, seed). Only ``space`` is needed.
-    overrides : sequence of str
-        ``key=value``, applied after ``set``.
+    more : sequence of str
+        Overrides ``key=value``, applied after ``set``.
     base : str, optional
         Path of the base, instead of ``config``.
 
@@ -142,9 +124,8 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
         For a file that cannot be read, an unknown key, or a value that is not allowed.
     """
     file: _File = _validated(_File, read_tree(path, []).plain(), str(path))
-    settings = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
     parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
-    space = Space(base or file.config, (*settings, *overrides), parameters, file.search)
+    space = Space(base or file.config, (*overrides(file.set, None), *more), parameters, file.search)
     space.configuration({})
     for parameter in space.parameters:
         for value in (parameter.low, parameter.high) if parameter.choices is None else parameter.choices:
@@ -163,22 +144,13 @@ def _validated(kind: Any, value: Any, where: str) -> Any:
         *sections, name = map(str, problem["loc"] or ("the value",))
         place = ".".join((*sections, name))
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            model = SearchSettings if sections else kind
-            known = list(inspect.signature(model).parameters)
-            lines.append(f"{where}: {unknown_name('key', name, known)}")
+            model = SearchSettings if sections else getattr(kind, "__origin__", kind)
+            lines.append(f"{where}: {unknown_name('key', name, inspect.signature(model).parameters)}")
         elif problem["type"] == "missing":
             lines.append(f"{where}: {place} is not given")
         else:
             lines.append(f"{where}: {place} is {problem['input']!r}; {expected(problem, '')}")
     raise InputErrors(list(dict.fromkeys(lines)))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Return nested mappings as one, with dotted keys."""
-    flat: dict[str, Value] = {}
-    for key, value in values.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return flat
 
 
 def _parameter(where: str, key: str, values: Any) -> Parameter:

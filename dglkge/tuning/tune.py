@@ -7,8 +7,6 @@ triples.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +36,6 @@ from dglkge.partition.options import Options
 from dglkge.registry import import_modules
 from dglkge.tuning.search import Job, Outcome, Search, plan_rungs
 from dglkge.tuning.space import Space, Value
-
-CONFIG_FILE = "trial.yaml"
-LOG_FILE = "trial.log"
-RUN_FOLDER = "run"
-MACHINES_FILE = "ip_config.txt"
 
 STOP_SECONDS = 120.0
 """Time for a child to commit and exit after SIGTERM, before SIGKILL."""
@@ -66,20 +59,36 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
         If the child fails; the message has the last line of its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, log_path = folder / CONFIG_FILE, folder / LOG_FILE
+    path, log_path = folder / "trial.yaml", folder / "trial.log"
     write_config(config, path)
     command = [sys.executable]
     if num_trainers > 0:
-        (folder / MACHINES_FILE).write_text("127.0.0.1\n", encoding="utf-8")
-        command += ["-m", "dglkge.cli.launch", "--ip_config", str(folder / MACHINES_FILE)]
+        machines = folder / "ip_config.txt"
+        machines.write_text("127.0.0.1\n", encoding="utf-8")
+        command += ["-m", "dglkge.cli.launch", "--ip_config", str(machines)]
         command += ["--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")]
     command += ["-m", "dglkge.cli.training_script", "--config", str(path)]
     start = time.monotonic()
-    with open(log_path, "ab") as log, _child(command, log.fileno()) as child:
-        status = child.wait()
+    with open(log_path, "ab") as log:
+        # In a session of its own: Ctrl-C signals this process only, which then stops the child once.
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        child = subprocess.Popen(command, **streams, start_new_session=True)
+        try:
+            status = child.wait()
+        finally:
+            child.terminate()  # nothing happens if it has ended
+            try:
+                child.wait(STOP_SECONDS)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                # Its session is its own, so the group has the child and what it started.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
     seconds = time.monotonic() - start
     if status != 0:
-        raise JobError(f"the training ended with status {status}: {_last_line(log_path)}; see {log_path}")
+        text = log_path.read_text(encoding="utf-8", errors="replace").strip()
+        reason = text.split("\n")[-1] or "nothing was logged"
+        raise JobError(f"the training ended with status {status}: {reason}; see {log_path}")
     return Outcome(read_metric(Path(config.output), split, config.evaluation.metric), seconds)
 
 
@@ -98,40 +107,7 @@ def write_config(config: Config, path: Path) -> None:
     write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
 
 
-@contextlib.contextmanager
-def _child(command: Sequence[str], log: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a child; at the end of the block it has ended."""
-    # In a session of its own: Ctrl-C signals this process only, which then stops the child once.
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(STOP_SECONDS)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                # Its session is its own, so the group has the child and what it started.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-
-
-def _last_line(path: Path) -> str:
-    """Return the last line of a log that has text."""
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "nothing was logged"
-
-
-TRIALS_FOLDER = "trials"
-GRAPHS_FOLDER = "subgraphs"
-BEST_FOLDER = "best"
-BEST_CONFIG = "best.yaml"
-TRIALS_JSON = "trials.json"
-TRIALS_TABLE = "trials.tsv"
-LOCK_FILE = "tune.lock"
+BEST_FOLDER, LOCK_FILE = "best", "tune.lock"
 
 
 class Tuning:
@@ -172,19 +148,8 @@ class Tuning:
 
     def plan(self) -> dict[str, Any]:
         """Return the plan as JSON has it: rungs, and their cost and the budget in full trainings."""
-        rows = [
-            {
-                "trials": rung.num_trials,
-                "core": rung.core,
-                "share": round(rung.share, 4),
-                "epochs": rung.num_epochs,
-                "trial_cost": round(rung.trial_cost, 4),
-                "cost": round(rung.cost, 4),
-            }
-            for rung in self.rungs
-        ]
         cost, budget = sum(rung.cost for rung in self.rungs), self._space.search.budget
-        return {"rungs": rows, "cost": cost, "budget": budget}
+        return {"rungs": [rung.described() for rung in self.rungs], "cost": cost, "budget": budget}
 
     def run(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Run what has not been run: subgraphs, trials, and the winner's training.
@@ -202,9 +167,8 @@ class Tuning:
         self._output.mkdir(parents=True, exist_ok=True)
         with open(self._output / LOCK_FILE, "w") as file:
             if not try_lock(file):
-                raise InputError(
-                    f"another dglkge tune runs in {self._output}; wait for it, or give another --output"
-                )
+                problem = f"another dglkge tune runs in {self._output}"
+                raise InputError(f"{problem}; wait for it, or give another --output")
             search = Search(self._space, self.rungs, self._output)
 
             def ended(count: int) -> None:
@@ -222,13 +186,9 @@ class Tuning:
 
     def _train_trial(self, job: Job) -> Outcome:
         """Train a trial on its rung's subgraph, and rank the valid split."""
-        folder = self._output / TRIALS_FOLDER / job.name
-        overrides = [
-            f"dataset={self._graph(job.rung.core)}",
-            f"output={folder / RUN_FOLDER}",
-            f"training.num_epochs={job.rung.num_epochs}",
-            f"evaluation.split={VALID}",
-        ]
+        folder = self._output / "trials" / job.name
+        overrides = [f"dataset={self._graph(job.rung.core)}", f"training.num_epochs={job.rung.num_epochs}"]
+        overrides += [f"output={folder / 'run'}", f"evaluation.split={VALID}"]
         config = self._space.configuration(job.values, overrides)
         self._check(config)  # settings that do not go together cost no process
         outcome = train(config, folder, self._num_trainers, VALID)
@@ -239,9 +199,9 @@ class Tuning:
         """Write the winning configuration, and train it on the whole graph."""
         folder = self._output / BEST_FOLDER
         split = self._base.evaluation.split if self._base.evaluation.split != "none" else VALID
-        overrides = [f"output={folder / RUN_FOLDER}", f"evaluation.split={split}"]
+        overrides = [f"output={folder / 'run'}", f"evaluation.split={split}"]
         config = self._space.configuration(values, overrides)
-        path = self._output / BEST_CONFIG
+        path = self._output / "best.yaml"
         write_config(config, path)
         value, seconds = train(config, folder, self._num_trainers, split)
         places = {"config": str(path), "run": str(Path(config.output))}
@@ -253,7 +213,7 @@ class Tuning:
         # All of the graph may be its own 1-core: no copy is needed of it.
         if any(rung.core == core and rung.share == 1.0 for rung in self.rungs):
             return self._dataset.path
-        folder = self._output / GRAPHS_FOLDER / f"core{core}"
+        folder = self._output / "subgraphs" / f"core{core}"
         if not folder.is_dir():
             folder.parent.mkdir(exist_ok=True)
             self._cores.write(core, folder, self._space.search.seed)
@@ -263,18 +223,13 @@ class Tuning:
         """Write all trials, and the winner if there is one, as JSON and as a table."""
         ended = [record for record in records if record["state"] != "unfinished"]
         spent = sum(self.rungs[record["rung"]].trial_cost for record in ended) + (best is not None)
-        report = {**self.plan(), "spent": spent, "trials": records}
-        if best is not None:
-            report["best"] = best
-        write_text(self._output / TRIALS_JSON, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        report = {**self.plan(), "spent": spent, "trials": records} | ({} if best is None else {"best": best})
+        write_text(self._output / "trials.json", json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
-        table = io.StringIO()
-        writer = csv.writer(table, delimiter="\t", lineterminator="\n")
         columns = ("name", "state", "value", "seconds", "share", "num_epochs", "source", "reason")
-        writer.writerow([*columns, *keys])
-        for record in records:
-            writer.writerow([*map(record.get, columns), *map(record["values"].get, keys)])
-        write_text(self._output / TRIALS_TABLE, table.getvalue())
+        rows = [[*map(record.get, columns), *map(record["values"].get, keys)] for record in records]
+        table = pd.DataFrame(rows, columns=[*columns, *keys], dtype=object)
+        write_text(self._output / "trials.tsv", table.to_csv(sep="\t", index=False))
 
 
 FEWEST_VALID = 500
@@ -293,23 +248,12 @@ class Cores:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        # Ids are counted within a type: a type's entities follow those of the types before it.
-        types = dataset.entity_types
-        sizes = [dataset.num_entities(name) for name in types]
-        first = dict(zip(types, np.cumsum([0, *sizes]).tolist()))
-        relations = dataset.relations.relations
-        self._lhs = np.array([first[relation.lhs] for relation in relations])
-        self._rhs = np.array([first[relation.rhs] for relation in relations])
-        ends = self._ends(dataset.split(TRAIN))
-        core = core_numbers(*ends, sum(sizes))
-        self.train_cores = triple_cores(*ends, core)
-        self.valid_cores = triple_cores(*self._ends(dataset.split(VALID)), core)
-
-    def _ends(self, triples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return head and tail of each triple as nodes of one numbering."""
-        relation_ids = triples[:, 1]
-        return triples[:, 0] + self._lhs[relation_ids], triples[:, 2] + self._rhs[relation_ids]
+        self._dataset, self._graph = dataset, dataset.numbered()
+        heads, _, tails = self._graph.splits[TRAIN]
+        core = core_numbers(heads, tails, self._graph.num_entities)
+        self.train_cores = triple_cores(heads, tails, core)
+        heads, _, tails = self._graph.splits[VALID]
+        self.valid_cores = triple_cores(heads, tails, core)
 
     def write(self, core: int, folder: Path, seed: int) -> None:
         """Write the data set folder of a k-core, in one partition.
@@ -319,7 +263,8 @@ class Cores:
         nothing is left to rank, InputError.
         """
         kept = np.flatnonzero(self.train_cores >= core)
-        train, valid = self._dataset.split(TRAIN)[kept], self._dataset.split(VALID)[self.valid_cores >= core]
+        train = np.stack(self._graph.splits[TRAIN], axis=1)[kept]
+        valid = np.stack(self._graph.splits[VALID], axis=1)[self.valid_cores >= core]
         valid = valid[np.isin(valid[:, 1], np.unique(train[:, 1]))]
         missing = min(FEWEST_VALID - len(valid), int(MOST_HELD_OUT * len(train)))
         weights = self._dataset.train_weights()
@@ -330,10 +275,9 @@ class Cores:
             valid = np.concatenate([valid, train[held_out]])
             train, weights = train[~held_out], None if weights is None else weights[~held_out]
         if not len(valid):
-            raise InputError(
-                f"the {core}-core of {self._dataset.path} has {len(train)} training triples and no valid "
-                "ones to rank; search with a greater budget or fewer trials"
-            )
+            problem = f"the {core}-core of {self._dataset.path} has {len(train)} training triples"
+            remedy = "search with a greater budget or fewer trials"
+            raise InputError(f"{problem} and no valid ones to rank; {remedy}")
         types = None
         if self._dataset.entity_types != [DEFAULT_TYPE]:
             types = folder.with_name(folder.name + ".types.tsv")
@@ -352,19 +296,15 @@ class Cores:
         partition_dataframe(frames[0], folder, frames[1], columns=columns, options=options)
 
     def _named(self, triples: np.ndarray) -> pd.DataFrame:
-        """Return triples by name, with their times if they have any."""
-        relations = self._dataset.relations
-        names = np.empty((len(triples), 4), dtype=object)
-        for relation_id in np.unique(triples[:, 1]).tolist():
-            relation, rows = relations[relation_id], np.flatnonzero(triples[:, 1] == relation_id)
-            heads, tails = self._dataset.vocabulary(relation.lhs), self._dataset.vocabulary(relation.rhs)
-            names[rows, 0] = [heads[id_] for id_ in triples[rows, 0].tolist()]
-            row, time = divmod(relation_id, relations.num_times)
-            names[rows, 1] = relations.timeless[row].name
-            names[rows, 3] = relations.times[time] if relations.times else None
-            names[rows, 2] = [tails[id_] for id_ in triples[rows, 2].tolist()]
-        frame = pd.DataFrame(names, columns=[*ROLES, TIME])
-        return frame if relations.times else frame[list(ROLES)]
+        """Return triples of numbered entities by name, with their times if they have any."""
+        relations, entity_name = self._dataset.relations, self._graph.entity_name
+        heads, relation_ids, tails = triples.T.tolist()
+        names = [relations.timeless[id_ // relations.num_times].name for id_ in relation_ids]
+        columns = [*map(entity_name, heads)], names, [*map(entity_name, tails)]
+        frame = pd.DataFrame(dict(zip(ROLES, columns)))
+        if relations.times:
+            frame[TIME] = [relations.times[id_ % relations.num_times] for id_ in relation_ids]
+        return frame
 
 
 def core_numbers(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> np.ndarray:

@@ -26,7 +26,8 @@ from dglkge.step.contracts import Computation
 from dglkge.step.objectives.scored_losses import AutogradLoss
 from dglkge.step.planning import Plan, RowIds
 from dglkge.step.rows import StagedStore, Transforms
-from dglkge.training.building import computing, tables
+from dglkge.training import job
+from dglkge.training.building import computing
 from tests.model.regularizer_by_name import build_regularizer
 from tests.toy_kg import REPOSITORY, temporal_dataset, toy_dataset
 from tests.training import live
@@ -150,7 +151,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_as_on_the_host(tmp_path: Path
 
 def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore words.")
-    monkeypatch.setattr(tables, "DeviceTables", mock.Mock(side_effect=full))
+    monkeypatch.setattr(job, "DeviceTables", mock.Mock(side_effect=full))
     words = r"0 does not fit its GPU \(CUDA out of memory. Tried to allocate 9 GiB.\); dglkge plan shows"
     with pytest.raises(InputError, match=words):
         trained(tmp_path, "reference", *ON_DEVICE)

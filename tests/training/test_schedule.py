@@ -12,7 +12,7 @@ import torch
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.optim import Adagrad, Adam, RowWiseAdagrad
-from dglkge.training.building import tables
+from dglkge.training import job
 from dglkge.training.building.checks import check_config
 from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules
 from dglkge.training.state import TrainingState
@@ -146,11 +146,9 @@ DECOUPLED = ("weight_decay=0.01", "decoupled_weight_decay=true")
      {"weight_decay": 0.1}),
 ])  # fmt: skip
 def test_the_optimizer_is_made_as_configured(settings, groups, rule, options, monkeypatch) -> None:
-    monkeypatch.setattr(
-        tables, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options)
-    )
-    monkeypatch.setattr(tables, "request_timeout_seconds", lambda: 7.5)
+    monkeypatch.setattr(job, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options))
+    monkeypatch.setattr(job, "request_timeout_seconds", lambda: 7.5)
     configured = config(*(f"optimizer.{setting}" for setting in settings))
-    made: Any = tables.build_optimizer(configured, ALL, 1)
+    made: Any = job.build_optimizer(configured, ALL, 1)
     assert made[:2] == (groups, rule)
     assert {"timeout_seconds": 7.5, **options}.items() <= made[2].items()

@@ -20,7 +20,7 @@ from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.formats.bigraph_files import read_stats
 from dglkge.sampling.edge_batches import EdgeBatches
-from dglkge.training import build
+from dglkge.training import trainer
 from dglkge.training.elastic import _settings_of
 from dglkge.training.script import ElasticEpochs
 from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_TRIPLES, ToyRun
@@ -75,11 +75,11 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
         signal.raise_signal(signal.SIGTERM)
         reached.append("done")
 
-    monkeypatch.setattr(build, "_build", long_work)
+    monkeypatch.setattr(trainer, "_build", long_work)
     with cluster.stop.listening():
         for _ in range(2):
             with pytest.raises(Preempted) as caught:
-                build.build_trainer(load_config(None, ["dataset=x"]), cluster)
+                trainer.build_trainer(load_config(None, ["dataset=x"]), cluster)
             assert caught.value.code == 143
     assert reached == ["begun"]
 

@@ -115,7 +115,8 @@ class ToyRun:
         progress = {"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE}
         meta = toy_meta(progress=progress, **({"config": config.to_dict()} if own_config else {}))
         passes = Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out)
-        self.trainer = Trainer(job, order, self, self.evaluator, self.checkpoints, meta, self.epochs, passes)
+        self.look_ahead = order
+        self.trainer = Trainer(job, self, self.evaluator, self.checkpoints, meta, self.epochs, passes)
 
     def __call__(self, batch: EdgeBatch, flags: int = 0) -> StepResult:
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))

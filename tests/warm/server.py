@@ -37,7 +37,7 @@ PRELOADED = (
     "torch._dynamo",
     "dglkge",  # before DGL
     "dgl.distributed",
-    "dglkge.training.build",
+    "dglkge.training.trainer",
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dglkge.config.schema import MIXED
-from dglkge.data import dataset_files
-from dglkge.data.dataset_files import TRAIN
+from dglkge.data.dataset_files import PARTITIONS, TRAIN, part_folder
 from dglkge.data.edge_buckets import ALL_TRIPLES, BucketFiles, TrainedSets
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds
@@ -26,18 +26,10 @@ from dglkge.model.choices import NEGATIVE_SAMPLERS, NO_TRANSFORM, MixedSettings
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss, Softmax
 from dglkge.planning.host import available_memory
-from dglkge.sampling import edge_batches
+from dglkge.sampling import edge_batches, negatives
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatches
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
-from dglkge.sampling.negatives import (
-    KnownAnswers,
-    MixedNegatives,
-    NegativeSampler,
-    UniformNegatives,
-    count_degrees,
-    degree_weights,
-)
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives, range_offset
@@ -64,8 +56,7 @@ def build_batches(job: Job) -> TrainingBatches:
     turn = (world.local_rank, world.trainers_per_machine)
     options = edge_options(job, len(dataset.split(TRAIN)), turn, order)
     if draws_on_device(job):
-        edges = job.layout.edge_table(world.machine)
-        return DeviceBatches(edges, options, job.computation.device.device)
+        return DeviceBatches(job.layout.edge_table(world.machine), options, job.computation.device.device)
     if config.sampling.num_ranges == 1:
         return build_edge_batches(job, order, options)
     batches = build_bucket_batches(job, order, options)
@@ -88,23 +79,20 @@ def edge_options(
     by_node = job.layout.original_edge_ids(RELATION)
     number = {pair: index for index, pair in enumerate(job.pairs)}
     # The number of each relation's edge type; -1 where no training triple has it.
-    relations = dataset.relations.relations
-    pair_of_relation = [number.get((relation.lhs, relation.rhs), -1) for relation in relations]
-    pair_of_node, weights = np.array(pair_of_relation, np.int64)[by_node], relation_weights(config, dataset)
+    pairs = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    pair_of_node = np.array([number.get(pair, -1) for pair in pairs], np.int64)[by_node]
+    weights = relation_weights(config, dataset)
     weights = None if weights is None else weights[by_node]
     sizes = (num_triples, config.training.batch_size, config.negatives.chunk_size)
-    has_confidences = config.loss.has_confidences
-    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, has_confidences, order)
+    return EdgeOptions(pair_of_node, *sizes, *turn, config.seed, weights, config.loss.has_confidences, order)
 
 
 def _trained_queries(job: Job) -> QueryBatches:
     """Make the batches of ``k_vs_all``."""
     config, dataset = job.config, job.dataset
     if dataset.has_weights:  # a query stands for several triples
-        raise InputError(
-            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
-            "allowed: negative_sampling, one_vs_all"
-        )
+        problem = f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them"
+        raise InputError(f"{problem}; allowed: negative_sampling, one_vs_all")
     triples, known = dataset.split(TRAIN), dataset.known_triples([TRAIN])
     if config.evaluation.held_out is not None:
         # The index in the data set's folder is that of all triples.
@@ -142,9 +130,8 @@ def configured_order(job: Job) -> TripleOrder:
 def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
     """Return the triples of a set: a range where they stand together, else a list."""
     ids = np.flatnonzero(numbers == number).astype(np.int64)
-    if len(ids) and ids[-1] - ids[0] + 1 == len(ids):
-        return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1))
-    return EdgeSet(name, ids)
+    is_range = len(ids) and ids[-1] - ids[0] + 1 == len(ids)
+    return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1) if is_range else ids)
 
 
 def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> EdgeBatches:
@@ -188,9 +175,8 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
         As for :func:`build_edge_batches`.
     """
     config, layout, world, pairs = job.config, job.layout, job.cluster.world, job.pairs
-    part, num_ranges = world.machine, config.sampling.num_ranges
-    spare = job.output / dataset_files.PARTITIONS / dataset_files.part_folder(part)
-    sets = ALL_TRIPLES
+    part, num_ranges, sets = world.machine, config.sampling.num_ranges, ALL_TRIPLES
+    spare = job.output / PARTITIONS / part_folder(part)
     if config.training.edge_sets or config.evaluation.held_out:
         sets = TrainedSets(order.made_of(), partial(edge_batches.rows_of_sets, order), len(order.sets))
     files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
@@ -199,8 +185,7 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     edges = layout.edge_table(part)
     num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
     job.cluster.agree(make, 2 * num_bytes)
-    buckets = files.open()
-    is_mixed = config.sampling.buckets == MIXED
+    buckets, is_mixed = files.open(), config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _gather_counts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
     shares, order_name = edge_batches.MachineShares(counts, options.batch_size), config.sampling.bucket_order
@@ -214,20 +199,19 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     One trainer of each machine does it for all. The others map what comes, and unmap what is pushed out: the
     kernel drops no page that a process has mapped. For tables in memory nobody does anything.
     """
-    tables, cluster = job.tables, job.cluster
+    tables, cluster, num_ranges = job.tables, job.cluster, batches.walk.num_ranges
     is_leader = cluster.world.is_machine_leader
-    num_ranges = batches.walk.num_ranges
     rows_of: dict[str, list[Tensor]] = {}
     for name in tables.entity_types:
-        state = job.optimizer_state(name).values()
-        rows_of[name] = [tables[name].local_rows, *(tensor.local_partition for tensor in state)]
+        state = [tensor.local_partition for tensor in job.optimizer_state(name).values()]
+        rows_of[name] = [tables[name].local_rows, *state]
     # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
     num_bytes = sum(rows.numel() * rows.element_size() for tensors in rows_of.values() for rows in tensors)
     # All trainers of a machine must agree: a page that one of them keeps mapped stays in memory.
     drops = bool(cluster.sum(np.array([num_bytes > available_memory()], dtype=np.int64))[0])
     mapped: dict[str, list[MappedRows]] = {}
     for name, tensors in rows_of.items():
-        pages = [MappedRows.from_tensor(rows, num_ranges, drops, is_leader) for rows in tensors]
+        pages = (MappedRows.from_tensor(rows, num_ranges, drops, is_leader) for rows in tensors)
         mapped[name] = [rows for rows in pages if rows is not None]
     if not any(mapped.values()):
         return
@@ -246,17 +230,16 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
 def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tensor], Tensor]) -> Passes:
     """Return the passes of an epoch, and the ranking of what is held out of them."""
     config, size = job.config, job.config.training.batch_size
-    num_chunks = config.training.edge_chunks
     order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
         raise InputError(
             f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
             "to train; expected a smaller share, or larger edge sets"
         )
-    ranges = [(0, len(batches) * size)]  # of queries
-    if isinstance(batches, EdgeBatches):
-        ranges = [order.range_of(number) for number in range(len(order.sets))]
-    passes = plan_passes(ranges, num_chunks, size)
+    sets = list(map(order.range_of, range(len(order.sets))))
+    if not isinstance(batches, EdgeBatches):
+        sets = [(0, len(batches) * size)]  # of queries
+    passes = plan_passes(sets, config.training.edge_chunks, size)
     held_out = None if config.evaluation.held_out is None else HeldOutEvaluator(job, order, gather)
     if not isinstance(batches, BucketBatches):
         return Passes(passes, held_out)
@@ -289,7 +272,7 @@ def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | 
     return {name: marks[start:][layout.original_ids(name)] for name, start in starts.items()}
 
 
-def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
+def build_negatives(job: Job) -> dict[Side, negatives.NegativeSampler]:
     """Make the sampler of each side that is trained.
 
     Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
@@ -297,17 +280,17 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     for its range.
     """
     config, dataset, layout, tables, pairs = job.config, job.dataset, job.layout, job.tables, job.pairs
-    settings = config.negatives
+    settings, shares = config.negatives, config.negatives.shares
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
     counts = {side: count for side, count in settings.per_side.items() if count}
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
-    shares = settings.shares
     weights: dict[str, np.ndarray] | None = None
     if settings.power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
-        degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
-        weights = {name: degree_weights(numbers, settings.power) for name, numbers in degrees.items()}
+        degrees = negatives.count_degrees(dataset.split(TRAIN), types, num_entities)
+        as_weights = partial(negatives.degree_weights, power=settings.power)
+        weights = {name: as_weights(numbers) for name, numbers in degrees.items()}
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
@@ -315,15 +298,12 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
         if weights is not None:
             weights = {name: values[layout.original_ids(name)] for name, values in weights.items()}
         more = (shares, ranges, tables[RELATION].part, pairs, config.seed, weights)
-        samplers: dict[Side, NegativeSampler]
-        samplers = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
-        if is_mixed and len(set(counts.values())) == 1:
-            return dict.fromkeys(counts, next(iter(samplers.values())))
-        return samplers
-    make = partial(NEGATIVE_SAMPLERS.get(settings.name).load(), **settings.options(MixedSettings))
-    if weights is not None:
-        make = partial(make, weights=weights)
-    by_count: dict[int, NegativeSampler] = {}
+        samplers: Any = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
+        is_shared = is_mixed and len(set(counts.values())) == 1
+        return dict.fromkeys(counts, next(iter(samplers.values()))) if is_shared else samplers
+    options = settings.options(MixedSettings) | ({} if weights is None else {"weights": weights})
+    make = partial(NEGATIVE_SAMPLERS.get(settings.name).load(), **options)
+    by_count: dict[int, negatives.NegativeSampler] = {}
     # Tails first: they keep the run's seed.
     for side in sorted(counts, key=lambda side: side is Side.HEAD):
         if counts[side] not in by_count:
@@ -350,20 +330,19 @@ def _node_ranges(job: Job, is_mixed: bool) -> NodeRanges:
     return NodeRanges(bounds, num, is_mixed)
 
 
-def build_known(job: Job) -> KnownAnswers | None:
+def build_known(job: Job) -> negatives.KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
     if not job.config.negatives.mask_known:
         return None
     names = [*job.dataset.entity_types, RELATION]
     original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
-    return KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
+    return negatives.KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
 
 
 def draws_on_device(job: Job) -> bool:
     """Return whether the batches of a job are drawn and computed by :class:`DeviceSoftmax`."""
     config, function = job.config, job.computing.score_function
-    negatives, model, objective = config.negatives, config.model, config.training.objective
-    predicts = config.training.relation_prediction > 0
+    model, objective, predicts = config.model, config.training.objective, config.training.relation_prediction
     return (
         job.device_tables is not None
         and job.world.world_size == 1
@@ -378,16 +357,16 @@ def draws_on_device(job: Job) -> bool:
         and not (function.has_module or function.shares_relations)
         and type(configured_loss(config)) is Softmax
         and not config.loss.has_adversarial_weights
-        and not (negatives.mask_known or model.entity_dropout or model.relation_dropout)
+        and not (config.negatives.mask_known or model.entity_dropout or model.relation_dropout)
         and model.row_transform.name == NO_TRANSFORM
         and (objective.over_all or all(_uniform(job).values()))
     )
 
 
-def _uniform(job: Job) -> dict[Side, UniformNegatives | None]:
+def _uniform(job: Job) -> dict[Side, negatives.UniformNegatives | None]:
     """Return the sampler of each side, None where its negatives are not all uniform."""
     return {
-        side: sampler.all_uniform if type(sampler) is MixedNegatives else None
+        side: sampler.all_uniform if type(sampler) is negatives.MixedNegatives else None
         for side, sampler in build_negatives(job).items()
     }
 
@@ -398,8 +377,8 @@ def build_device_softmax(job: Job) -> DeviceSoftmax:
     device, over_all = job.computation.device.device, config.training.objective.over_all
     samplers: dict[Side, ChunkNegatives | AllEntities]
     if over_all:
-        everything = AllEntities(torch.from_numpy(np.array(job.layout.node_ids(entity_type))).to(device))
-        samplers = {Side.TAIL: everything, Side.HEAD: everything}
+        node_ids = torch.from_numpy(np.array(job.layout.node_ids(entity_type)))
+        samplers = dict.fromkeys((Side.TAIL, Side.HEAD), AllEntities(node_ids.to(device)))
     else:
         uniform = _uniform(job)
         # Sides with one sampler share their negatives.
@@ -409,7 +388,6 @@ def build_device_softmax(job: Job) -> DeviceSoftmax:
     size = config.training.batch_size if over_all else config.negatives.chunk_size
     regularizer, sums_batch = configured_regularizer(config, model), config.loss.batch_reduction == "sum"
     options = (config.negatives.scores_own and not over_all, sums_batch, job.computation)
-    table = job.tables[RELATION]
-    relation_ids = torch.arange(table.first_node_id, table.end_node_id, device=device)
-    more = relation_ids, config.training.relation_prediction
+    first, end = job.tables[RELATION].first_node_id, job.tables[RELATION].end_node_id
+    more = torch.arange(first, end, device=device), config.training.relation_prediction
     return DeviceSoftmax(entity_type, samplers, size, model, regularizer, *options, *more)

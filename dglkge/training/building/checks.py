@@ -7,7 +7,6 @@ check the same, so that neither approves what the other refuses; a plan does wit
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,9 +31,6 @@ from dglkge.training.learning_rates import try_schedule
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)
-
-WEIGHTS_A_BLOCK = 1 << 20
-"""Weights of triples that are checked at a time."""
 
 
 def check_config(config: Config, world: World | None = None) -> None:
@@ -81,8 +77,7 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
 
 
 def _raise(*problems: Iterator[str] | tuple[str, ...]) -> None:
-    lines = list(dict.fromkeys(itertools.chain(*problems)))
-    if lines:
+    if lines := list(dict.fromkeys(line for part in problems for line in part)):
         raise InputErrors(lines)
 
 
@@ -103,12 +98,11 @@ def _loggers(config: Config) -> Iterator[str]:
         yield str(unknown_name("evaluation.metric", config.evaluation.metric, FOLLOWED, len(FOLLOWED)))
     for name in config.training.loggers:
         yield from _raised(lambda name=name: LOGGERS.get(name))  # type: ignore[misc]
-        member = LOGGERS.get(name) if name in LOGGERS else None
-        if member is not None and member.package and not is_installed(member.package):
-            package = f"'dglkge[{member.extra}]'" if member.extra else member.package
-            yield (
-                f"training.loggers has {name}, and {member.package} is not installed: pip install {package}"
-            )
+        package = LOGGERS.get(name).package if name in LOGGERS else ""
+        if package and not is_installed(package):
+            extra = LOGGERS.get(name).extra
+            source = f"'dglkge[{extra}]'" if extra else package
+            yield f"training.loggers has {name}, and {package} is not installed: pip install {source}"
 
 
 def is_installed(package: str) -> bool:
@@ -121,20 +115,16 @@ def is_installed(package: str) -> bool:
 def _storage(config: Config) -> Iterator[str]:
     """Yield an output that no run can have, and a storage that cannot be opened."""
     if is_url(config.output):
-        yield (
-            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
-            "URL to which versions are committed as well"
-        )
+        reason = "checkpoint.storage takes the URL to which versions are committed as well"
+        yield f"output is {config.output!r}; expected a folder of this machine: {reason}"
     output, url = Path(config.output), config.checkpoint.storage
     for folder in (output, output / CHECKPOINT_FOLDER):
         if not is_url(config.output) and find_bigraph(folder) is not None:
             # Its ids are not those of a data set: a run would write over it.
             resumed = output.with_name(output.name + "_resumed")
-            yield (
-                f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: dglkge "
-                f"checkpoint convert {folder} --to run --dataset {config.dataset} --output {resumed}, then "
-                f"output={resumed}"
-            )
+            convert = f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset}"
+            problem = f"{folder} was written by PyTorch-BigGraph, with ids of its own"
+            yield f"{problem}; to go on from it: {convert} --output {resumed}, then output={resumed}"
     if url:
         yield from (f"checkpoint.storage: {text}" for text in _raised(lambda: open_store(url)))
     if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == output.resolve():
@@ -156,10 +146,8 @@ def _this_process(config: Config) -> Iterator[str]:
     loss = "training.compile is true, which compiles the loss of sampled negatives on a device"
     if compiles_loss and (device == CPU_DEVICE or (device == AUTO_DEVICE and cuda_problem)):
         value = CPU_DEVICE if device == CPU_DEVICE else f"auto, and {cuda_problem}"
-        yield (
-            f"{loss}, and training.device is {value}; allowed: {CUDA_DEVICE} or {STAGED_CPU_DEVICE}; the CPU "
-            "has compiled loops"
-        )
+        allowed = f"{CUDA_DEVICE} or {STAGED_CPU_DEVICE}; the CPU has compiled loops"
+        yield f"{loss}, and training.device is {value}; allowed: {allowed}"
     elif problem and compiles_loss and device == STAGED_CPU_DEVICE:
         yield f"{loss} by a C++ compiler, and {problem}; allowed here: false"
 
@@ -168,47 +156,33 @@ def autocast_problems(name: str, device_type: str) -> Iterator[str]:
     """Yield why a device has no autocast of a type that is configured."""
     problem = autocast_problem(device_type, NARROW_TYPES[name]) if name in NARROW_TYPES else None
     if problem:
-        allowed = [
-            other
-            for other, dtype in NARROW_TYPES.items()
-            if other != name and autocast_problem(device_type, dtype) is None
-        ]
-        yield f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(['none', *allowed])}"
+        fits = [other for other, dtype in NARROW_TYPES.items() if not autocast_problem(device_type, dtype)]
+        yield f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(['none', *fits])}"
 
 
 def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
     """Yield splits that are to be ranked and have no triples."""
-    split, interval = config.evaluation.split, config.evaluation.valid_every_epochs
-    ranked: list[tuple[str, str, str, str]]
+    split: str = config.evaluation.split
+    interval = config.evaluation.valid_every_epochs
     ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
     ranked += [("evaluation.valid_every_epochs", str(interval), VALID, "0")] if interval else []
     for setting, value, name, allowed in ranked:
         if not len(dataset.split(name)):
-            yield (
-                f"{setting} is {value}, and {dataset.path} has no {name} triples to rank; allowed is "
-                f"{allowed}, or a data set with that split"
-            )
+            problem = f"{setting} is {value}, and {dataset.path} has no {name} triples to rank"
+            yield f"{problem}; allowed is {allowed}, or a data set with that split"
 
 
 def _confidences(config: Config, dataset: Dataset) -> Iterator[str]:
-    """Yield weights that are missing, and the first that is no confidence."""
+    """Yield weights that are missing, and the largest if it is no confidence."""
     weights = dataset.train_weights()
     if weights is None:
-        yield (
-            f"loss.confidences is true, and the triples of {dataset.path} have no weights; allowed: false, "
-            "or a data set with a column of weights"
-        )
-        return
-    # In blocks: the weights are mapped, not read as a whole.
-    for start in range(0, len(weights), WEIGHTS_A_BLOCK):
-        block = weights[start : start + WEIGHTS_A_BLOCK]
-        if block.max() > 1:
-            place = int(block.argmax())
-            yield (
-                f"loss.confidences is true, and training triple {start + place} of {dataset.path} has the "
-                f"weight {block[place]:g}; allowed: weights in [0, 1]"
-            )
-            return
+        problem = f"loss.confidences is true, and the triples of {dataset.path} have no weights"
+        yield f"{problem}; allowed: false, or a data set with a column of weights"
+    elif len(weights) and weights.max() > 1:
+        place = int(weights.argmax())
+        triple = f"training triple {place} of {dataset.path}"
+        problem = f"loss.confidences is true, and {triple} has the weight {weights[place]:g}"
+        yield f"{problem}; allowed: weights in [0, 1]"
 
 
 def _memory(config: Config, dataset: Dataset, world: World) -> Iterator[str]:
@@ -227,7 +201,5 @@ def _memory(config: Config, dataset: Dataset, world: World) -> Iterator[str]:
     lacking = misfits(planned, host_memory(config.output, world.job), has_started=True, in_files=in_files)
     if lacking:
         logger.error("%s", describe_hosts([planned]))
-        yield (
-            f"the configuration does not fit into machine {world.machine}: {'; '.join(lacking)} "
-            "(training.check_memory=false trains all the same)"
-        )
+        problem = f"the configuration does not fit into machine {world.machine}: {'; '.join(lacking)}"
+        yield f"{problem} (training.check_memory=false trains all the same)"

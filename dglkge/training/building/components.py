@@ -22,7 +22,6 @@ from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.settings import FreeSettings
-from dglkge.typing import Floats
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -41,15 +40,12 @@ def with_num_times(config: Config, dataset: Dataset) -> Config:
     if not SCORE_FUNCTIONS.get(settings.name).has_times:
         return config
     if not dataset.relations.times:
-        raise InputError(
-            f"model.score_function is {settings.name}, and the triples of {dataset.path} have no times; "
-            "allowed: another score function, or a data set built with --columns head,relation,tail,time"
-        )
+        problem = f"model.score_function is {settings.name}, and the triples of {dataset.path} have no times"
+        allowed = "another score function, or a data set built with --columns head,relation,tail,time"
+        raise InputError(f"{problem}; allowed: {allowed}")
     if settings.num_times not in (0, dataset.num_times):
-        raise InputError(
-            f"model.score_function.num_times is {settings.num_times}, and {dataset.path} has "
-            f"{dataset.num_times} times; allowed: 0"
-        )
+        problem = f"model.score_function.num_times is {settings.num_times}"
+        raise InputError(f"{problem}, and {dataset.path} has {dataset.num_times} times; allowed: 0")
     made = settings.changed(num_times=dataset.num_times)
     return config.changed(model=config.model.changed(score_function=made))
 
@@ -66,16 +62,14 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     member = REGULARIZERS.get(settings.name)
     if not member.fits(SCORE_FUNCTIONS.get(score_function)):
         fitting = [name for name in SCORE_FUNCTIONS if member.fits(SCORE_FUNCTIONS.get(name))]
-        raise InputError(
-            f"regularizer.name {settings.name} takes model.score_function {' or '.join(fitting)}: it is "
-            "defined for products of entity and relation compared by an inner product; got "
-            f"{score_function}"
-        )
+        allowed = f"regularizer.name {settings.name} takes model.score_function {' or '.join(fitting)}"
+        reason = "it is defined for products of entity and relation compared by an inner product"
+        raise InputError(f"{allowed}: {reason}; got {score_function}")
     made = member(settings, model.score_function.complex_valued)
     return made if made.weight else None
 
 
-def relation_weights(config: Config, dataset: Dataset) -> Floats | None:
+def relation_weights(config: Config, dataset: Dataset) -> np.ndarray | None:
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.
@@ -92,10 +86,9 @@ def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
     names = _relation_names(dataset, named)
     for name, operator in named.items():
         if operator not in operators:
-            raise InputError(
-                f"model.relation_operators has {name}: {operator}, and model.score_function is "
-                f"{score_function}; allowed: {', '.join(operators)}"
-            )
+            problem = f"model.relation_operators has {name}: {operator}"
+            allowed = f"and model.score_function is {score_function}; allowed: {', '.join(operators)}"
+            raise InputError(f"{problem}, {allowed}")
     return tuple(named.get(name, operators[0]) for name in names) if operators else ()
 
 
@@ -124,11 +117,8 @@ def _relation_names(dataset: Dataset, named: Collection[str]) -> list[str]:
 
 def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, Any]:
     """Return the subclasses that this version of torch has in a module, but for some, by name."""
-    return {
-        name: kind
-        for name, kind in sorted(vars(module).items())
-        if isinstance(kind, type) and issubclass(kind, base) and name[0] != "_" and name not in unfit
-    }
+    members = inspect.getmembers(module, lambda item: isinstance(item, type) and issubclass(item, base))
+    return {name: kind for name, kind in members if name[0] != "_" and name not in unfit}
 
 
 def named_class(
@@ -164,10 +154,9 @@ def dense_optimizer(settings: DenseConfig, parameters: Sequence[torch.nn.Paramet
     """Make the optimizer of some parameters."""
     field, reserved = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
     kind, _ = named_class(field, settings.optimizer, known_optimizers(), reserved)
-    options = {
-        name: tuple(value) if isinstance(value, list) else value  # betas: [0.9, 0.98]
-        for name, value in settings.optimizer.options.items()
-    }
+    options = dict(settings.optimizer.options)
+    # betas: [0.9, 0.98]
+    options |= {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     with tried_on_torch(field, settings.optimizer):
         made: torch.optim.Optimizer = kind(list(parameters), lr=settings.lr, **options)
     return made
@@ -177,33 +166,28 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
     """Yield settings of dense parameters that have no effect, or that torch refuses."""
     settings, module = config.dense, model.module
     if settings.compile and module is not None and type(module).forward is torch.nn.Module.forward:
-        yield (
-            f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
-            "no forward to compile, as it is matrix products alone; allowed: false"
-        )
+        module_name = f"the module of model.score_function {config.model.score_function}"
+        reason = "has no forward to compile, as it is matrix products alone"
+        yield f"dense.compile is true and {module_name} {reason}; allowed: false"
     if settings == type(settings)():
         return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
+    tried.grad = torch.ones(2, 2)
     try:
         with tried_on_torch("dense.optimizer", settings.optimizer):
-            optimizer = dense_optimizer(settings, [tried])
-            tried.grad = torch.ones(2, 2)
-            optimizer.step()
+            dense_optimizer(settings, [tried]).step()
     except InputError as error:
         yield str(error)
         return
     # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
     if settings.sharding == "fsdp" and not has_slices_on_processors():
-        yield (
-            f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
-            "replicated, or a newer torch (2.13 is tested)"
-        )
+        problem = f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors"
+        yield f"{problem}; allowed: replicated, or a newer torch (2.13 is tested)"
     elif settings.sharding == "fsdp" and not works_by_number(settings):
-        yield (
-            f"dense.optimizer is {settings.optimizer.name} and dense.sharding is fsdp, which gives each "
-            "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
-            "that work number by number, e.g. Adam, or dense.sharding replicated"
-        )
+        problem = f"dense.optimizer is {settings.optimizer.name} and dense.sharding is fsdp"
+        reason = "which gives each trainer a slice of a parameter: this optimizer's step depends on the whole"
+        allowed = "optimizers that work number by number, e.g. Adam, or dense.sharding replicated"
+        yield f"{problem}, {reason}; allowed: {allowed}"
 
 
 def has_slices_on_processors() -> bool:

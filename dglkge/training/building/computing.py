@@ -28,8 +28,6 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
-
 
 def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
     """Return this trainer's device; a collective.
@@ -56,14 +54,13 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
     ``config.json`` where it has none yet; else bfloat16 where it is clearly faster on rank 0's device, and
     float32 with ``training.kernels: reference``.
     """
-    if config.training.matmul_dtype != AUTO:
+    if config.training.matmul_dtype != "auto":
         return config
     may_be_narrow = cluster.world.rank == 0 and config.training.kernels != REFERENCE
     is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == devices.BFLOAT16
     # Machines may differ: all trainers take rank 0's choice.
-    matmul_dtype = (
-        devices.BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else devices.FLOAT32
-    )
+    is_narrow = bool(cluster.sum(np.array([is_narrow], dtype=np.int64))[0])
+    matmul_dtype = devices.BFLOAT16 if is_narrow else devices.FLOAT32
     return config.changed(training=config.training.changed(matmul_dtype=matmul_dtype))
 
 
@@ -84,15 +81,13 @@ def _recorded(config: Config) -> str | None:
 
 def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
-    num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
+    size, over_all = config.training.batch_size, config.training.objective.over_all
+    num_queries = 2 * (size if over_all else min(config.negatives.chunk_size, size))
     candidates = max(config.negatives.per_side.values())
-    if config.training.objective.over_all:
-        num_queries = 2 * config.training.batch_size
-    if config.training.objective.over_all or config.negatives.takes_all:
+    if over_all or config.negatives.takes_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
         candidates = devices.DEVICE_MAX_ROWS
-    shape = (num_queries, candidates, config.model.dimension)
-    return faster_type(shape, device)
+    return faster_type((num_queries, candidates, config.model.dimension), device)
 
 
 TRIED_ROWS = 2 * devices.LEAST_COMPILED
@@ -140,9 +135,8 @@ def _try_out(settings: DenseConfig, model: KgeModel, device: torch.device) -> No
         cause, allowed = f"dense.autocast is {settings.autocast}", "none"
         if settings.compile:
             cause, allowed = f"{cause}, dense.compile is true", "dense.compile false"
-        raise InputError(
-            f"{cause}, and torch fails to compute the module so: {one_line(error)}; allowed here: {allowed}"
-        ) from None
+        problem = f"{cause}, and torch fails to compute the module so: {one_line(error)}"
+        raise InputError(f"{problem}; allowed here: {allowed}") from None
 
 
 def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
@@ -161,8 +155,8 @@ def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
         total = total + (query * numbers(*query.shape)).sum()
     # Kept nowhere: the gradients of the first batch are added to none.
     gradients = torch.autograd.grad(total, [entities, relations, *parameters], allow_unused=True)
-    rows, dense = gradients[:2], gradients[2:]
-    return [[gradient for gradient in part if gradient is not None] for part in (rows, dense)]
+    parts = (gradients[:2], gradients[2:])
+    return [[gradient for gradient in part if gradient is not None] for part in parts]
 
 
 def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> None:
@@ -176,8 +170,7 @@ def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> No
         for gradient, scaled_gradient in zip(once, scaled):
             limit = 1e-3 * float(gradient.abs().max()) * factor
             if float((scaled_gradient - factor * gradient).abs().max()) > limit:
-                raise InputError(
-                    f"dense.autocast is float16 and model.score_function {config.model.score_function} uses "
-                    "parameters of its module beside run_module and run_precisely, where gradients are not "
-                    "scaled; allowed: none or bfloat16"
-                )
+                function = f"model.score_function {config.model.score_function}"
+                uses = "parameters of its module beside run_module and run_precisely"
+                problem = f"dense.autocast is float16 and {function} uses {uses}"
+                raise InputError(f"{problem}, where gradients are not scaled; allowed: none or bfloat16")

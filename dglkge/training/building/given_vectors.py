@@ -1,32 +1,44 @@
-"""Given vectors, text embeddings for instance, as the initial rows of a new run: ``model.init_from``.
+"""Given vectors of entities, text embeddings for instance: the initial rows of a new run, or frozen features.
 
-Every trainer matches the names of its own shard with those of the file, and reads the vectors of these only.
-What all of them need, principal axes and one factor, rank 0 computes from the used vectors in the order of
-the file. Rows therefore do not depend on the partitions and on the number of trainers.
+``model.init_from``: every trainer matches the names of its own shard with those of the file, and reads the
+vectors of these only. What all of them need, principal axes and one factor, rank 0 computes from the used
+vectors in the order of the file. Rows therefore do not depend on partitions and the number of trainers.
+
+``features``: the vectors are copied to the run's folder by original id, and mapped by all trainers. One
+process of each disk writes the copy, before anything is trained; a resume takes the copy that is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.features import open_features, parse_note, record_path
+from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
+from dglkge.config.schema import FeaturesConfig, VectorsConfig
 from dglkge.data.dataset import Dataset
-from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.rules import limit_norms
+from dglkge.model.dense_modules import FeatureProjections, ProjectedFeatures
 from dglkge.model.initializers import normal_rows
 from dglkge.typing import Doubles, Ids
 
@@ -43,8 +55,7 @@ PASSES = 4
 """How often the slowest trainer reads the file; the timeouts of barriers allow for it."""
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Change of given vectors to initial numbers: ``(x - mean) @ matrix * factor``.
 
     Attributes
@@ -84,10 +95,8 @@ class Matches:
         """Note the number of a vector with a name."""
         place = self._place.get(name, -1)
         if place >= 0 and self._numbers[place] >= 0:
-            known = file.place(int(self._numbers[place]))
-            raise InputError(
-                f"{file.place(number)}: the name {name!r} stands at {known} already; allowed is once"
-            )
+            here, known = file.place(number), file.place(int(self._numbers[place]))
+            raise InputError(f"{here}: the name {name!r} stands at {known} already; allowed is once")
         while place >= 0:
             self._numbers[place] = number
             place = int(self._before[place])
@@ -121,18 +130,16 @@ def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[s
     """Build the error for a file without a name of an entity."""
     first = next(iter(file.names()))
     known = next(iter(dataset.names_of(entity_types[0], np.array([0]))))
-    return InputError(
-        f"{file.path}: no name is an entity's of type {' or '.join(entity_types)}: the file begins with "
-        f"{first!r}, the data set with {known!r}"
-    )
+    problem = f"{file.path}: no name is an entity's of type {' or '.join(entity_types)}"
+    return InputError(f"{problem}: the file begins with {first!r}, the data set with {known!r}")
 
 
 def fill_from_vectors(
-    config: Config, cluster: Cluster, dataset: Dataset, tables: TableSet, record: Callable[[Any], object]
+    dataset: Dataset, config: Config, cluster: Cluster, tables: TableSet, records: LeasedFolder
 ) -> None:
     """Fill the entity tables of a new run from the configured file, where there is one; a collective.
 
-    Rows without a vector stay as they are. ``record`` is called on rank 0 with what was done, as JSON has it.
+    Rows without a vector stay as they are. Rank 0 writes what was done to ``init_from.json``.
     """
     settings, world = config.model.init_from, cluster.world
     if settings is None:
@@ -143,19 +150,18 @@ def fill_from_vectors(
     ids = {name: shard.original_ids.numpy() for name, shard in shards.items()}
 
     def match() -> tuple[VectorFile, int, dict[str, tuple[Ids, Ids]]]:
-        file = open_vectors(path, settings.names, settings.entity_column, settings.vector_column)
+        file = _opened(settings, path)
         return file, *match_names(file, dataset, ids, has_bar)
 
     file, num_vectors, matches = together(cluster, path, match)
     sizes = set(cluster.gather_texts(json.dumps([num_vectors, file.width])))
     if len(sizes) > 1:
         raise InputError(f"{path} has {' or '.join(sorted(sizes))} rows and columns, by the machine")
-    shard_matches = list(matches.values())
-    num_matched = cluster.sum(np.array([len(places) for _, places in shard_matches], dtype=np.int64))
+    num_matched = cluster.sum(np.array([len(places) for _, places in matches.values()], dtype=np.int64))
     if not num_matched.any():
         raise nothing_matches(file, dataset, tables.entity_types)
     used = np.zeros(num_vectors, dtype=np.int32)
-    for numbers, _ in shard_matches:
+    for numbers, _ in matches.values():
         used[numbers] = 1
     used_here = np.flatnonzero(used)
     change = _shared_change(config, cluster, file, np.flatnonzero(cluster.sum(used)), has_bar)
@@ -163,9 +169,9 @@ def fill_from_vectors(
     def fill() -> None:
         for some, rows in file.rows(used_here):
             changed = change(rows).astype(np.float32)
-            for (numbers, places), shard in zip(shard_matches, shards.values()):
+            for name, (numbers, places) in matches.items():
                 first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
-                mine = torch.from_numpy(places[first:end])
+                mine, shard = torch.from_numpy(places[first:end]), shards[name]
                 # A copy: rows of 16 bits are rounded once, after both changes.
                 target = shard.rows[mine].float().numpy()
                 target[:, : changed.shape[1]] = changed[np.searchsorted(some, numbers[first:end])]
@@ -176,10 +182,10 @@ def fill_from_vectors(
     # Its barrier comes before the first batch, which reads rows of all trainers.
     together(cluster, path, fill)
     if world.rank == 0:
-        totals = [dataset.num_entities(name) for name in shards]
-        missing = (np.array(totals) - num_matched).tolist()
-        counts = dict(zip(shards, zip(num_matched.tolist(), missing)))
-        record({"vectors": num_vectors, **_report(config, file, counts, change)})
+        totals = map(dataset.num_entities, shards)
+        pairs = [(matched, total - matched) for matched, total in zip(num_matched.tolist(), totals)]
+        report = _report(config, file, dict(zip(shards, pairs)), change)
+        records.write_json(layout.RUN_VECTORS_FILE, {"vectors": num_vectors, **report})
 
 
 def _report(
@@ -190,25 +196,18 @@ def _report(
     for name, (matched, missing) in counts.items():
         logger.info("vectors of %s: %s: %d entities matched, %d missing", file.path, name, matched, missing)
         if missing and settings.frozen:
-            logger.warning(
-                "%s: %d rows without a vector stay random: model.init_from.frozen is true", name, missing
-            )
+            text = "%s: %d rows without a vector stay random: model.init_from.frozen is true"
+            logger.warning(text, name, missing)
     projection = "none" if change.matrix is None else settings.projection
     kept = "" if change.explained is None else f"; {change.explained:.1%} of the variance kept"
     logger.info(
         "vectors of %s: %d numbers each, %d in the model; projection %s, factor %.4g%s",
         *(file.path, file.width, config.model.dimension, projection, change.factor, kept),
     )
-    return {
-        "path": str(file.path),
-        "width": file.width,
-        "dimension": config.model.dimension,
-        "projection": projection,
-        "variance_kept": change.explained,
-        "factor": change.factor,
-        "frozen": settings.frozen,
-        "entity_types": {name: dict(zip(("matched", "missing"), pair)) for name, pair in counts.items()},
-    }
+    sizes = {"width": file.width, "dimension": config.model.dimension}
+    changed = {"projection": projection, "variance_kept": change.explained, "factor": change.factor}
+    types = {name: dict(zip(("matched", "missing"), pair)) for name, pair in counts.items()}
+    return {"path": str(file.path), **sizes, **changed, "frozen": settings.frozen, "entity_types": types}
 
 
 def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
@@ -219,44 +218,35 @@ def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
 
 def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids, has_bar: bool) -> Change:
     """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
-    is_first = cluster.world.rank == 0
-    computed: Change | None = together(
-        cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
-    )
-    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
-    facts = np.zeros(3)
-    if computed is not None:
-        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
-        facts[:] = computed.factor, num_axes, computed.explained or 0.0
-    factor, num_axes, explained = cluster.sum(facts).tolist()
-    if not num_axes:
-        return Change(factor, None, _random_matrix(config, file.width))
-    axes = np.zeros((int(num_axes) + 1, file.width))
-    if computed is not None:
-        axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
-    axes = cluster.sum(axes)
-    return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
+
+    def compute() -> str:
+        if cluster.world.rank:
+            return ""
+        # JSON has each number exactly.
+        return json.dumps(_change(config, file, used, has_bar), default=lambda array: array.tolist())
+
+    text = cluster.gather_texts(together(cluster, file.path, compute))[0]
+    factor, *arrays, explained = json.loads(text)
+    mean, matrix = (None if array is None else np.array(array) for array in arrays)
+    return Change(factor, mean, matrix, explained)
 
 
 def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
     """Compute the change of vectors from all that are used."""
     settings: Any = config.model.init_from
     blocks, dim = _checked_rows(file, used, has_bar), config.model.dimension
-    mean: Doubles | None = None
-    explained: float | None = None
-    matrix: Doubles | None
+    mean = explained = matrix = None
     if file.width != dim and settings.projection == PCA:
         mean, matrix, variances, explained = principal_axes(blocks, dim)
         size = math.sqrt(variances.mean()) if len(variances) else 0.0
     else:
-        plain = Change(1.0, None, _random_matrix(config, file.width))
-        matrix = plain.matrix
+        matrix = _random_matrix(config, file.width)
+        plain = Change(1.0, None, matrix)
         squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
         size = math.sqrt(squares / len(used) / dim)
     if not size:
-        raise InputError(
-            f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
-        )
+        problem = "the vectors of the entities are all equal or 0: they tell nothing apart"
+        raise InputError(f"{file.path}: {problem}")
     std = settings.std or config.model.init_scale
     return Change(1.0 if std == AS_GIVEN else std / size, mean, matrix, explained)
 
@@ -266,8 +256,8 @@ def _random_matrix(config: Config, width: int) -> Doubles | None:
     dim = config.model.dimension
     if width == dim:
         return None
-    scale = 1 / math.sqrt(dim)
-    return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, scale).astype(np.float64)
+    rows = normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, 1 / math.sqrt(dim))
+    return rows.astype(np.float64)
 
 
 def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Doubles, Doubles, float]:
@@ -308,8 +298,7 @@ def principal_axes(blocks: Iterable[Doubles], dim: int) -> tuple[Doubles, Double
     axes = vectors[:, :num_axes]
     largest = np.abs(axes).argmax(axis=0)
     axes = axes * np.sign(axes[largest, np.arange(num_axes)])
-    whole = values.sum()
-    kept = values[:num_axes]
+    whole, kept = values.sum(), values[:num_axes]
     return origin + centre, axes, kept, float(kept.sum() / whole) if whole else 0.0
 
 
@@ -317,11 +306,9 @@ def require_finite(
     file: VectorFile, numbers: Ids, rows: np.ndarray, is_finite: np.ndarray, allowed: str
 ) -> None:
     """Raise InputError for the first vector that has a number which is not finite."""
-    wrong = np.flatnonzero(~is_finite.all(axis=1))
-    if len(wrong):
-        value = rows[wrong[0]][~is_finite[wrong[0]]][0]
-        place = file.place(int(numbers[wrong[0]]))
-        raise InputError(f"{place}: the vector has {value:g}; allowed: {allowed}")
+    for row, column in np.argwhere(~is_finite)[:1].tolist():
+        problem = f"{file.place(int(numbers[row]))}: the vector has {rows[row, column]:g}"
+        raise InputError(f"{problem}; allowed: {allowed}")
 
 
 def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Doubles]:
@@ -331,3 +318,140 @@ def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Double
             require_finite(file, numbers, rows, np.isfinite(rows), "finite")
             yield rows
             bar.update(len(rows))
+
+
+class RunFeatures(ProjectedFeatures):
+    """Features of the entities of a run, and the records of their files, which every version has.
+
+    Attributes
+    ----------
+    records : dict of str to (3,) int64 tensor
+        By entity type: rows, numbers in each, and CRC-32 of the file.
+    untrained_types : list of str
+        Entity types without trained rows.
+    """
+
+    is_collective = False
+
+    def __init__(self, projections: FeatureProjections, vectors: Any, records: Any, are_alone: bool) -> None:
+        super().__init__(projections, vectors)
+        self.records: dict[str, Tensor] = records
+        self.untrained_types = self.entity_types if are_alone else []
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the records by dataset of a model file."""
+        return {record_path(name): record.clone() for name, record in self.records.items()}
+
+    def load_state_dict(self, state: h5py.File) -> None:
+        """Compare the records with those of a model file."""
+        for path, record in self.state_dict().items():
+            saved = state[path][...].tolist() if path in state else None
+            if saved != record.tolist():
+                problem = f"{state.filename} was trained with other features: rows, numbers and checksum"
+                raise CheckpointError(f"{problem} {saved}, this run's folder has {record.tolist()}")
+
+
+def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
+    """Return the features of a run and their untrained projections; None without features. A collective."""
+    settings, world = config.features, cluster.world
+    if settings is None:
+        return None
+    folder = Path(config.output) / layout.FEATURES_FOLDER
+    note = folder / layout.FEATURES_NOTE_FILE
+    files = feature_files(settings.files, dataset.entity_types, "features.files")
+    # The barrier's limit allows for reading the largest of the files.
+    largest = max((file.path for file in files), key=lambda path: path.stat().st_size if path.exists() else 0)
+
+    def copy() -> None:
+        if world.is_disk_leader and not _is_kept(config.output, settings, files, note):
+            written = LeasedFolder(folder)
+            written.make()
+            with written.writing():
+                _write(settings, dataset, files, written, world.rank == 0)
+
+    together(cluster, largest, copy)
+    records, vectors = together(cluster, largest, lambda: _open(folder, note))
+    described = {name: record.tolist() for name, record in records.items()}
+    if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
+        raise InputError(f"{largest}: features.files are different files on the machines of the job")
+    widths = {name: int(record[1]) for name, record in records.items()}
+    dim, mlp = config.model.dimension, settings.mlp
+    layers = ((), "relu") if mlp is None else (mlp.hidden or (dim,), mlp.activation)
+    made = FeatureProjections(widths, dim, *layers, config.seed)
+    return RunFeatures(made, vectors, records, settings.use == "alone")
+
+
+def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], note: Path) -> bool:
+    """Return whether the copy in the run's folder is taken as it is.
+
+    That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
+    nothing may be of other files, and is taken only where these are not there (any more).
+    """
+    if not note.is_file():
+        return False
+    if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+        return True
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(settings.files)
+        return is_same and not all(file.path.is_file() for file in files)
+    return False
+
+
+def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+    """Open the run's copy."""
+    try:
+        records = parse_note(note.read_bytes(), note)
+        vectors = open_features(folder, records)
+    except (OSError, CheckpointError) as error:
+        raise InputError(f"{error}; remove {note} to copy the files anew") from None
+    return {name: torch.tensor(record) for name, record in records.items()}, vectors
+
+
+def _opened(settings: VectorsConfig, path: Path) -> VectorFile:
+    return open_vectors(path, settings.names, settings.entity_column, settings.vector_column)
+
+
+def _write(
+    settings: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: LeasedFolder, reports: bool
+) -> None:
+    """Copy the vectors of all entities to the run's folder; the note comes last."""
+    types: dict[str, Any] = {}
+    for source in files:
+        file = _opened(settings, source.path)
+        ids = {name: np.arange(dataset.num_entities(name)) for name in source.entity_types}
+        _, matches = match_names(file, dataset, ids)
+        if not any(len(numbers) for numbers, _ in matches.values()):
+            raise nothing_matches(file, dataset, source.entity_types)
+        for name, matched in matches.items():
+            count, shape = len(matched[0]), (len(ids[name]), file.width)
+            if not count:
+                continue
+            target = folder.path / layout.features_array(name)
+            crc32 = _write_type(target, file, matched, shape, settings.dtype)
+            counts = {"with_vector": count, "without": shape[0] - count}
+            types[name] = {"path": str(source.path), "shape": list(shape), **counts, "crc32": crc32}
+            if reports:
+                text = "features of %s from %s: %d numbers each; %d entities with a vector, %d without"
+                logger.info(text + " (theirs is 0)", name, source.path, file.width, *counts.values())
+    described = {"files": list(settings.files), "dtype": settings.dtype, "types": types}
+    folder.write_json(layout.FEATURES_NOTE_FILE, described)
+
+
+def _write_type(
+    target: Path, file: VectorFile, matched: tuple[Ids, Ids], shape: tuple[int, int], dtype: str
+) -> int:
+    """Write the vectors of one entity type, 0 where there is none; returns the file's CRC-32."""
+    numbers, places = matched
+    temporary = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
+    written = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+    # Entities whose names a format makes equal share a vector: numbers may repeat.
+    for some, rows in file.rows(np.unique(numbers)):
+        with np.errstate(over="ignore"):
+            narrowed = rows.astype(dtype)
+        require_finite(file, some, rows, np.isfinite(narrowed), f"finite numbers of {dtype}")
+        first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
+        written[places[first:end]] = narrowed[np.searchsorted(some, numbers[first:end])]
+    written.flush()
+    del written
+    os.replace(temporary, target)
+    return file_crc32(target)

@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,77 +36,58 @@ from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
 from dglkge.step.rows import DeviceStore, HostStore, RowStore, StagedStore, Transforms
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
-from dglkge.training.building.batches import (
-    build_device_softmax,
-    build_known,
-    build_negatives,
-    build_range_offset,
-    touched_rows,
-)
+from dglkge.training.building import batches as batch_building
 from dglkge.training.building.components import configured_loss, configured_regularizer
-from dglkge.training.job import Job
+from dglkge.training.job import TRAIN_DUTY, Job
 from dglkge.typing import RELATION
 
 logger = logging.getLogger(__name__)
 
 
-def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead]:
-    """Return the step, and the batches with those that it makes ahead; a collective."""
-    tables, clock = job.tables, job.clock
+def build_step(job: Job, batches: TrainingBatches) -> TrainStep:
+    """Return the step, with the batches and those that it makes ahead; a collective."""
     transforms = build_transforms(job)
     objective, store = build_objective(job, batches, transforms)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
-    optimizer.when_phase(clock.enter)
-    touched = touched_rows(job, batches)
-    updates = RowUpdates(tables, optimizer, job.untrained_types, touched or {})
+    optimizer.when_phase(job.clock.enter)
+    touched = batch_building.touched_rows(job, batches)
+    updates = RowUpdates(job.tables, optimizer, job.untrained_types, touched or {})
     parameters = [item for item in (job.dense, job.global_vectors) if item is not None]
-    ahead = LookAhead(batches, objective, store, clock)
-    return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
+    ahead = LookAhead(batches, objective, store, job.clock)
+    return TrainStep(objective, store, transforms, parameters, updates, ahead, job.clock)
 
 
 def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) -> tuple[Objective, RowStore]:
     """Make the objective, and the store of its rows; a collective."""
-    over_all = job.config.training.objective.over_all
+    over_all, on_device = job.config.training.objective.over_all, isinstance(batches, DeviceBatches)
     with sharing(job.step_memory):
-        objective: Objective
-        if isinstance(batches, DeviceBatches):
-            objective = build_device_softmax(job)
-        else:
-            objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
-        if job.computation.is_compiled and (over_all or isinstance(batches, DeviceBatches)):
+        make = build_candidate_loss if over_all else _build_sampled
+        objective = batch_building.build_device_softmax(job) if on_device else make(job, batches, transforms)
+        if job.computation.is_compiled and (over_all or on_device):
             # Something small: what the first batch compiles takes long, and its error would come late.
             numbers = torch.ones(2, device=job.computation.device.device)
             _compile(job, lambda: torch.compile(lambda values: 2 * values)(numbers))
-        return objective, _build_store(job, transforms, objective)
-
-
-def _build_store(job: Job, transforms: Transforms, objective: Objective) -> RowStore:
-    """Make the store of the rows."""
-    tables, device = job.tables, job.computation.device
-    if job.device_tables is not None:
-        return DeviceStore(tables, transforms, device, job.device_tables)
-    if device.is_staged:
-        return StagedStore(tables, transforms, device)
-    return HostStore(tables, transforms, objective.reads_in_place)
+        tables, device = job.tables, job.computation.device
+        if job.device_tables is not None:
+            return objective, DeviceStore(tables, transforms, device, job.device_tables)
+        if device.is_staged:
+            return objective, StagedStore(tables, transforms, device)
+        return objective, HostStore(tables, transforms, objective.reads_in_place)
 
 
 def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
     """Make the objective against sampled negatives."""
     config, computation, pairs, model = job.config, job.computation, job.pairs, job.computing
     loss, regularizer = configured_loss(config), configured_regularizer(config, model)
-    samplers = build_negatives(job)
-    offset, range_of = build_range_offset(job, loss)
-    known = build_known(job)
-    sums_batch = config.loss.batch_reduction == "sum"
+    samplers, known = batch_building.build_negatives(job), batch_building.build_known(job)
+    offset, range_of = batch_building.build_range_offset(job, loss)
+    sums_batch, own_entity = config.loss.batch_reduction == "sum", config.negatives.scores_own
     planner = EdgePlanner(list(job.tables), pairs, samplers, sums_batch, known, range_of)
-    own_entity = config.negatives.scores_own
     # The loops read all rows at one width.
-    has_one_width = not config.model.entity_dimensions
-    is_compiled = dot_softmax.is_compiled(model, loss) and job.has_loops and has_one_width
-    kind = dot_softmax.DotSoftmax if is_compiled else AutogradLoss
-    objective: Objective = kind(
-        planner, model, loss, regularizer, own_entity, computation, config.training.batch_statistics, offset
-    )
+    has_loops = job.has_loops and not config.model.entity_dimensions
+    kind = dot_softmax.DotSoftmax if has_loops and dot_softmax.is_compiled(model, loss) else AutogradLoss
+    options = (own_entity, computation, config.training.batch_statistics, offset)
+    objective: Objective = kind(planner, model, loss, regularizer, *options)
     if isinstance(objective, AutogradLoss) and computation.is_compiled:
         scores_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
         _compile(job, functools.partial(objective.try_out, config.model.dimension, scores_own))
@@ -125,10 +106,7 @@ def build_transforms(job: Job) -> Transforms:
     transforms: list[RowTransform] = [] if job.global_vectors is None else [job.global_vectors]
     if job.features is not None:
         transforms.append(AddedFeatures(job.features, original_ids))
-    rates = {
-        **dict.fromkeys(tables.entity_types, settings.entity_dropout),
-        RELATION: settings.relation_dropout,
-    }
+    rates = dict.fromkeys(tables, settings.entity_dropout) | {RELATION: settings.relation_dropout}
     transforms.append(RowDropout(rates, original_ids, config.seed, config.training.kernels))
     if settings.row_transform.name != NO_TRANSFORM:
         kind = ROW_TRANSFORMS.get(settings.row_transform.name).load()
@@ -151,17 +129,14 @@ def _compile(job: Job, call: Callable[[], None]) -> None:
             with job.computation.device.computing():
                 call()
         except Exception as error:  # torch's own, and those of the compiler, have no common class
-            raise InputError(
-                f"training.compile is true, and torch fails to compile the loss: {one_line(error)}; allowed "
-                "here: false"
-            ) from None
+            text = "training.compile is true, and torch fails to compile the loss"
+            raise InputError(f"{text}: {one_line(error)}; allowed here: false") from None
 
     job.cluster.agree(try_out)
     logger.info("scores and losses are compiled by torch (%.0f s)", time.monotonic() - begin)
 
 
-@dataclass(frozen=True)
-class _Comparison:
+class _Comparison(NamedTuple):
     """Comparison of queries with the rows of a table.
 
     Attributes
@@ -199,15 +174,9 @@ def _entity_comparisons(job: Job) -> list[_Comparison]:
 def _relation_comparison(job: Job) -> _Comparison:
     """Return the comparison of the queries (h, ?, t)."""
     model, score_function = job.computing, job.computing.score_function
-    is_product = score_function.has_relation_product
-    return _Comparison(
-        job.tables[RELATION],
-        2 if model.reciprocal else 1,
-        score_function.relation_query_dim(model.dim),
-        score_function.compare_relations,
-        1 if is_product else model.query_dim,
-        is_product,
-    )
+    is_product, dim = score_function.has_relation_product, score_function.relation_query_dim(model.dim)
+    scores = (score_function.compare_relations, 1 if is_product else model.query_dim)
+    return _Comparison(job.tables[RELATION], 2 if model.reciprocal else 1, dim, *scores, is_product)
 
 
 def _candidates(
@@ -220,17 +189,18 @@ def _candidates(
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
     num_candidates = len(table) * comparison.candidates_a_row
     objective = FullObjective(loss, num_candidates, job.config.training.objective.smoothing)
-    device, matmul_dtype = computation.device, computation.matmul_dtype
-    is_resident = job.device_tables is not None
+    numbers, resident = (computation.device, computation.matmul_dtype), None
+    if job.device_tables is not None:
+        resident = functools.partial(job.device_tables.owned_rows, table.name)
     shard: ShardObjective
     # Only inner products have loops, with some losses.
-    if comparison.is_product and loss.kernel and not computation.is_reference and not device.is_staged:
-        shard = ProductShard(objective, matmul_dtype)
+    if comparison.is_product and loss.kernel and job.has_loops:
+        shard = ProductShard(objective, computation.matmul_dtype)
     else:
-        is_softmax = is_resident and comparison.is_product and type(loss) is FullSoftmax
+        is_softmax = resident is not None and comparison.is_product and type(loss) is FullSoftmax
         kind = DeviceSoftmaxShard if is_softmax and not computation.is_reference else AutogradShard
         scores = (comparison.compare, comparison.numbers_a_score)
-        shard = kind(objective, *scores, device, matmul_dtype, is_resident=is_resident)
+        shard = kind(objective, *scores, *numbers, is_resident=resident is not None)
     num_times = job.layout.num_times if table.name == RELATION else 1
     answers_of = all_candidates.only_answers(first, stop, num_times)
     if isinstance(batches, QueryBatches):
@@ -244,9 +214,6 @@ def _candidates(
         answers_of = all_answers(index, shard_answers, loss.splits_labels, penalizes)
     if comparison.candidates_a_row > 1:
         answers_of = all_candidates.of_directions(answers_of)
-    resident = None
-    if job.device_tables is not None:
-        resident = functools.partial(job.device_tables.owned_rows, table.name)
     return Candidates(table, first, stop, comparison.candidates_a_row, shard, answers_of, resident, num_times)
 
 
@@ -259,9 +226,8 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     if relation_weight:
         comparisons.append(_relation_comparison(job))
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
-    options = all_candidates.QueryOptions(
-        model, regularizer, relation_weight, shares_relations, job.has_loops, job.computation.is_compiled
-    )
+    loops = (job.has_loops, job.computation.is_compiled)
+    options = all_candidates.QueryOptions(model, regularizer, relation_weight, shares_relations, *loops)
     maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
     planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
@@ -282,14 +248,9 @@ def _sharded(
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
-    candidates = [
-        _candidates(job, batches, comparison, loss, regularizer is not None) for comparison in comparisons
-    ]
+    penalizes = regularizer is not None
+    candidates = [_candidates(job, batches, item, loss, penalizes) for item in comparisons]
     blocks = {comparison.table.name: comparison.query_dim for comparison in comparisons}
-    group = SharedAlltoall(
-        request_timeout_seconds(),
-        purpose="exchange of queries",
-        duty="train every batch, also with no triples of its own",
-    )
+    group = SharedAlltoall(request_timeout_seconds(), purpose="exchange of queries", duty=TRAIN_DUTY)
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
     return CandidateLoss(planner, maker, blocks, candidates, exchange, job.clock, transforms, regularizer)

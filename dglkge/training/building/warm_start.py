@@ -83,21 +83,17 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     relation_ids = conversion.saved_relation_ids(checkpoint, meta, types)
     for relation, operator, id_ in zip(meta.relations, meta.operators, relation_ids.tolist()):
         if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
-            raise CheckpointError(
-                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
-                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
-            )
+            other = f"the operator {checkpoint.meta.operators[id_]} for the relation {relation.name!r}"
+            problem = f"{checkpoint.path} has {other}, this run has {operator}"
+            raise CheckpointError(f"{problem}: its rows cannot be taken over")
     if job.global_vectors is not None:
         with checkpoint.open_model() as file:
             job.global_vectors.take_sums(file, types)
     num_taken = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
-    saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(job.own_parts()):
-            if part.table == RELATION:
-                saved, saved_ids = RELATION, relation_ids
-            else:
-                saved = types[part.table]
+            saved, saved_ids = types.get(part.table, RELATION), relation_ids
+            if part.table != RELATION:
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
             num_taken[place] = conversion.take_over(checkpoint, part, saved_ids, saved, keeps)
             if config.model.max_norm and part.table != RELATION:
@@ -134,21 +130,17 @@ def _take_dense_state(
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
     """Return whether a run goes on with the projections of features of a checkpoint."""
-    settings, has_any = config.features, bool(checkpoint.feature_parameters())
+    settings = config.features
     if settings is None:
         return False  # the new run starts with the rows as they were scored
-    if not has_any:
+    if not checkpoint.feature_parameters():
         if settings.use == "alone":
-            raise InputError(
-                f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}, which has "
-                "trained rows and no features; allowed: added"
-            )
+            problem = f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}"
+            raise InputError(f"{problem}, which has trained rows and no features; allowed: added")
         return False
     saved, now = checkpoint.config.get("features") or {}, settings.model_dump(mode="json")
     for name in ("use", "mlp"):
         if name in saved and saved[name] != now[name]:
-            raise InputError(
-                f"features.{name} is {now[name]!r}, and {saved[name]!r} in the checkpoint of "
-                f"checkpoint.init_path {config.checkpoint.init_path}; allowed: the same"
-            )
+            there = f"{saved[name]!r} in the checkpoint of checkpoint.init_path {config.checkpoint.init_path}"
+            raise InputError(f"features.{name} is {now[name]!r}, and {there}; allowed: the same")
     return True

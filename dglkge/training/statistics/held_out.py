@@ -21,7 +21,7 @@ from dglkge.sampling.bucket_batches import BucketOrder
 from dglkge.sampling.triple_order import TripleOrder
 from dglkge.training.building.components import configured_loss
 from dglkge.training.job import Job
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION, Doubles, Ids, Side
 
 METRICS = ("loss", "pos_rank", "mrr", "r1", "r10", "r50", "auc")
 """PyTorch-BigGraph's names; means over both sides."""
@@ -112,13 +112,8 @@ class HeldOutEvaluator:
         return sums
 
     def _sums(
-        self,
-        model: KgeModel,
-        pair: tuple[str, str],
-        batch: np.ndarray,
-        key: tuple[int, ...],
-        uniform: Uniform,
-    ) -> np.ndarray:
+        self, model: KgeModel, pair: tuple[str, str], batch: Ids, key: tuple[int, ...], uniform: Uniform
+    ) -> Doubles:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {Side.HEAD: self.gather(pair[0], heads), Side.TAIL: self.gather(pair[1], tails)}
@@ -185,9 +180,8 @@ class HeldOutBuckets:
         job, num_ranges = evaluator.job, walk.num_ranges
         self._evaluator, self._walk = evaluator, walk
         self._world, self._layout = job.world, job.layout
-        self._bounds = {
-            name: range_bounds(job.layout.range_starts(name), num_ranges) for name in job.dataset.entity_types
-        }
+        starts = {name: job.layout.range_starts(name) for name in job.dataset.entity_types}
+        self._bounds = {name: range_bounds(first, num_ranges) for name, first in starts.items()}
         sets = evaluator.order.sets
         kept, cells = [], []
         for number in range(len(sets)):

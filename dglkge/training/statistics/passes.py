@@ -39,10 +39,8 @@ _AFTER = slice(_BEFORE.stop, _BEFORE.stop + 1 + len(SUMMED))
 _ENDED = _AFTER.stop
 """Columns of the sums of a bucket; the last is not 0 once the bucket has ended."""
 
-PROCESS_IO = Path("/proc/self/io")
 
-
-def process_usage(io: Path = PROCESS_IO) -> Doubles:
+def process_usage(io: Path = Path("/proc/self/io")) -> Doubles:
     """Return time, bytes read and written, and major faults of this process so far; 0 where unknown."""
     try:
         lines = dict(line.split(": ") for line in io.read_text(encoding="ascii").splitlines())
@@ -115,10 +113,9 @@ class BucketStatistics:
             Of this trainer's triples.
         """
         pieces = [share for _, share in self._batches.pieces(self._epoch, index)]
-        num_triples = sum(map(len, pieces))
+        num_triples = max(1, sum(map(len, pieces)))
         for piece in pieces:
-            if len(piece):
-                self._recent[piece.turn, _TRAINED] += sums * (len(piece) / num_triples)
+            self._recent[piece.turn, _TRAINED] += sums * (len(piece) / num_triples)
         turns = self._closes.get(index, [])
         if turns:
             self._add_usage()
@@ -147,12 +144,11 @@ class BucketStatistics:
 
     def _add_usage(self) -> None:
         """Count time and I/O up to now for the open buckets."""
-        if self._since is None:
-            return
-        now = self._usage()
-        for turn, share in self._open:
-            self._recent[turn, _USAGE] += share * (now - self._since)
-        self._since = now
+        if self._since is not None:
+            now = self._usage()
+            for turn, share in self._open:
+                self._recent[turn, _USAGE] += share * (now - self._since)
+            self._since = now
 
     def _exchange(self) -> None:
         """Add what the trainers have counted; a collective."""
@@ -165,11 +161,9 @@ class BucketStatistics:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the buckets of an open epoch; empty without any. A collective."""
         self._exchange()
-        places = np.argwhere(self._total.any(axis=2))
-        if not len(places):
-            return {}
-        rows = [[*place, *self._total[tuple(place)].tolist()] for place in places.tolist()]
-        return {"epoch": self._epoch, "rows": rows}
+        places = np.argwhere(self._total.any(axis=2)).tolist()
+        rows = [[*place, *self._total[tuple(place)].tolist()] for place in places]
+        return {"epoch": self._epoch, "rows": rows} if rows else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from sums of the open epoch."""
@@ -196,18 +190,15 @@ class BucketStatistics:
         records = []
         for part in ended:
             place = pass_fields(self._epoch, part.edge_set, part.chunk)
-            first = ((self._epoch * num_sets + part.edge_set) * num_chunks + part.chunk) * num_buckets
+            number = ((self._epoch * num_sets + part.edge_set) * num_chunks + part.chunk) * num_buckets
             before = np.zeros(1 + len(SUMMED))
-            number = first
             for turn, machine in np.argwhere(self._total[:, :, _ENDED].T > 0).tolist():
                 edge_set, ranges = walk.bucket(self._epoch, turn)
                 if edge_set != part.edge_set:
                     continue
                 sums = self._total[machine, turn]
-                record = {**_record(sums, ranges, number), **place}
-                if num_machines > 1:
-                    record["machine"] = machine
-                records.append(record)
+                named = {"machine": machine} if num_machines > 1 else {}
+                records.append({**_record(sums, ranges, number), **place, **named})
                 before += sums[_BEFORE]
                 sums[:] = 0
                 number += 1
@@ -219,9 +210,8 @@ class BucketStatistics:
 
 def _record(sums: Doubles, ranges: tuple[int, int], index: int) -> dict[str, Any]:
     """Return the record of a bucket, without its place."""
-    count, usage = round(sums[1]), dict(zip(USAGE, sums[_USAGE].tolist()))
-    seconds = usage.pop("seconds")
-    moved = usage["bytes_read"] + usage["bytes_written"]
+    count, (seconds, *usage) = round(sums[1]), sums[_USAGE].tolist()
+    moved = usage[0] + usage[1]
     metrics = {"loss": float(sums[0] / max(count, 1)), **means_of(sums[_TRAINED])}
     ranked = {"eval_stats_before": sums[_BEFORE], "eval_stats_after": sums[_AFTER]}
     return {
@@ -231,7 +221,7 @@ def _record(sums: Doubles, ranges: tuple[int, int], index: int) -> dict[str, Any
         "stats": {"count": count, "metrics": metrics},
         **{name: described(ranking_sums) for name, ranking_sums in ranked.items() if ranking_sums[0]},
         "seconds": seconds,
-        **{name: int(value) for name, value in usage.items()},
+        **dict(zip(USAGE[1:], map(int, usage))),
         "mb_per_second": moved / 1e6 / seconds if seconds else 0.0,
     }
 
@@ -260,8 +250,7 @@ class Passes:
     buckets: BucketStatistics | None = None
 
     def __post_init__(self) -> None:
-        self._num_sets = 1 + max(part.edge_set for part in self.passes)
-        self._num_chunks = 1 + max(part.chunk for part in self.passes)
+        self._num_sets, self._num_chunks = 1 + self.passes[-1].edge_set, 1 + self.passes[-1].chunk
         self.earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
@@ -275,10 +264,10 @@ class Passes:
 
         The epoch is the open or the next one, with so many batches done.
         """
-        done = [part for part in self.passes if part.end_batch <= batches_done] if batches_done else []
-        open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
+        done = self.passes[: self.num_ended(batches_done)]
+        last = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
         # A save that was killed may have left records of passes that are trained again.
-        self.earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
+        self.earlier = [record for record in read_stats(folder) if pass_of(record) <= last]
         self._recorded = np.zeros(NUM_SUMS)
         for record in self.earlier:
             if pass_of(record)[0] == epoch and "stats" in record:
@@ -337,5 +326,5 @@ def _sums_of(stats: Mapping[str, Any]) -> Doubles:
     """Return the sums of a record's pass, without its bytes."""
     count, metrics = stats["count"], stats["metrics"]
     measured = count if all(name in metrics for name in MEASURES) else 0
-    means = [metrics.get(name, 0.0) for name in MEASURES]
-    return np.array([count * metrics["loss"], count, 0, measured, *(measured * mean for mean in means)])
+    sums = (measured * metrics.get(name, 0.0) for name in MEASURES)
+    return np.array([count * metrics["loss"], count, 0, measured, *sums])

@@ -6,7 +6,6 @@ Each report has the memory and the traffic of every process of the job.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -29,10 +28,9 @@ from dglkge.distributed.world import World, timestamp
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.contracts import MEASURES, PHASES, StepResult
-from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
-from dglkge.training.state import Position
+from dglkge.training.state import Position, is_lagged, reports_apart
 from dglkge.typing import Doubles
 
 logger = logging.getLogger(__name__)
@@ -82,12 +80,13 @@ class ProcessUsage:
         described: dict[str, dict[str, Any]] = {}
         for row, values in enumerate(total.tolist()):
             server = row - world.world_size
-            is_trainer = server < 0
-            name = f"trainer {row}" if is_trainer else f"server {server}"
-            machine = row // world.trainers_per_machine if is_trainer else server // self.num_servers
-            # Servers answer inside of DGL, which does not count bytes.
-            numbers = zip(COLUMNS if is_trainer else COLUMNS[:2], map(int, values))
-            described[name] = {"machine": machine, **dict(numbers)}
+            numbers = dict(zip(COLUMNS, map(int, values)))
+            name, machine = f"trainer {row}", row // world.trainers_per_machine
+            if server >= 0:
+                # Servers answer inside of DGL, which does not count bytes.
+                del numbers["bytes_sent"]
+                name, machine = f"server {server}", server // self.num_servers
+            described[name] = {"machine": machine, **numbers}
         return described
 
 
@@ -98,12 +97,6 @@ def memory_bytes() -> int:
     except OSError:
         return 0  # a kernel before 4.14, or a container that hides it
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-@functools.lru_cache(maxsize=1)
-def memory_bytes_in(second: int) -> int:
-    """Return :func:`memory_bytes` once for many short epochs of a second: the kernel walks all pages."""
-    return memory_bytes()
 
 
 def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
@@ -140,13 +133,12 @@ class Statistics:
         self._is_lagged = is_lagged(job.config, job.world.num_machines)
         self.has_bar = job.world.wants_bar(job.config.training.progress)
         self._usage = ProcessUsage(job.world, num_servers() if job.world.launched else 0)
-        self._epoch = 0
         # Of all trainers up to the last report, and of this trainer since then.
         self._total, self._recent = np.zeros(NUM_SUMS), np.zeros(NUM_SUMS)
         # Last counted batch and its sums. It is not done until the loop requests the next one.
         self._open = (0, np.zeros(NUM_SUMS))
-        # Of this trainer in this epoch, since this job began with it.
-        self._own_bytes = 0
+        # Bytes: of this trainer in this epoch, since this job began with it.
+        self._epoch = self._own_bytes = 0
         self._started = self._last = 0.0
         self._bar: tqdm[Any] | None = None
         # Whether the warning about a line that could not be written was given: once is enough.
@@ -157,14 +149,12 @@ class Statistics:
         done = self._position.batches_done
         if not done or epoch != self._epoch:
             self._total, self._recent = np.zeros(NUM_SUMS), np.zeros(NUM_SUMS)
-        self._epoch, self._own_bytes = epoch, 0
-        self._open = (done, np.zeros(NUM_SUMS))
+        self._epoch, self._own_bytes, self._open = epoch, 0, (done, np.zeros(NUM_SUMS))
         # Drop the time of an earlier epoch.
         self._job.clock.take()
         self._started = self._last = time.monotonic()
-        self._bar = open_bar(
-            self.has_bar, total=len(self._batches), initial=done, desc=self._title(), unit="batch"
-        )
+        size, title = len(self._batches), self._title()
+        self._bar = open_bar(self.has_bar, total=size, initial=done, desc=title, unit="batch")
 
     def count(self, batches_done: int, result: StepResult, num_triples: int, flags: int) -> int | None:
         """Count a trained batch (step 7 of a batch); ignored outside of an epoch.
@@ -184,9 +174,8 @@ class Statistics:
         self._recent += sums
         self._own_bytes += result.sent_bytes
         apart = reports_apart(len(self._batches), self._is_lagged)
-        if batches_done % apart and batches_done != len(self._batches):
-            return None
-        return self._report(batches_done, flags)
+        is_due = batches_done % apart == 0 or batches_done == len(self._batches)
+        return self._report(batches_done, flags) if is_due else None
 
     def close(self) -> None:
         """Leave an epoch, finished or not: a batch that is still open will be trained again."""
@@ -213,9 +202,8 @@ class Statistics:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums inside of an epoch; empty elsewhere. A collective."""
         finished, batches_done = self._position.now
-        if not batches_done or finished != self._epoch:
-            return {}
-        return {"epoch": self._epoch, "sums": self.sums().tolist()}
+        is_open = batches_done and finished == self._epoch
+        return {"epoch": self._epoch, "sums": self.sums().tolist()} if is_open else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from sums of the open epoch."""
@@ -261,11 +249,10 @@ class Statistics:
         The number of trainers and the memory of all of them, and the seconds of the phases where these are
         measured, summed over the trainers.
         """
-        cluster, clock = self._job.cluster, self._job.clock
-        phases = {}
+        cluster, clock, phases = self._job.cluster, self._job.clock, {}
         if clock.is_on:
             phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(clock.take()).tolist()))}
-        memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
+        memory = cluster.sum(np.array([memory_bytes()], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
     def _show(self, record: Mapping[str, Any]) -> None:
@@ -317,8 +304,7 @@ class Statistics:
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
-        path = self._job.output / layout.RUN_METRICS_FILE
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known = json.loads(self._records.read(layout.RUN_METRICS_FILE) or "{}")
         self._records.write_json(layout.RUN_METRICS_FILE, {**known, split: metrics})
 
     def add_validation(self, epochs_done: int, measures: Mapping[str, float]) -> None:
@@ -331,14 +317,11 @@ class Statistics:
 
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
-        is_noted = False
-        # Unreadable or absent: the split is ranked once more, which only takes time.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if self._is_leader:
-                noted = json.loads(
-                    (self._job.output / layout.RUN_VALIDATION_FILE).read_text(encoding="utf-8")
-                )
-                is_noted = noted[layout.Progress.FINISHED_EPOCHS] == epochs_done
+        noted = None
+        # Unreadable: the split is ranked once more, which only takes time.
+        with contextlib.suppress(OSError, ValueError):
+            noted = json.loads(self._records.read(layout.RUN_VALIDATION_FILE) or "null")
+        is_noted = self._is_leader and noted == {layout.Progress.FINISHED_EPOCHS: epochs_done}
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
 
 
