@@ -170,6 +170,12 @@ class Trace:
         self._embedding._trace.extend(pairs)
 
 
+def call_alive(method: Callable[[], Any]) -> None:
+    """Call a method that is referenced weakly, if its object is still there."""
+    if (alive := method()) is not None:
+        alive()
+
+
 class FencedTensor(DistTensor):
     """View of a distributed tensor that waits for the background step before each read or write.
 
@@ -184,17 +190,12 @@ class FencedTensor(DistTensor):
         self._fenced = tensor
         self._fence = finish
 
-    def _finish(self) -> None:
-        finish = self._fence()
-        if finish is not None:
-            finish()
-
     def __getitem__(self, ids: Any) -> Any:
-        self._finish()
+        call_alive(self._fence)
         return self._fenced[ids]
 
     def __setitem__(self, ids: Any, rows: Any) -> None:
-        self._finish()
+        call_alive(self._fence)
         self._fenced[ids] = rows
 
 

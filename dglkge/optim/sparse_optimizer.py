@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.dgl_tables import EmbeddingParameter, identity_of, key_of
+from dglkge.optim.dgl_tables import EmbeddingParameter, call_alive, identity_of, key_of
 from dglkge.optim.links import NEUTRAL, Options, RuleStep, UpdateResult
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.row_chains import Clipping, GradientRows
@@ -35,12 +35,6 @@ _STEPPED_BY: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
-
-
-def _call_alive(method: Callable[[], Any]) -> None:
-    """Call a method that is referenced weakly, if its object is still there."""
-    if (alive := method()) is not None:
-        alive()
 
 
 class SparseOptimizer(SavedState, torch.optim.Optimizer):
@@ -103,7 +97,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._rule = rule
         self._options = Options(**options)
         self._mean = self._options.duplicates == "mean"
-        self._timeout_seconds = self._options.timeout_seconds
         self.tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
@@ -116,7 +109,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._result: UpdateResult | None = None
         # The thread of a background step, or of a lagged exchange, and the user's own collectives would
         # interleave in one group.
-        self._group = Alltoall(self._timeout_seconds, own_group=overlap or not self._options.synchronous)
+        self._group = Alltoall(
+            self._options.timeout_seconds, own_group=overlap or not self._options.synchronous
+        )
         self._rank, self._world_size = self._group.rank, self._group.size
         links = dict(zip(NEUTRAL, (weight_decay, decoupled_weight_decay, max_row_norm)))
         defaults = {"lr": lr, **links, **rule.hyper}
@@ -182,9 +177,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         common = {name: self.defaults[name] for name in ("lr", *NEUTRAL)}
         # The rule is not part of the group: a state file has no objects, and is loaded into one of equal
         # rules.
-        group = {
-            name: value for name, value in {**common, **rule.hyper, **param_group}.items() if name != "rule"
-        }
+        group = {**common, **rule.hyper, **param_group}
+        group.pop("rule", None)
         RuleStep.of(rule, group)  # a ValueError names what is out of range
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
@@ -249,7 +243,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._num_late_bad = np.zeros(len(self.tables), np.int64)
         starts, chains = zip(*((table.starts, table.chains) for table in self.tables))
         # Weak: the exchange belongs to the optimizer.
-        apply = functools.partial(_call_alive, weakref.WeakMethod(self._apply_arrived))
+        apply = functools.partial(call_alive, weakref.WeakMethod(self._apply_arrived))
         ways = (self._options.synchronous, self._options.max_lag, apply)
         self._exchange = StepExchange(self._group, self.tables[0].part_id, starts, chains, wire, *ways)
 
@@ -265,13 +259,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _apply_arrived(self) -> None:
         """Update this trainer's rows from the gradients of other machines; in the exchange's thread."""
-        lagged = self._exchange.lagged
-        if lagged is None:
-            return
-        hyper_of = self._hyper_of()
+        hyper_of, arrived = self._hyper_of(), self._exchange.lagged.arrived  # type: ignore[union-attr]
         # One thread at a time: both use the tables' room, and no update of this trainer is lost.
         with self._updating, torch.no_grad():
-            for place, (table, gradients) in enumerate(zip(self.tables, lagged.arrived)):
+            for place, (table, gradients) in enumerate(zip(self.tables, arrived)):
                 step = self._rule_step(table, hyper_of[table.key], self.num_started)
                 self._num_late_bad[place] += table.update(
                     step, gradients, np.arange(gradients.num_keys), None
@@ -406,7 +397,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     ) -> UpdateResult:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
-        limit = self._timeout_seconds if self._options.synchronous else None
+        limit = self._options.timeout_seconds if self._options.synchronous else None
         num_bad, factor = np.zeros(len(self.tables), np.int64), 1.0
         try:
             self._enter("merge")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import key_of, state_array, write_back
-from dglkge.optim.links import RuleStep
+from dglkge.optim.links import Options, RuleStep
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -148,12 +148,9 @@ def file_of(path: str | bytes | os.PathLike[str], rank: int) -> Path:
 
 def read_files(path: str | bytes | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read all files of one save that this machine can see, in the order of ranks."""
-    prefix = file_of(path, 0).with_name(file_of(path, 0).name[:-1])
-    ranks = sorted(
-        int(file.name[len(prefix.name) :])
-        for file in prefix.parent.glob(glob.escape(prefix.name) + "*")
-        if file.name[len(prefix.name) :].isdigit()
-    )
+    prefix = f"{os.fsdecode(path)}_"
+    endings = [name.removeprefix(prefix) for name in glob.glob(f"{glob.escape(prefix)}*")]
+    ranks = sorted(int(ending) for ending in endings if ending.isdigit())
     contents = [_read_file(file_of(path, rank)) for rank in ranks]
     world_size = contents[0][PARAMS].get(WORLD_SIZE, len(ranks)) if contents else 0
     if stale := [rank for rank in ranks if rank >= world_size]:
@@ -218,7 +215,7 @@ class SavedState(abc.ABC):
     _group: Alltoall
     _rank: int
     _world_size: int
-    _timeout_seconds: float
+    _options: Options
     _exchange: StepExchange
 
     @abc.abstractmethod
@@ -315,7 +312,7 @@ class SavedState(abc.ABC):
         self._take_over(local_state_dict[PARAMS])
         for part in saved_rows:
             part.write_here()
-            part.write_away(self._timeout_seconds)
+            part.write_away(self._options.timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike[str], original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; a collective.
