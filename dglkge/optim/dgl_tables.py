@@ -95,9 +95,8 @@ def make_state(
                 f"{tuple(earlier.shape[1:])}, this one needs {shape}: delete the other one first"
             )
         if earlier is None:  # is_gdata=False: not data of the graph
-            earlier = DistTensor(
-                (num_rows, *shape), dtype, name, part_policy=policy_of(embedding), is_gdata=False
-            )
+            policy = policy_of(embedding)
+            earlier = DistTensor((num_rows, *shape), dtype, name, part_policy=policy, is_gdata=False)
         state[key] = _STATE[(*identity, key)] = earlier
     return state
 
@@ -273,10 +272,8 @@ def write_back(
     index = torch.from_numpy(ids)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for tensor, new_rows in zip(tensors, rows):
-        if tensor.dtype == WORD_DTYPE:
-            value = torch.from_numpy(new_rows.view(np.int16))
-        else:
-            value = torch.from_numpy(new_rows).to(tensor.dtype)
+        is_word = tensor.dtype == WORD_DTYPE
+        value = torch.from_numpy(new_rows.view(np.int16) if is_word else new_rows).to(tensor.dtype)
         tensor[index] = value
         while deadline is not None and not torch.allclose(
             tensor[index], value, rtol=0, atol=0, equal_nan=True

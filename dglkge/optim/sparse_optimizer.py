@@ -349,19 +349,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         return self._result
 
     def _start(
-        self,
-        pairs_by_table: Sequence[Pairs],
-        extra: int = 0,
-        other_squares: float = 0.0,
-        number: int | None = None,
+        self, pairs: Sequence[Pairs], extra: int = 0, other_squares: float = 0.0, number: int | None = None
     ) -> UpdateResult | None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self._claim()
         self.finish()
-        if number is None:
-            number = self.num_started
+        number = self.num_started if number is None else number
         self.num_started += 1
-        run = functools.partial(self._run, pairs_by_table, self._hyper_of(), extra, other_squares, number)
+        run = functools.partial(self._run, pairs, self._hyper_of(), extra, other_squares, number)
         if self._thread is None:
             return run()
         self._step = self._thread.submit(run)
@@ -389,8 +384,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     @torch.no_grad()
     def _run(
         self,
-        pairs_by_table: Sequence[Pairs],
-        hyper_of: Mapping[str, Mapping[str, Any]],
+        pairs: Sequence[Pairs],
+        hyper: Mapping[str, Any],
         extra: int,
         other_squares: float,
         number: int,
@@ -401,8 +396,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         num_bad, factor = np.zeros(len(self.tables), np.int64), 1.0
         try:
             self._enter("merge")
-            for table, pairs in zip(self.tables, pairs_by_table):
-                table.collect(pairs)
+            for table, pairs_of_table in zip(self.tables, pairs):
+                table.collect(pairs_of_table)
             self._enter("exchange")
             turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter, extra)
             gradients = [table.chains for table in self.tables]
@@ -414,7 +409,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 with self._updating:
                     for place, table in enumerate(self.tables):
                         table.num_steps += int(turn == 0 and active[place])
-                        step = self._rule_step(table, hyper_of[table.key], number)
+                        step = self._rule_step(table, hyper[table.key], number)
                         num_bad[place] += table.update(step, gradients[place], selected[place], limit)
                 self._enter("exchange")
         except BaseException:
@@ -453,12 +448,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if not num_bad.any():
             return
         self.num_skipped_rows += int(num_bad.sum())
-        text = ", ".join(
-            f"{count} rows of {table.label!r}" for table, count in zip(self.tables, num_bad) if count
-        )
+        rows = [f"{count} rows of {table.label!r}" for table, count in zip(self.tables, num_bad) if count]
+        message = f"the gradient is not finite for {', '.join(rows)}; these rows were not updated"
         if self._options.nonfinite == "raise":
-            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
-        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
+            raise FloatingPointError(message)
+        logger.warning(message)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients that have arrived; reads whose backward is still to come are kept.

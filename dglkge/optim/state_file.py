@@ -81,10 +81,9 @@ class SavedRows(NamedTuple):
 
     def write_away(self, timeout_seconds: float) -> None:
         """Write the rows of other machines through the kvstore."""
-        start, stop = self.table.own_range
+        (start, stop), tensors = self.table.own_range, list(self.table.state.values())
         away = np.flatnonzero((self.ids < start) | (self.ids >= stop))
         if len(away):
-            tensors = list(self.table.state.values())
             rows = [self.rows(tensor, away) for tensor in tensors]
             write_back(tensors, self.ids[away], rows, timeout_seconds)
 
@@ -126,9 +125,8 @@ def _node_ids(
     if params.get("id_space", {}).get(label) == "original":
         original_ids = maps.get(table.label)
         if original_ids is None:
-            raise ValueError(
-                f"state of {table.label!r} is saved by original ids: give original_ids to load it"
-            )
+            message = f"state of {table.label!r} is saved by original ids: give original_ids to load it"
+            raise ValueError(message)
         inverse = np.empty(len(original_ids), np.int64)
         inverse[np.asarray(original_ids)] = np.arange(len(original_ids))
         return inverse[array]
@@ -211,6 +209,7 @@ class SavedState(abc.ABC):
 
     param_groups: list[dict[str, Any]]
     tables: list[Table]
+    _table_of_key: dict[str, Table]
     _states: dict[str, Any]
     _group: Alltoall
     _rank: int
@@ -233,12 +232,6 @@ class SavedState(abc.ABC):
         """State of each embedding by name: a ``DistTensor``, or a tuple of them."""
         self.finish()
         return self._states
-
-    @property
-    def _defaults(self) -> dict[str, float]:
-        """Hyper-parameters of the first group under DGL's names."""
-        names = ("_lr", "_eps", "_beta1", "_beta2")
-        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     _lr, _eps = _hyper_parameter("lr"), _hyper_parameter("eps")
     _beta1, _beta2 = _hyper_parameter("betas", 0), _hyper_parameter("betas", 1)
@@ -267,12 +260,13 @@ class SavedState(abc.ABC):
                 for tensor in table.state.values()
             }
             states[table.label] = {IDS: ids, STATES: rows}
-        label_of = {table.key: table.label for table in tables}
+        of_dgl = [name for name in ("_lr", "_eps", "_beta1", "_beta2") if hasattr(self, name)]
         params = {
             WORLD_SIZE: self._world_size,
-            **self._defaults,
+            **{name: getattr(self, name) for name in of_dgl},
             GROUPS: [
-                {**group, "params": [label_of[key] for key in keys]} for keys, group in self._keyed_groups()
+                {**group, "params": [self._table_of_key[key].label for key in keys]}
+                for keys, group in self._keyed_groups()
             ],
             "num_steps": {table.label: table.num_steps for table in tables},
             "keys": {table.label: table.key for table in tables},
@@ -408,17 +402,16 @@ class SavedState(abc.ABC):
             raise ValueError(
                 f"the saved state has groups of {sizes} parameters, this optimizer of {own_sizes}"
             )
-        by_key = {table.key: table for table in self.tables}
         states, num_steps, named = {}, {}, []
         for (keys, _), saved_group in zip(groups, saved_groups):
             for key, number in zip(keys, saved_group["params"]):
-                table, saved = by_key[key], state_dict["state"].get(number)
+                table, saved = self._table_of_key[key], state_dict["state"].get(number)
                 if saved is None:
                     continue  # torch saves nothing for a parameter that never had a gradient
                 states[table.label] = _torch_table_state(table, saved)
                 if "step" in saved:
                     num_steps[table.label] = int(torch.as_tensor(saved["step"]).max())
-            named.append({**saved_group, "params": [by_key[key].label for key in keys]})
+            named.append({**saved_group, "params": [self._table_of_key[key].label for key in keys]})
         keys_of = {table.label: table.key for table in self.tables}
         return {PARAMS: {GROUPS: named, "num_steps": num_steps, "keys": keys_of}, EMB_STATES: states}
 
@@ -468,9 +461,6 @@ class SavedState(abc.ABC):
                 RuleStep.of(rule, {**group, **saved})  # a ValueError names what is out of range
             taken.append((group, saved))
         for group, saved in taken:
-            for key, value in saved.items():
-                if key in group and group[key] != value:
-                    logger.info("%s was %s, the file says %s", key, group[key], value)
             group.update(saved)
         for label, num_steps in params.get("num_steps", {}).items():
             if (table := _table_of(label, params, self.tables)) is not None:

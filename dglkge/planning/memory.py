@@ -189,8 +189,8 @@ def plan_memory(
     config: Config, size: DatasetSize, num_trainers: int, num_servers: int, base: ProcessBase = ProcessBase()
 ) -> list[PlannedHost]:
     """Plan every machine of a job by its number; without servers it is one process alone, and no launcher."""
-    places = range(len(size.parts))
-    return [_plan_host(config, size, place, num_trainers, num_servers, base) for place in places]
+    job = (num_trainers, num_servers, base)
+    return [_plan_host(config, size, machine, *job) for machine in range(len(size.parts))]
 
 
 def _plan_host(
@@ -285,8 +285,7 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     # Sides with equally many negatives share them, unless each has those of its range.
     drawn = counts if config.sampling.has_directed_buckets else set(counts)
     num_machines = 1 if size is None else len(size.parts)
-    num_negatives = _num_chunks(config, num_machines) * sum(drawn) if is_sampled(config) else 0
-    return 2 * share + num_negatives, share
+    return 2 * share + _num_chunks(config, num_machines) * sum(drawn), share
 
 
 def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
@@ -311,8 +310,8 @@ def batch_row_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
-    """Return the number of negatives of a query for each side that is trained."""
-    counts = [count for count in config.negatives.per_side.values() if count]
+    """Return the number of negatives of a query for each side that is trained; none if they are not drawn."""
+    counts = [count for count in config.negatives.per_side.values() if count and is_sampled(config)]
     if size is not None and config.negatives.takes_all:
         # The largest type: an upper bound where types differ in size.
         return [max(count for table, count in size.num_rows.items() if table != RELATION)] * len(counts)
@@ -377,13 +376,13 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
     # Distinct rows, rows by place, and the gradients of both.
     rows = 4 * batch_row_bytes(config, size, world_size)
-    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
+    counts = negatives_per_side(config, size)
     scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
     # Queries of both sides and their gradients.
     queries = 4 * num_relations * shared.query_dim(config) * shared.FLOAT_BYTES
     batch = int(SPARE_SHARE * rows) + scores + queries + device_candidate_bytes(config, size, world_size)
     if shared.configured_score_function(config).memory_passes:
-        pairs = min(num_relations, config.negatives.chunk_size) * max(counts)
+        pairs = min(num_relations, config.negatives.chunk_size) * max(counts, default=0)
         # Differences, and half as many moduli and weights each.
         batch += 2 * shared.FLOAT_BYTES * min(DEVICE_DISTANCE_NUMBERS, pairs * dim)
     shard = 0
@@ -443,8 +442,6 @@ def num_candidate_queries(config: Config) -> int:
 
 def negatives_bytes(config: Config, size: DatasetSize) -> int:
     """Return the memory in which one trainer keeps what its negatives are drawn and masked by."""
-    if not is_sampled(config):
-        return 0
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
     num_samplers = len(counts if config.sampling.has_directed_buckets else set(counts))
@@ -471,8 +468,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
     rows = 2 * batch_row_bytes(config, size, world_size)
     # Of the side with more of them, and of both sides together.
-    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
-    num_negatives, num_scored = max(counts), sum(counts)
+    counts = negatives_per_side(config, size)
+    num_negatives, num_scored = max(counts, default=0), sum(counts)
     in_chunk = min(num_relations, config.negatives.chunk_size)
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)
