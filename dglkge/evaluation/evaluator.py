@@ -142,14 +142,9 @@ class RankingEvaluator:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
-        return RankingResult(
-            protocol=self.protocol,
-            relation_labels=RelationVocabulary(self.relations).labels.names,
-            relation_ids=triples[:, 1],
-            num_negatives=dict(zip(SIDES, negatives // num_groups)),
-            num_greater=dict(zip(SIDES, greater)),
-            num_equal=dict(zip(SIDES, equal)),
-        )
+        by_side = [dict(zip(SIDES, array)) for array in (negatives // num_groups, greater, equal)]
+        labels = RelationVocabulary(self.relations).labels.names
+        return RankingResult(self.protocol, labels, triples[:, 1], *by_side)
 
     def _rank(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel
-from dglkge.typing import RELATION, Relation, RowSource, Side
+from dglkge.typing import RELATION, Ids, Relation, RowSource, Side
 
 BLOCK_ELEMENTS = 30_000
 """Elements of a block: just below torch's threshold for multithreading, which costs more than this work."""
@@ -215,13 +215,8 @@ def score_queries(
         rule_scores = bonus(*keys)
         true_scores = true_scores + PairScores.from_pairs(*rule_scores).to(device).of(query_of, true_ids)
         pairs.append(rule_scores)
-    return ScoredQueries(
-        query=query,
-        query_of=query_of,
-        true_ids=true_ids,
-        true_scores=true_scores,
-        added=PairScores.from_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device),
-    )
+    added = PairScores.from_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device)
+    return ScoredQueries(query, query_of, true_ids, true_scores, added)
 
 
 def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.device) -> Tensor:
@@ -260,11 +255,7 @@ def full_float32_matmuls() -> Iterator[None]:
 
 
 def score_triples(
-    model: KgeModel,
-    triples: np.ndarray,
-    relations: Sequence[Relation],
-    rows: RowSource,
-    bonus: Bonus | None = None,
+    model: KgeModel, triples: Ids, relations: Sequence[Relation], rows: RowSource, bonus: Bonus | None = None
 ) -> dict[Side, np.ndarray]:
     """Score triples (n, 3) in float64 as answers to (h, r, ?) and to (?, r, t): by side (n,) each.
 

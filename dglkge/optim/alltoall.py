@@ -124,11 +124,8 @@ class Alltoall:
         outgoing = torch.from_numpy(sent).to(self.device)
         incoming = torch.from_numpy(received)
         landing = incoming.to(self.device)
-        self._wait(
-            dist.all_to_all_single(
-                landing, outgoing, received_bytes, sent_bytes, group=self._group, async_op=True
-            )
-        )
+        lengths = (received_bytes, sent_bytes)
+        self._wait(dist.all_to_all_single(landing, outgoing, *lengths, group=self._group, async_op=True))
         if landing is not incoming:
             incoming.copy_(landing)
 

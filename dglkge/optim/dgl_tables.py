@@ -325,9 +325,6 @@ class EmbeddingParameter(Tensor):
     def grad(self) -> Tensor | None:  # type: ignore[override]
         return self._scaled
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"EmbeddingParameter({self.embedding.name!r})"
-
 
 class ScaledGradients(Tensor):
     """Empty gradient that represents those of all reads."""

@@ -185,7 +185,7 @@ class GradientExchange:
         self.sent_bytes += sum(sent_bytes) + counts.nbytes
         # Received ids that are new here become keys after the own ones; all received rows are this trainer's.
         num_own = [chains.num_keys for chains in self.chains]
-        self._unpack(received, plans)
+        self._unpack(received, plans, self.chains)
         owned = [
             np.concatenate([parts[self.group.rank], np.arange(before, chains.num_keys)])
             for parts, before, chains in zip(by_rank, num_own, self.chains)
@@ -218,11 +218,13 @@ class GradientExchange:
                 wire.counts(message, section)[:] = counts
         return sent, sizes
 
-    def _unpack(self, received: ndarray, plans: list[tuple[list[Section], int]]) -> None:
-        """Add all received rows to the chains, widened if they were sent in a narrower type."""
+    def _unpack(
+        self, received: ndarray, plans: list[tuple[list[Section], int]], targets: Sequence[GradientRows]
+    ) -> None:
+        """Add all received rows to the tables' chains, widened if they were sent in a narrower type."""
         wire = self.wire
         for rank, table, section, message in _sections(received, plans):
-            chains, rows = self.chains[table], wire.rows(message, table, section)
+            chains, rows = targets[table], wire.rows(message, table, section)
             if rows.element_size() < chains.dtype.itemsize:
                 rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)
             counts = wire.counts(message, section) if wire.with_counts else None
@@ -276,7 +278,6 @@ class LaggedExchange(GradientExchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.arrived = [type(chains)(chains.dim, chains.dtype) for chains in self.chains]
-        self._receiver = GradientExchange(self.group, self.starts, self.machines, self.arrived, self.wire)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -411,7 +412,7 @@ class LaggedExchange(GradientExchange):
             plan = self.wire.plan(counts.tolist())
             start, end = start + head, start + head + plan[1]
             # Aligned anew: sections are read as numbers of eight bytes.
-            self._receiver._unpack(arrived[start:end].copy(), [plan])
+            self._unpack(arrived[start:end].copy(), [plan], self.arrived)
             start = end
             self.apply()
             for table_chains in self.arrived:

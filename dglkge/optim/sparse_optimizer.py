@@ -383,12 +383,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run(
-        self,
-        pairs: Sequence[Pairs],
-        hyper: Mapping[str, Any],
-        extra: int,
-        other_squares: float,
-        number: int,
+        self, pairs: Sequence[Pairs], hyper: Mapping[str, Any], extra: int, other_squares: float, number: int
     ) -> UpdateResult:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange

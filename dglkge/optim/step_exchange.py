@@ -17,19 +17,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.network_exchange import (
-    GradientExchange,
-    LaggedExchange,
-    WireFormat,
-    ranks_by_machine,
-    view,
-)
+from dglkge.optim.network_exchange import GradientExchange, LaggedExchange, WireFormat, ranks_by_machine, view
 from dglkge.optim.outboxes import NeighbourOutbox, Neighbours, Outbox, open_neighbours, usable
 from dglkge.optim.row_chains import GradientRows, padded
 from dglkge.optim.workspace import Scratch
@@ -41,6 +36,7 @@ _PUBLISHED, _DELIVERED, _FINISHED, _EXTRA, _FIRST_COUNT = range(5)
 #: Header fields of each table: number of keys and gradients; offsets in the body of ids, slots, counts and
 #: rows; number of rows that were not finite, and of those that were delivered.
 _FIELDS_A_TABLE = 8
+_INT32 = np.dtype(np.int32)
 
 
 def num_fields(num_tables: int) -> int:
@@ -80,7 +76,7 @@ class SharedExchange:
         self._step = self.sent_bytes = 0
         self._scratch = Scratch()
 
-    def _of_tables(self, box: Outbox | NeighbourOutbox) -> ndarray:
+    def _of_tables(self, box: Any) -> ndarray:
         """Header fields of all tables, "(num_tables, 8)"."""
         return box.fields[_FIRST_COUNT : num_fields(len(self.chains))].reshape(-1, _FIELDS_A_TABLE)
 
@@ -184,12 +180,12 @@ class SharedExchange:
             fields[7] = num_rows
             if num_rows == 0:
                 continue
-            slot_of = view(body, slots, num_keys, np.dtype(np.int32))
+            slot_of = view(body, slots, num_keys, _INT32)
             slot_of[~is_mine] = np.arange(num_rows)
             counts_of = np.empty(num_rows, np.int64)
             target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
             chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)
-            view(body, counts, num_rows, np.dtype(np.int32))[:] = counts_of
+            view(body, counts, num_rows, _INT32)[:] = counts_of
             self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
         self._outbox.fields[_DELIVERED] = self._step
 
@@ -202,10 +198,8 @@ class SharedExchange:
                 num_keys, _, _, slots, counts, rows, _, num_rows = self._of_tables(box)[table]
                 if num_rows == 0:
                     continue
-                row_of, count_of = (
-                    view(box.body, *place, np.dtype(np.int32))
-                    for place in ((slots, num_keys), (counts, num_rows))
-                )
+                row_of = view(box.body, slots, num_keys, _INT32)
+                count_of = view(box.body, counts, num_rows, _INT32)
                 sums = view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
                 if dtype.itemsize < chains.dtype.itemsize:
                     wide = self._scratch.take((table, number), int(num_rows), chains.dim, chains.row_dtype)

@@ -21,7 +21,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
-from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
+from dglkge.evaluation.metrics import BOTH, PROTOCOL, SIDES, Protocol, RankingResult, rankings
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import LinkQuery
 from dglkge.inference.whole_tables import Tables
@@ -253,9 +253,8 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
         entity_maps["map"] = entity_map(run.tables, run.degrees, choices.points, choices.projection)
     progress(f"{label}: examples", 0, 1)
     recorded = {
-        split: {"protocol": result["protocol"], "both": result["both"]}
-        for split, result in run.metrics.items()
-        if isinstance(result, dict) and "protocol" in result and "both" in result
+        split: {name: result[name] for name in (PROTOCOL, BOTH)}
+        for split, result in rankings(run.metrics).items()
     }
     return {
         "label": label,
