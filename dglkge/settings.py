@@ -36,25 +36,21 @@ FREE = "free"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
 _HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
 
+EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
 ALLOWED = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "a number above {gt:g}",
     "less_than_equal": "at most {le:g}",
     "less_than": "below {lt:g}",
     "finite_number": "a finite number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), EXPECTED[int]),
+    **dict.fromkeys(("float_parsing", "float_type"), EXPECTED[float]),
+    **dict.fromkeys(("bool_parsing", "bool_type"), EXPECTED[bool]),
+    "string_type": EXPECTED[str],
     "too_short": "at least {min_length}",
 }
 """What pydantic's types of errors allow, with the numbers of their context."""
-
-EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(eq=False)

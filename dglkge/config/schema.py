@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get
 from pydantic import BaseModel, Field, PositiveInt
 from pydantic.fields import FieldInfo
 
-from dglkge import settings
+import dglkge.settings as settings
 from dglkge.model import choices, regularizers
 from dglkge.model.losses import LossSettings
 from dglkge.model.regularizers import RegularizerSettings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,7 +143,7 @@ class RankingEvaluator:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
-        by_side = [dict(zip(SIDES, array)) for array in (negatives // num_groups, greater, equal)]
+        by_side: list[Any] = [dict(zip(SIDES, array)) for array in (negatives // num_groups, greater, equal)]
         labels = RelationVocabulary(self.relations).labels.names
         return RankingResult(self.protocol, labels, triples[:, 1], *by_side)
 

@@ -239,8 +239,7 @@ def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) 
     """Look up each distinct row once: ids (n,) -> rows (U, D), and the place of that of each id (n,)."""
     # A lookup may be a request to another machine, and a batch has few distinct relations.
     unique_ids, place = np.unique(ids, return_inverse=True)
-    unique_rows = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
-    return unique_rows, torch.from_numpy(place).to(device)
+    return rows.gather(table, torch.from_numpy(unique_ids)).to(device), torch.from_numpy(place).to(device)
 
 
 @contextmanager

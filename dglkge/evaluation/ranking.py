@@ -173,8 +173,7 @@ class _AddedPlaces:
         # of a tile of scores are one slice.
         order = torch.argsort(place // tile, stable=True)
         self._place, self._query, self._values = place[order], query[order], added.values[here][order].float()
-        num_tiles = math.ceil(len(shard.rows) / tile)
-        tiles = torch.arange(num_tiles + 1, device=place.device)
+        tiles = torch.arange(math.ceil(len(shard.rows) / tile) + 1, device=place.device)
         self._starts = torch.searchsorted(self._place // tile, tiles)
 
     def add_to(self, scores: Tensor, first_query: int, first_place: int) -> None:

@@ -279,10 +279,8 @@ def write_back(
             tensor[index], value, rtol=0, atol=0, equal_nan=True
         ):
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "
-                    f"within {timeout_seconds:g} s"
-                )
+                what = f"{len(ids)} rows of {tensor.name!r} within {timeout_seconds:g} s"
+                raise TimeoutError(f"optimizer step: the servers did not take {what}")
 
 
 #: Method that multiplies the gradients by a number; returns whether one of any trainer is not finite.

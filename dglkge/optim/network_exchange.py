@@ -408,8 +408,7 @@ class LaggedExchange(GradientExchange):
         """Apply the messages of a round, one step after the other."""
         start, head = 0, 8 * len(self.chains)
         while start < len(arrived):
-            counts = arrived[start : start + head].copy().view(np.int64)
-            plan = self.wire.plan(counts.tolist())
+            plan = self.wire.plan(arrived[start : start + head].copy().view(np.int64).tolist())
             start, end = start + head, start + head + plan[1]
             # Aligned anew: sections are read as numbers of eight bytes.
             self._unpack(arrived[start:end].copy(), [plan], self.arrived)

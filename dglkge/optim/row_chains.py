@@ -304,5 +304,4 @@ def clipped_squares(rows: Tensor, value: float | None) -> float:
     finite = torch.isfinite(rows).all(dim=1)
     if value is not None:
         rows[finite] = rows[finite].clamp(-value, value)
-    norm = torch.linalg.vector_norm(rows[finite], dtype=torch.float64)
-    return float(norm) ** 2
+    return float(torch.linalg.vector_norm(rows[finite], dtype=torch.float64)) ** 2

@@ -44,8 +44,7 @@ class UpdateRule(abc.ABC):
 
     def of(self, group: Mapping[str, Any]) -> UpdateRule:
         """Return this rule with the hyper-parameters of a group; a ValueError if one is out of range."""
-        hyper = self.hyper
-        changed = {name: group[name] for name, value in hyper.items() if group.get(name, value) != value}
+        changed = {name: group[name] for name, value in self.hyper.items() if group.get(name, value) != value}
         return replace(self, **changed) if changed else self
 
     @abc.abstractmethod
@@ -90,7 +89,8 @@ def _formula(name: str) -> Any:
 
     numba's import takes 0.5 s, and planning needs none of it.
     """
-    return property(lambda rule: getattr(importlib.import_module("dglkge.kernels.rules"), name))
+    rules, doc = "dglkge.kernels.rules", f"Compiled update of one row: ``kernels.rules.{name}``."
+    return property(lambda rule: getattr(importlib.import_module(rules), name), doc=doc)
 
 
 @dataclass(frozen=True)

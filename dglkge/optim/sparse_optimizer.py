@@ -228,8 +228,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
-        num_steps = max(1, table.num_steps)
-        return RuleStep.of(table.rule, hyper, self._mean, table.max_norm, num_steps, number)
+        return RuleStep.of(table.rule, hyper, self._mean, table.max_norm, max(1, table.num_steps), number)
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""

@@ -180,8 +180,7 @@ class SharedExchange:
             fields[7] = num_rows
             if num_rows == 0:
                 continue
-            slot_of = view(body, slots, num_keys, _INT32)
-            slot_of[~is_mine] = np.arange(num_rows)
+            view(body, slots, num_keys, _INT32)[~is_mine] = np.arange(num_rows)
             counts_of = np.empty(num_rows, np.int64)
             target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
             chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)

@@ -215,8 +215,8 @@ def _plan_host(
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     dense = shared.dense_numbers(config)
     # One trainer of the job copies what it writes, to memory or to a file that is mapped.
-    dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
-    dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
+    stored = DENSE_STORED_BYTES * dense * (machine == 0)
+    dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size) + stored
     known = known_bytes(config, size) + num_trainers * negatives_bytes(config, size)
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
@@ -245,10 +245,9 @@ def _plan_host(
     versions = 2 + (config.training.num_epochs // period if period else 0) + config.checkpoint.keep_best
     # Files have float32 whatever the type of the tables.
     file_bytes = shared.table_bytes(part, config.changed(tables=config.tables.changed(dtype="float32")))
-    disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
+    disk_bytes = versions * (file_bytes + state_bytes + stored) + features
     # The slices are joined in a file of their own before they are written.
-    disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
-    disk_bytes += features
+    disk_bytes += stored * (config.dense.sharding == "fsdp")
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device, in_files
     )
@@ -419,9 +418,8 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
     if not num_rows:
         return 0
     num_queries = num_candidate_queries(config)
-    owned = sum(
-        count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in num_rows.items()
-    )
+    numbers = sum(count * shared.row_width(table, config) for table, count in num_rows.items())
+    owned = numbers * shared.FLOAT_BYTES
     block = min(num_queries * max(num_rows.values()), DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, a single

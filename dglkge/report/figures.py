@@ -151,8 +151,7 @@ def collect(
     """
     labels = run_labels(paths)
     if choices.points:
-        user = "the map of entities (--points 0 leaves it out)"
-        import_extra(user, "sklearn", "report", "scikit-learn")
+        import_extra("the map of entities (--points 0 leaves it out)", "sklearn", "report", "scikit-learn")
     # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
     runs = [open_run(path, dataset, verify) for path in paths]
     datasets: dict[str, dict[str, Any]] = {}

@@ -143,8 +143,7 @@ def by_category(runs: Runs) -> Figure:
             title = f"{run['label']}, {side}" if len(runs) > 1 else side
             hover = "%{x}: MRR %{y:.4f}, %{customdata:,} queries"
             traces.append(_bars(names, mrr, hover, number, title, side == "tail", customdata=counts))
-    axis = _axis("MRR", range=[0, 1])
-    return figure(traces, barmode="group", xaxis={"type": "category"}, yaxis=axis)
+    return figure(traces, barmode="group", xaxis={"type": "category"}, yaxis=_axis("MRR", range=[0, 1]))
 
 
 def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
