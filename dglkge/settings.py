@@ -17,18 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -46,27 +36,24 @@ FREE = "free"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
 _HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
 
+EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
 ALLOWED = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "a number above {gt:g}",
     "less_than_equal": "at most {le:g}",
     "less_than": "below {lt:g}",
     "finite_number": "a finite number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), EXPECTED[int]),
+    **dict.fromkeys(("float_parsing", "float_type"), EXPECTED[float]),
+    **dict.fromkeys(("bool_parsing", "bool_type"), EXPECTED[bool]),
+    "string_type": EXPECTED[str],
     "too_short": "at least {min_length}",
 }
 """What pydantic's types of errors allow, with the numbers of their context."""
 
-EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
-
+@dataclass(eq=False)
 class Scalar:
     """A single value of a file or an override.
 
@@ -80,10 +67,9 @@ class Scalar:
         Where it was written, for messages.
     """
 
-    def __init__(self, value: Any, text: str, where: str) -> None:
-        self.value = value
-        self.text = text
-        self.where = where
+    value: Any
+    text: str
+    where: str
 
     def plain(self) -> Any:
         """Return the value; numbers such as 1e-3, which YAML 1.1 reads as texts, as numbers."""
@@ -180,9 +166,9 @@ class Settings(BaseModel):
         json_schema_extra=lambda schema: cast(None, schema.pop("description", None)),
     )
 
-    @field_validator("*", mode="before")
+    @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+    def _read(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         return read_as(value, cls.model_fields[str(info.field_name)].annotation)
 
     def changed(self, **values: Any) -> Any:
@@ -212,7 +198,7 @@ class FreeSettings(Settings):
 
     name: Text = Field(description="name of the class")
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _read_options(cls, values: Any) -> Any:
         if isinstance(values, str):
@@ -260,7 +246,7 @@ def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Membe
     """Return the settings of a component from values in Python."""
     try:
         return of.model_validate(dict(values), strict=True)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
     name, option = values.get("name", ""), ".".join(map(str, problem["loc"]))
     if problem["type"] != "extra_forbidden":
@@ -425,11 +411,11 @@ class Component:
             raise PydanticCustomError(UNKNOWN_COMPONENT, "{text}", {"text": str(error)}) from None
         return settings.model_validate({**value, TAG: name})
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         """Read the field by :meth:`read`."""
         return core_schema.no_info_plain_validator_function(self.read)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler) -> Any:
         """Describe the union of all members."""
         names = [name for name, _ in self.members()]
         choices: list[dict[str, Any]] = [{"type": "string", "enum": names}]

@@ -103,7 +103,7 @@ def config_file(config: Any) -> Path | None:
     return recipes[str(config)]
 
 
-def overrides(settings: Any, score_function: Any) -> list[str]:
+def overrides(settings: Any, score_function: Any, output: Any = None) -> list[str]:
     """Return the overrides KEY=VALUE of all settings."""
     if settings is not None and not isinstance(settings, Mapping):
         raise _wrong_type("settings", settings, "a mapping of field to value")
@@ -112,6 +112,10 @@ def overrides(settings: Any, score_function: Any) -> list[str]:
     values = dict(flat(settings or {}))
     if score_function is not None:
         values["model.score_function"] = score_function
+    if output is not None:
+        if not isinstance(output, (str, os.PathLike)) or not os.fspath(output):
+            raise InputError(f"output is {output!r}; expected the path of a folder")
+        values["output"] = output
     name = values.get("model.score_function")
     # TransE too, so that transe_l1 is near it.
     if isinstance(name, str) and any(known.startswith(name.lower()) for known in SCORE_FUNCTIONS):
@@ -145,15 +149,6 @@ def _as_yaml(name: str, value: Any) -> str:
         value = os.fspath(value)
     # JSON is YAML; a text stays as it is, as on the command line.
     return value if isinstance(value, str) else json.dumps(value, default=plain)
-
-
-def path_override(name: str, path: Any) -> list[str]:
-    """Return the override of a path, none for None."""
-    if path is None:
-        return []
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InputError(f"{name} is {path!r}; expected the path of a folder")
-    return [f"{name}={os.fspath(path)}"]
 
 
 def whole_number(name: str, value: Any, least: int = 0) -> int:

@@ -28,15 +28,7 @@ from dglkge.distributed.preemption import end_with_parent
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.launch.console import plain_text
 from dglkge.partition.options import DATASET_FOLDER
-from dglkge.train_arguments import (
-    DataOptions,
-    config_file,
-    in_python,
-    overrides,
-    path_override,
-    pythonic,
-    whole_number,
-)
+from dglkge.train_arguments import DataOptions, config_file, in_python, overrides, pythonic, whole_number
 
 if TYPE_CHECKING:
     from dglkge.inference.run import Run
@@ -122,9 +114,9 @@ def train(
     """
     options = DataOptions.from_mapping(data)
     is_shown = _is_interactive() if progress is None else progress
-    file, words = config_file(config), overrides(settings, score_function)
+    file, words = config_file(config), overrides(settings, score_function, output)
     # Settings are read before anything is made; the data set's place is not known yet.
-    read = load_config(file, [*words, "dataset=x", *path_override("output", output)])
+    read = load_config(file, [*words, "dataset=x"])
     folder = _run_folder(None if output is None else read.output, triples, read, overwrite)
     words.append(f"output={folder}")
     making = options.to_options(folder.absolute().name, is_shown)
@@ -151,7 +143,10 @@ def train(
     defaults = adapted(file, words, dataset)
     if defaults:
         _say(describe(defaults), is_shown)
-    words += [f"dataset={dataset}", *defaults, *_unranked(read, dataset, is_shown)]
+    words += [f"dataset={dataset}", *defaults]
+    if (split := empty_split(read, dataset)) is not None:
+        _say(f"nothing is ranked: there are no {split} triples", is_shown)
+        words.append("evaluation.split=none")
     read = load_config(file, words)
     script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
     script += [] if file is None else ["--config", str(file)]
@@ -164,10 +159,8 @@ def train(
             launcher += [] if workers is None else ["--num_trainers", str(workers)]
             _run_job([sys.executable, *launcher, *script], folder, is_shown)
     _say(NEXT.format(folder), is_shown)
-    _say(
-        'next, in Python: run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)',
-        is_shown,
-    )
+    calls = 'run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)'
+    _say(f"next, in Python: {calls}", is_shown)
     return open_run(folder, dataset=str(dataset), imports=read.imports)
 
 
@@ -214,15 +207,6 @@ def _run_folder(output: str | None, triples: Any, config: Config, overwrite: boo
     if overwrite and folder.exists() and not is_run and any(folder.iterdir()):
         raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
     return folder
-
-
-def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
-    """Return the override for a data set whose split to rank has no triples, and say so."""
-    split = empty_split(config, dataset)
-    if split is None:
-        return []
-    _say(f"nothing is ranked: there are no {split} triples", is_shown)
-    return ["evaluation.split=none"]
 
 
 def _say(line: str, is_shown: bool) -> None:

@@ -119,7 +119,6 @@ class RowSource(Protocol):
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""
-        ...
 
 
 class RowShard(Protocol):
@@ -128,13 +127,10 @@ class RowShard(Protocol):
     @property
     def original_ids(self) -> torch.Tensor:
         """Original ids of the rows, (n,) int64."""
-        ...
 
     @property
     def rows(self) -> torch.Tensor:
         """The rows, (n, D)."""
-        ...
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the place of each original id among the rows, -1 where it is not here; (m,) int64."""
-        ...

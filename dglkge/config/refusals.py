@@ -131,23 +131,21 @@ ROWS: tuple[Row, ...] = (
         "which has one operator for all relations; several are named with a + between them", one_operator),
     *(row(field, only(0), "where a number of a relation's row says which operator it has", several_operators)
       for field in ("optimizer.weight_decay", "model.relation_dropout")),
-    row("optimizer.relations", Allowed(lambda name: name != BIGRAPH_OPTIMIZER, BY_NUMBER), PADDED,
-        several_operators),
-    row("optimizer.relations", Allowed(lambda name: name != "", BY_NUMBER), PADDED, several_operators,
-        has("optimizer.name", BIGRAPH_OPTIMIZER)),
+    *(row("optimizer.relations", Allowed(test, BY_NUMBER), reason, condition, *conditions)
+      for reason, condition in ((PADDED, several_operators), (NARROWER, widths))
+      for test, *conditions in ((lambda name: name != BIGRAPH_OPTIMIZER,),
+                                (lambda name: name != "", has("optimizer.name", BIGRAPH_OPTIMIZER)))),
     row("model.entity_dimensions", only({}),
         "whose relations have no matrices to map rows of one width to another; linear_* and affine_* have",
         component(SCORE, lambda made: not made.maps_widths)),
-    row("optimizer.relations", Allowed(lambda name: name != BIGRAPH_OPTIMIZER, BY_NUMBER), NARROWER, widths),
-    row("optimizer.relations", Allowed(lambda name: name != "", BY_NUMBER), NARROWER, widths,
-        has("optimizer.name", BIGRAPH_OPTIMIZER)),
     *(row(field, allowed, "and whatever is added to rows has the width of model.dimension", widths)
       for field, allowed in (("features.files", ABSENT), ("model.init_from.path", ABSENT),
                              ("model.global_vectors", only(False)))),
     row(OBJECTIVE, only(NEGATIVE_SAMPLING), "and all candidates are rows of model.dimension", widths),
     row("training.relation_prediction", only(0), "and relations of other types have matrices of other shapes",
         widths),
-    row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
+    *(row(SYNCHRONOUS, only(True), ALL_UPDATE, condition)
+      for condition in (has_module, is_set("model.global_vectors"), is_set("features.files"))),
     *(row(f"dense.{name}", only(field.get_default(call_default_factory=True)),
           "which has no dense parameters, nor are there features", lacks_module, has("features", None))
       for name, field in DenseConfig.model_fields.items()),
@@ -158,10 +156,8 @@ ROWS: tuple[Row, ...] = (
     row("model.reciprocal_relations", only(False),
         "as in PyTorch-BigGraph, where dynamic relations have no global embedding",
         is_set("model.global_vectors")),
-    row(SYNCHRONOUS, only(True), ALL_UPDATE, is_set("model.global_vectors")),
     row("model.global_vectors", only(False),
         "of which a projection has an offset for each entity type already", is_set("features.files")),
-    row(SYNCHRONOUS, only(True), ALL_UPDATE, is_set("features.files")),
     row("model.init_from.path", ABSENT, "where entities with features have no rows of their own",
         has("features.use", "alone")),
     row("checkpoint.init_path", only(""), "and rows start from one of them", is_set("model.init_from.path")),
@@ -169,9 +165,8 @@ ROWS: tuple[Row, ...] = (
     row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
     row("training.objective.label_smoothing", only(0), "which compares pairs of answers and has no labels",
         component("loss", lambda member: issubclass(member, PairwiseLoss))),
-    row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", over_all),
-    row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all",
-        is_set("training.relation_prediction")),
+    *(row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", condition)
+      for condition in (over_all, is_set("training.relation_prediction"))),
     row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
     row("loss.confidences", only(False), "which does not take it", over_all),
     row("loss.adversarial_weights", only(False), "which weights no negatives over all candidates",
@@ -203,10 +198,8 @@ ROWS: tuple[Row, ...] = (
         by_queries),
     row("sampling.order", only("auto", "machine"), "where every machine walks over ranges of its own",
         in_buckets),
-    row(OBJECTIVE, only(NEGATIVE_SAMPLING), "where negatives and batches keep to the ranges of a bucket",
-        in_buckets),
-    row("negatives.name", only("mixed"), "where negatives and batches keep to the ranges of a bucket",
-        in_buckets),
+    *(row(field, only(value), "where negatives and batches keep to the ranges of a bucket", in_buckets)
+      for field, value in ((OBJECTIVE, NEGATIVE_SAMPLING), ("negatives.name", "mixed"))),
     # Optimizer, schedule, early stopping
     *(row("training.averaging", only(None), "of which no averages are kept", condition)
       for condition in (has_module, is_set("model.global_vectors"), is_set("features.files"), on_devices)),

@@ -8,44 +8,17 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get
 from pydantic import BaseModel, Field, PositiveInt
 from pydantic.fields import FieldInfo
 
-from dglkge.model import regularizers
-from dglkge.model.choices import (
-    NEGATIVE_SAMPLING,
-    NO_TRANSFORM,
-    NegativeSettings,
-    ObjectiveSettings,
-    OptimizerSettings,
-    RelationSettings,
-    ScheduleSettings,
-    TransformSettings,
-    rule_settings,
-)
+import dglkge.settings as settings
+from dglkge.model import choices, regularizers
 from dglkge.model.losses import LossSettings
 from dglkge.model.regularizers import RegularizerSettings
 from dglkge.model.score_functions import ScoreSettings
 from dglkge.registry import registry_of
-from dglkge.settings import (
-    FIXED,
-    FREE,
-    TAG,
-    UNTIL_FINISHED,
-    Component,
-    FreeSettings,
-    Settings,
-    Text,
-    at_least_or,
-    check,
-    component_of,
-    free,
-    not_empty,
-    section,
-    setting,
-    until_finished,
-)
+from dglkge.settings import Component, FreeSettings, Settings, Text, free, section, setting, until_finished
 from dglkge.typing import Device
 
 DATASET = "the folder of a data set, which dglkge data build makes of triples"
-DatasetFolder = Annotated[str, not_empty(DATASET)]
+DatasetFolder = Annotated[str, settings.not_empty(DATASET)]
 
 SCORE_FUNCTION = Component("score function", "complex", is_section=False)
 LOSS = Component("loss", "softmax")
@@ -53,10 +26,10 @@ REGULARIZER = Component("regularizer", regularizers.AUTO, values=regularizers.VA
 
 
 NEGATIVES = Component("negative sampler", "mixed")
-OBJECTIVE = Component("objective", NEGATIVE_SAMPLING, is_section=False)
-ROW_TRANSFORM = Component("row transform", NO_TRANSFORM, is_section=False)
+OBJECTIVE = Component("objective", choices.NEGATIVE_SAMPLING, is_section=False)
+ROW_TRANSFORM = Component("row transform", choices.NO_TRANSFORM, is_section=False)
 RELATION_OPTIMIZER = Component(
-    "optimizer", "", False, {"": RelationSettings}, settings_of=rule_settings(RelationSettings)
+    "optimizer", "", False, {"": choices.RelationSettings}, choices.rule_settings(choices.RelationSettings)
 )
 
 
@@ -70,17 +43,17 @@ def component(of: Component, help: str) -> Any:
     return Field(default_factory=of.default_settings, description=help)
 
 
-class OptimizerConfig(OptimizerSettings):
+class OptimizerConfig(choices.OptimizerSettings):
     """The optimizer of the rows, and what differs for those of relations."""
 
-    relations: Annotated[RelationSettings, RELATION_OPTIMIZER] = component(
+    relations: Annotated[choices.RelationSettings, RELATION_OPTIMIZER] = component(
         RELATION_OPTIMIZER,
         "update rule of the relations' rows, for example {name: sparse_adagrad, lr: 0.05} beside row_adagrad "
         "for the entities, as in PyTorch-BigGraph; without a name: that of the entities",
     )
 
 
-OPTIMIZER = Component("optimizer", "sparse_adagrad", settings_of=rule_settings(OptimizerConfig))
+OPTIMIZER = Component("optimizer", "sparse_adagrad", settings_of=choices.rule_settings(OptimizerConfig))
 
 
 class VectorsConfig(Settings):
@@ -103,7 +76,7 @@ class InitFromConfig(VectorsConfig):
         "pca",
         "where vectors are not as wide as dimension: pca (principal axes), or random (Gaussian, seeded)",
     )
-    std: Annotated[float, at_least_or(-1, 0)] = setting(
+    std: Annotated[float, settings.at_least_or(-1, 0)] = setting(
         0.0, "root mean square of the vectors' numbers, scaled by one factor; 0: init_scale; -1: no scaling"
     )
     frozen: bool = until_finished(
@@ -134,7 +107,7 @@ class ModelConfig(Settings):
         0.0, "share of each entity's row that a batch sets to 0; others are divided by 1 - share", ge=0, lt=1
     )
     relation_dropout: float = setting(0.0, "the same for the rows of relations", ge=0, lt=1)
-    row_transform: Annotated[TransformSettings, ROW_TRANSFORM] = component(
+    row_transform: Annotated[choices.TransformSettings, ROW_TRANSFORM] = component(
         ROW_TRANSFORM, "change of a batch's rows before they are scored, by an imported module"
     )
     max_norm: float = setting(
@@ -161,7 +134,7 @@ class DenseConfig(Settings):
         "class of torch.optim with its options, e.g. {name: AdamW, weight_decay: 0.01}",
     )
     lr: float = setting(1e-3, "learning rate", gt=0)
-    schedule: ScheduleSettings | None = setting(
+    schedule: choices.ScheduleSettings | None = setting(
         None, "as optimizer.schedule, of its learning rate; null: that of optimizer.schedule, if there is one"
     )
     sharding: Literal["replicated", "fsdp"] = free(
@@ -260,7 +233,7 @@ class SamplingConfig(Settings):
 
 
 DistinctNames = Annotated[
-    tuple[str, ...], check(lambda names: len(set(names)) == len(names), "each name once")
+    tuple[str, ...], settings.check(lambda names: len(set(names)) == len(names), "each name once")
 ]
 
 
@@ -279,7 +252,7 @@ class EarlyStoppingConfig(Settings):
 class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
-    objective: Annotated[ObjectiveSettings, OBJECTIVE] = component(
+    objective: Annotated[choices.ObjectiveSettings, OBJECTIVE] = component(
         OBJECTIVE,
         "what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all "
         "candidates, and no negatives",
@@ -497,7 +470,9 @@ class Config(Settings):
         "defined for, else none",
     )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
-    negatives: Annotated[NegativeSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
+    negatives: Annotated[choices.NegativeSettings, NEGATIVES] = component(
+        NEGATIVES, "how negatives are drawn"
+    )
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
     features: FeaturesConfig | None = optional("frozen vectors of entities; null: none")
@@ -566,7 +541,7 @@ def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator
 
 def _fields_of(field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
     """Yield a field, or those of the section or component that it is."""
-    kind, component = _not_none(field.annotation), component_of(field)
+    kind, component = _not_none(field.annotation), settings.component_of(field)
     if component is not None:
         yield from _component_fields(component, field, path)
     elif _is_model(kind) and not issubclass(kind, FreeSettings):
@@ -579,15 +554,15 @@ def _fields_of(field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]
 
 def _component_fields(component: Component, field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
     """Yield the tag of a component, and the options of all members."""
-    key = ".".join((*path, TAG) if component.is_section else path)
-    help = field.description or ""
-    yield ConfigField(key, (*path, TAG), "str", component.default, help, FIXED, component.noun)
+    path_of_tag, help = (*path, settings.TAG), field.description or ""
+    key = ".".join(path_of_tag if component.is_section else path)
+    yield ConfigField(key, path_of_tag, "str", component.default, help, settings.FIXED, component.noun)
     num_members = len(list(component.members()))
     for option, having in component.options().items():
         owners = () if len(having) == num_members else tuple(having)
         for inner in _fields_of(next(iter(having.values())), (*path, option)):
             is_default = inner.is_default and component.default in having
-            tag = inner.tag or ("" if component.is_section else TAG)
+            tag = inner.tag or ("" if component.is_section else settings.TAG)
             yield inner._replace(owners=(*owners, *inner.owners), is_default=is_default, tag=tag)
 
 
@@ -597,7 +572,7 @@ def _field(field: FieldInfo, path: tuple[str, ...]) -> ConfigField:
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
     kind, help = _type_name(field.annotation), field.description or ""
-    resume, component = str(extra.get("resume", FIXED)), str(extra.get("component", ""))
+    resume, component = str(extra.get("resume", settings.FIXED)), str(extra.get("component", ""))
     return ConfigField(
         ".".join(path), path, kind, default, help, resume, component, is_required=field.is_required()
     )
@@ -650,12 +625,11 @@ def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finishe
     Returns ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change; ``is_finished``: no epoch
     is left to train. An optional section counts by the field that it must have.
     """
-    changes = []
+    changes, may_change = [], [settings.FREE] if is_finished else [settings.FREE, settings.UNTIL_FINISHED]
     for field in fields():
         old, new = (value_at(config, field.path, _ABSENT) for config in (saved, now))
-        may_change = field.resume == FREE or (field.resume == UNTIL_FINISHED and not is_finished)
         is_known = _ABSENT not in (old, new) and (field.is_required or None not in (old, new))
-        if is_known and old != new and not may_change:
+        if is_known and old != new and field.resume not in may_change:
             changes.append(f"{field.key} was {old!r}, is {new!r}")
     return changes
 

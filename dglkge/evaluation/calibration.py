@@ -233,13 +233,11 @@ def fit_by_relation(
     validated = [parts[place] for place in draws.permutation(len(parts))[:MOST_VALIDATED]]
     # The first of equal ones is the largest: where no fold can be left out, relations tell little.
     prior_scores = min(reversed(PRIOR_SCORES), key=loss)
-    sides = list(Side)
-    return prior_scores, {
-        (int(queries[part[0], 1]), sides[queries[part[0], 2]]): Platt.shrunk(
-            scores[part], labels[part], prior[part], prior_scores
-        )
-        for part in parts
-    }
+    sides, curves = list(Side), {}
+    for part in parts:
+        _, relation_id, side = queries[part[0]].tolist()
+        curves[relation_id, sides[side]] = Platt.shrunk(scores[part], labels[part], prior[part], prior_scores)
+    return prior_scores, curves
 
 
 def _has_both(labels: np.ndarray) -> bool:

@@ -128,8 +128,7 @@ def roc_auc(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the area under the ROC curve; needs triples of both kinds."""
     # Ranks from 1, the mean rank for equal scores: the Mann-Whitney U statistic over its maximum.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    ranks = (last - (count - 1) / 2)[place.reshape(-1)]
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
     num_true, num_false = int(labels.sum()), int((~labels).sum())
     return float((ranks[labels].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
 
@@ -138,8 +137,7 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the sum over the distinct scores, descending, of precision times the gain of recall."""
     _, place = np.unique(-scores, return_inverse=True)
     hits = np.bincount(place.reshape(-1), weights=labels)
-    total = np.bincount(place.reshape(-1))
-    precision = np.cumsum(hits) / np.cumsum(total)
+    precision = np.cumsum(hits) / np.cumsum(np.bincount(place.reshape(-1)))
     return float((precision * hits).sum() / hits.sum())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,22 +17,15 @@ import torch
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
+from dglkge.evaluation import ranking
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.evaluation.queries import (
     Bonus,
     QueryBatch,
+    ScoredQueries,
     full_float32_matmuls,
     plan_queries,
     score_queries,
-)
-from dglkge.evaluation.ranking import (
-    RankedShard,
-    competing,
-    count_greater,
-    count_greater_plainly,
-    draw_candidates,
-    rank_against_candidates,
-    rank_against_shard,
 )
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
@@ -76,7 +70,7 @@ class RankingEvaluator:
 
     def __post_init__(self) -> None:
         has_loops = self.kernels == "auto" and not self.device.is_staged
-        self._count = count_greater if has_loops else count_greater_plainly
+        self._count = ranking.count_greater if has_loops else ranking.count_greater_plainly
 
     def evaluate(
         self,
@@ -131,7 +125,8 @@ class RankingEvaluator:
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
         # A module computes where the rows are.
-        model = self.model.on_device(self.device.device)
+        device = self.device.device
+        model, known = self.model.on_device(device), known if self.protocol.filtered else None
         batches = list(plan_queries(triples, self.relations, self.protocol.batch_size))
         with torch.no_grad(), full_float32_matmuls(), self.device.computing():
             # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the
@@ -141,52 +136,39 @@ class RankingEvaluator:
                 for batch in together[turn[0] : turn[0] + 1]:
                     kind = batch.candidate_type
                     drawn = self._candidates(batch, num_entities[kind], candidates)
-                    ranking = (ranked.get(kind, ()), num_entities[kind])
-                    batch_counts = self._rank(model, batch, known, rows, *ranking, drawn)
+                    queries = score_queries(model, batch, rows, known, device, self.bonus)
+                    batch_counts = self._rank(model, queries, ranked.get(kind, ()), num_entities[kind], drawn)
                     counts[:, SIDES.index(batch.side), batch.places] = batch_counts
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
-
-        def by_side(arrays: np.ndarray) -> dict[Side, np.ndarray]:
-            return dict(zip(SIDES, arrays))
-
-        return RankingResult(
-            protocol=self.protocol,
-            relation_labels=RelationVocabulary(self.relations).labels.names,
-            relation_ids=triples[:, 1],
-            num_negatives=by_side(negatives // num_groups),
-            num_greater=by_side(greater),
-            num_equal=by_side(equal),
-        )
+        by_side: list[Any] = [dict(zip(SIDES, array)) for array in (negatives // num_groups, greater, equal)]
+        labels = RelationVocabulary(self.relations).labels.names
+        return RankingResult(self.protocol, labels, triples[:, 1], *by_side)
 
     def _rank(
         self,
         model: KgeModel,
-        batch: QueryBatch,
-        known: KnownTriples | None,
-        rows: RowSource,
-        shards: Iterable[RankedShard],
+        queries: ScoredQueries,
+        shards: Iterable[ranking.RankedShard],
         num_entities: int,
         candidates: torch.Tensor | None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
-        device = self.device.device
-        known = known if self.protocol.filtered else None
-        queries = score_queries(model, batch, rows, known, device, self.bonus)
         if candidates is None:
             excluded = queries.added.query[queries.added.values == -torch.inf]
             num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
             true_is_known = queries.known_among(queries.query_of, queries.true_ids)
             negatives = num_entities - num_known - (~true_is_known).long()
-            staged = self.device.is_staged
-            counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
+            how = (self._count, self.device.is_staged)
+            counted = [ranking.rank_against_shard(model, queries, shard, *how) for shard in shards]
         else:
-            candidates = candidates.to(device)
-            competes = competing(queries, candidates)
+            candidates = candidates.to(self.device.device)
+            competes = ranking.competing(queries, candidates)
             negatives = competes.sum(1)
-            counted = [rank_against_candidates(model, queries, s, candidates, competes) for s in shards]
+            operands = (candidates, competes)
+            counted = [ranking.rank_against_candidates(model, queries, shard, *operands) for shard in shards]
         zero = torch.zeros_like(negatives)
         greater = sum((greater for greater, _ in counted), zero)
         equal = sum((equal for _, equal in counted), zero)
@@ -205,17 +187,18 @@ class RankingEvaluator:
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             return None
-        return draw_candidates(batch, num_candidates, num_entities, self.protocol.seed)
+        return ranking.draw_candidates(batch, num_candidates, num_entities, self.protocol.seed)
 
-    def _ranked(self, shards: Shards) -> dict[str, list[RankedShard]]:
+    def _ranked(self, shards: Shards) -> dict[str, list[ranking.RankedShard]]:
         """Return the shards, on a device as far as they fit."""
         free_bytes = self.kept_bytes if self.device.is_staged else 0
-        ranked: dict[str, list[RankedShard]] = {}
+        ranked: dict[str, list[ranking.RankedShard]] = {}
         for name, type_shards in shards.items():
             ranked[name] = []
             for shard in type_shards:
                 free_bytes -= shard.rows.numel() * shard.rows.element_size()
-                ranked[name].append(RankedShard(shard, self.device.device if free_bytes >= 0 else None))
+                device = self.device.device if free_bytes >= 0 else None
+                ranked[name].append(ranking.RankedShard(shard, device))
         return ranked
 
 

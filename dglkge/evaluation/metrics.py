@@ -96,6 +96,11 @@ class Protocol:
             return "given"
         return "all" if self.num_candidates is None else f"sampled {self.num_candidates}"
 
+    @property
+    def filtering(self) -> str:
+        """``"filtered"`` or ``"raw"``."""
+        return "filtered" if self.filtered else "raw"
+
     def suffix(self, limit: int | None = None) -> str:
         """Return what differs from the default protocol, for the name of a file of results.
 
@@ -116,21 +121,13 @@ class Protocol:
 
     def describe(self) -> str:
         """Return the protocol in one line."""
-        filtering = "filtered" if self.filtered else "raw"
         triples = f"{self.split} split" if self.split in SPLITS else f"triples of {self.split}"
-        return f"{triples}, {filtering}, {self.candidates} candidates, {self.ties} ties"
+        return f"{triples}, {self.filtering}, {self.candidates} candidates, {self.ties} ties"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that affect the result, ready for JSON."""
-        known: dict[str, Any] = {
-            "split": self.split,
-            "filtering": "filtered" if self.filtered else "raw",
-            "candidates": self.candidates,
-            "ties": self.ties,
-        }
-        if self.num_candidates is not None:
-            known["seed"] = self.seed
-        return known
+        seed = [] if self.num_candidates is None else ["seed"]
+        return {name: getattr(self, name) for name in ("split", "filtering", "candidates", "ties", *seed)}
 
 
 HITS_AT = (1, 3, 10, 50)
@@ -483,16 +480,13 @@ def relation_categories(triples: np.ndarray, num_relations: int) -> RelationCate
     >>> relation_categories(np.array([[0, 0, 5], [1, 0, 5], [2, 0, 5], [3, 0, 6]]), 1).names
     ['N-1']
     """
-    # A pair becomes one number, as in KnownTriples; sorted numbers give the distinct ones.
-    with_head = triples[:, 0].astype(np.int64) * num_relations + triples[:, 1]
-    with_tail = triples[:, 2].astype(np.int64) * num_relations + triples[:, 1]
-    order = np.lexsort((triples[:, 2], with_head))
-    head, tail = with_head[order], triples[order, 2]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (head[1:] != head[:-1]) | (tail[1:] != tail[:-1])
-    num_triples = np.bincount(head[new] % num_relations, minlength=num_relations)
-    num_heads = np.bincount(np.unique(with_head) % num_relations, minlength=num_relations)
-    num_tails = np.bincount(np.unique(with_tail) % num_relations, minlength=num_relations)
+    heads, relations, tails = triples.astype(np.int64).T
+    # A pair becomes one number, as in KnownTriples, and so does a pair with a tail.
+    with_head, pair = np.unique(heads * num_relations + relations, return_inverse=True)
+    _, distinct = np.unique(pair * (tails.max(initial=0) + 1) + tails, return_index=True)
+    with_tail = np.unique(tails * num_relations + relations)
+    counted = (relations[distinct], with_head % num_relations, with_tail % num_relations)
+    num_triples, num_heads, num_tails = (np.bincount(ids, minlength=num_relations) for ids in counted)
     with np.errstate(invalid="ignore"):  # 0 / 0 of a relation without triples
         tails_per_head, heads_per_tail = num_triples / num_heads, num_triples / num_tails
     place = 2 * (heads_per_tail >= MANY_FROM).astype(int) + (tails_per_head >= MANY_FROM)
@@ -516,8 +510,12 @@ def load_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
         content = load_json(path)
         results[path.name] = content
         results |= {f"{path.name}: {split}": result for split, result in content.items()}
+    return rankings(results)
+
+
+def rankings(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return those of some contents that are ranking results."""
+    fields = {PROTOCOL, BOTH}
     return {
-        name: result
-        for name, result in results.items()
-        if isinstance(result, dict) and PROTOCOL in result and BOTH in result
+        name: result for name, result in results.items() if isinstance(result, dict) and fields <= set(result)
     }

@@ -13,7 +13,7 @@ from torch import Tensor
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel
-from dglkge.typing import RELATION, Relation, RowSource, Side
+from dglkge.typing import RELATION, Ids, Relation, RowSource, Side
 
 BLOCK_ELEMENTS = 30_000
 """Elements of a block: just below torch's threshold for multithreading, which costs more than this work."""
@@ -110,10 +110,8 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
             order = np.argsort(query_of, kind="stable")
             places, query_of = places[order], query_of[order]
             for start in range(0, len(places), batch_size):
-                batch_places, batch_queries = (
-                    places[start : start + batch_size],
-                    query_of[start : start + batch_size],
-                )
+                part = slice(start, start + batch_size)
+                batch_places, batch_queries = places[part], query_of[part]
                 relation_ids, anchor_ids = queries[batch_queries[0] : batch_queries[-1] + 1].T
                 yield QueryBatch(
                     side=side,
@@ -207,11 +205,9 @@ def score_queries(
     Scores are exactly comparable only if one device computed them: that of the candidates' rows.
     """
     query = _queries(model, batch, rows, device)
-    query_of = torch.from_numpy(batch.query_of).to(device)
-    unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
-    answers = _gather(rows, batch.candidate_type, unique_ids, device)
-    true_ids = torch.from_numpy(batch.true_ids).to(device)
-    true_scores = exact_scores(model, query, query_of, answers, torch.from_numpy(place).to(device))
+    query_of, true_ids = (torch.from_numpy(ids).to(device) for ids in (batch.query_of, batch.true_ids))
+    answers, place = _gather(rows, batch.candidate_type, batch.true_ids, device)
+    true_scores = exact_scores(model, query, query_of, answers, place)
     keys = (batch.side, batch.anchor_ids, batch.relation_ids)
     index, ids = np.zeros((2, 0), np.int64) if known is None else known.answers(*keys)
     pairs = [(index, ids, np.full(len(ids), -np.inf))]
@@ -219,38 +215,31 @@ def score_queries(
         rule_scores = bonus(*keys)
         true_scores = true_scores + PairScores.from_pairs(*rule_scores).to(device).of(query_of, true_ids)
         pairs.append(rule_scores)
-    return ScoredQueries(
-        query=query,
-        query_of=query_of,
-        true_ids=true_ids,
-        true_scores=true_scores,
-        added=PairScores.from_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device),
-    )
+    added = PairScores.from_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device)
+    return ScoredQueries(query, query_of, true_ids, true_scores, added)
 
 
 def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.device) -> Tensor:
     """Return the queries of a batch in float64, (U, Dq)."""
-    anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
-    relation_ids, place = np.unique(batch.relation_ids, return_inverse=True)
-    relations = rows.gather(RELATION, torch.from_numpy(relation_ids)).to(device)
-    place_of = torch.from_numpy(place.reshape(-1)).to(device)
+    anchors, anchor_of = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
+    relations, relation_of = _gather(rows, RELATION, batch.relation_ids, device)
+    anchors = anchors[anchor_of]
     keys = torch.from_numpy(batch.relation_ids).to(device)
     # Blocks: a relation's row may be a matrix, and there is one for each query.
     step = max(1, RELATION_NUMBERS // model.relation_width)
     # Float64 here decides every comparison; the float32 copy of the query only preselects.
     blocks = [
-        model.query(anchors[block].double(), relations[place_of[block]].double(), batch.side, keys[block])
+        model.query(anchors[block].double(), relations[relation_of[block]].double(), batch.side, keys[block])
         for block in (slice(first, first + step) for first in range(0, len(anchors), step))
     ]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> Tensor:
-    """Look up each distinct row once: (n,) ids -> (n, D) rows."""
+def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Look up each distinct row once: ids (n,) -> rows (U, D), and the place of that of each id (n,)."""
     # A lookup may be a request to another machine, and a batch has few distinct relations.
     unique_ids, place = np.unique(ids, return_inverse=True)
-    unique_rows = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
-    return unique_rows[torch.from_numpy(place).to(device)]
+    return rows.gather(table, torch.from_numpy(unique_ids)).to(device), torch.from_numpy(place).to(device)
 
 
 @contextmanager
@@ -265,11 +254,7 @@ def full_float32_matmuls() -> Iterator[None]:
 
 
 def score_triples(
-    model: KgeModel,
-    triples: np.ndarray,
-    relations: Sequence[Relation],
-    rows: RowSource,
-    bonus: Bonus | None = None,
+    model: KgeModel, triples: Ids, relations: Sequence[Relation], rows: RowSource, bonus: Bonus | None = None
 ) -> dict[Side, np.ndarray]:
     """Score triples (n, 3) in float64 as answers to (h, r, ?) and to (?, r, t): by side (n,) each.
 

@@ -70,6 +70,10 @@ COPIED_PAIRS = 1 << 16
 """Pairs whose candidates are copied to a device at a time; a multiple of every block of exact scores."""
 
 
+Count = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+""":func:`count_greater`, or its plain twin."""
+
+
 class RankedShard:
     """A shard during one ranking; rows and ids may be copied to a device."""
 
@@ -93,11 +97,7 @@ class RankedShard:
 
 
 def rank_against_shard(
-    model: KgeModel,
-    queries: ScoredQueries,
-    shard: RankedShard,
-    count: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = count_greater,
-    on_device: bool = False,
+    model: KgeModel, queries: ScoredQueries, shard: RankedShard, count: Count, on_device: bool
 ) -> tuple[Tensor, Tensor]:
     """Count the rows of a shard that score higher than, and the same as, each true answer: (K,) int64 each.
 
@@ -173,8 +173,7 @@ class _AddedPlaces:
         # of a tile of scores are one slice.
         order = torch.argsort(place // tile, stable=True)
         self._place, self._query, self._values = place[order], query[order], added.values[here][order].float()
-        num_tiles = math.ceil(len(shard.rows) / tile)
-        tiles = torch.arange(num_tiles + 1, device=place.device)
+        tiles = torch.arange(math.ceil(len(shard.rows) / tile) + 1, device=place.device)
         self._starts = torch.searchsorted(self._place // tile, tiles)
 
     def add_to(self, scores: Tensor, first_query: int, first_place: int) -> None:
@@ -218,12 +217,9 @@ def rank_against_candidates(
     answer, place, ids = answer[is_here], place[is_here], ids[is_here]
     scores = _scores_at(model, queries, answer, shard.rows, place)
     scores = scores + queries.added.of(queries.query_of[answer], ids)
-    true_scores = queries.true_scores[answer]
-    num_answers = len(queries.true_ids)
-    return (
-        torch.bincount(answer[scores > true_scores], minlength=num_answers),
-        torch.bincount(answer[scores == true_scores], minlength=num_answers),
-    )
+    true_scores, num_answers = queries.true_scores[answer], len(queries.true_ids)
+    greater = torch.bincount(answer[scores > true_scores], minlength=num_answers)
+    return greater, torch.bincount(answer[scores == true_scores], minlength=num_answers)
 
 
 def _scores_at(

@@ -19,21 +19,20 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from dglkge.kernels.hashing import GOLDEN_GAMMA
 from dglkge.kernels.jit import carray, compiled, compiled_inline, overload
 from dglkge.kernels.rows import LOOKAHEAD, pointer_to, prefetch_bytes, prefetch_row, row_at
 from dglkge.kernels.rules import add_decay, average, clip_row, decay_row, is_finite, limit_row
-
-#: Multiplier of Fibonacci hashing: 2**64 divided by the golden ratio (Knuth, TAOCP vol. 3, section 6.4).
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled_inline
 def slot_of(key: Any, mask: Any) -> Any:
     """Return the first slot of a key in a hash table of ``mask`` + 1 slots, a power of two.
 
+    Fibonacci hashing: the multiplier is 2**64 divided by the golden ratio (Knuth, TAOCP vol. 3, section 6.4).
     The upper bits of the product are the well mixed ones, so 20 of the lower ones are dropped.
     """
-    return ((np.uint64(key) * GOLDEN) >> np.uint64(20)) & mask
+    return ((np.uint64(key) * GOLDEN_GAMMA) >> np.uint64(20)) & mask
 
 
 @compiled_inline
@@ -237,14 +236,9 @@ def update_loop(formula: Callable) -> Callable:
     """
 
     def update(
-        rows: ndarray,
-        state: tuple,
-        targets: ndarray,
-        selected: ndarray,
-        chain: tuple,
-        links: tuple,
-        numbers: tuple,
-    ) -> int:
+        rows: ndarray, state: tuple, targets: ndarray, selected: ndarray,
+        chain: tuple, links: tuple, numbers: tuple,
+    ) -> int:  # fmt: skip
         heads, next_sources, addresses, counts = chain
         mean, max_row_norm, weight_decay, kept, max_norm = links
         gradient = np.empty(rows.shape[1], rows.dtype)

@@ -221,14 +221,9 @@ def fill_scaled_distances(offset: ndarray, scale: ndarray, candidates: ndarray, 
 
 @compiled_unaliased
 def _add_scaled(
-    offset: ndarray,
-    scale: ndarray,
-    candidate: ndarray,
-    gradient: float,
-    grad_offset: ndarray,
-    grad_scale: ndarray,
-    grad_candidate: ndarray,
-) -> None:
+    offset: ndarray, scale: ndarray, candidate: ndarray, gradient: float,
+    grad_offset: ndarray, grad_scale: ndarray, grad_candidate: ndarray,
+) -> None:  # fmt: skip
     """Add the gradients of one pair; rows "(D,)"."""
     zero = gradient - gradient
     for k in range(offset.shape[0]):
@@ -248,11 +243,6 @@ def add_scaled_gradients(rows: tuple, gradients: ndarray, grad_rows: tuple) -> N
         for i in range(len(offset)):
             for j in range(first, min(first + SCALED_BLOCK, len(candidates))):
                 _add_scaled(
-                    offset[i],
-                    scale[i],
-                    candidates[j],
-                    gradients[i, j],
-                    grad_offset[i],
-                    grad_scale[i],
-                    grad_candidates[j],
-                )
+                    offset[i], scale[i], candidates[j], gradients[i, j],
+                    grad_offset[i], grad_scale[i], grad_candidates[j],
+                )  # fmt: skip

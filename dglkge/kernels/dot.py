@@ -113,15 +113,9 @@ def penalize(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -
 # Seven arrays: that they do not overlap is promised of arguments, not of the members of a tuple.
 @compiled_unaliased
 def add_query_gradients(
-    anchor: ndarray,
-    relation: ndarray,
-    truth: ndarray,
-    grad_query: ndarray,
-    grad_anchor: ndarray,
-    grad_relation: ndarray,
-    grad_truth: ndarray,
-    numbers: tuple,
-) -> None:
+    anchor: ndarray, relation: ndarray, truth: ndarray, grad_query: ndarray,
+    grad_anchor: ndarray, grad_relation: ndarray, grad_truth: ndarray, numbers: tuple,
+) -> None:  # fmt: skip
     """Add the gradients of a query's three rows; ``grad_query`` holds the contribution of the negatives.
 
     ``numbers`` = (is_complex, conjugate, gradients of the scores of the true answer and of the own entity).
@@ -154,15 +148,9 @@ def add_query_gradients(
 
 @compiled
 def write_gradients(
-    rows: tuple,
-    operator: tuple,
-    places: tuple,
-    grad_queries: ndarray,
-    grad_scores: tuple,
-    factors: ndarray,
-    n3: float,
-    gradients: tuple,
-) -> float:
+    rows: tuple, operator: tuple, places: tuple, grad_queries: ndarray,
+    grad_scores: tuple, factors: ndarray, n3: float, gradients: tuple,
+) -> float:  # fmt: skip
     """Write the gradients of the batch's rows; returns the sum of the triples' penalties times their factors.
 
     Parameters
@@ -255,13 +243,9 @@ def add_cubes(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) 
 
 @compiled_unaliased
 def add_product_squares(
-    anchor: ndarray,
-    relation: ndarray,
-    factor: float,
-    is_complex: bool,
-    grad_anchor: ndarray,
-    grad_relation: ndarray,
-) -> float:
+    anchor: ndarray, relation: ndarray, factor: float, is_complex: bool,
+    grad_anchor: ndarray, grad_relation: ndarray,
+) -> float:  # fmt: skip
     """Add factor times the gradients of the squares of anchor o relation; returns the sum of the squares."""
     total = anchor.dtype.type(0)
     twice = factor + factor

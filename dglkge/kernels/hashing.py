@@ -245,15 +245,9 @@ def group_by_low_bits(hashes: ndarray, offsets: ndarray, bits: int) -> tuple[nda
 
 @compiled
 def intern_names(
-    rows: ndarray,
-    names: tuple,
-    bits: int,
-    shard: int,
-    slots: ndarray,
-    known: tuple,
-    num_known: int,
-    ids: ndarray,
-) -> int:
+    rows: ndarray, names: tuple, bits: int, shard: int,
+    slots: ndarray, known: tuple, num_known: int, ids: ndarray,
+) -> int:  # fmt: skip
     """Look up names in a hash table of names, add those that are new, and return the number of names in it.
 
     Two names are the same if 96 bits of their hashes are: the bytes of known names are not read, because they

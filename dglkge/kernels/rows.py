@@ -205,7 +205,7 @@ def widen_rows(words: ndarray, places: ndarray, is_half: bool, rows: ndarray) ->
     """Write rows of words (N, D) at some places (n,) as float32, from float16 or bfloat16; places are not
     checked.
 
-    The plain twin is torch's own conversion: see :func:`dglkge.optim.narrow_rows.widen_plain`.
+    The plain twin is torch's own conversion: see :func:`dglkge.optim.narrow_rows.widen`.
     """
     for i in range(places.shape[0]):
         if i + LOOKAHEAD < places.shape[0]:

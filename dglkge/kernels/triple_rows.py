@@ -131,14 +131,9 @@ def neighbour_lists(heads: ndarray, tails: ndarray, starts: ndarray) -> ndarray:
 
 @compiled
 def place_greedily(
-    order: ndarray,
-    starts: ndarray,
-    neighbours: ndarray,
-    in_degrees: ndarray,
-    room: ndarray,
-    loads: ndarray,
-    parts: ndarray,
-) -> None:
+    order: ndarray, starts: ndarray, neighbours: ndarray, in_degrees: ndarray,
+    room: ndarray, loads: ndarray, parts: ndarray,
+) -> None:  # fmt: skip
     """Place every node into the partition with most of its neighbours, weighted by the room there.
 
     The weight is the smaller free share of nodes and of edges. Among equals the least loaded partition wins,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import queue
 import threading
 import time
 from typing import Any
@@ -31,7 +30,6 @@ _ANNOUNCE_AFTER_SECONDS = 2.0
 _GRACE_SECONDS = 1.0
 #: Limit of a question to torch's store, which answers within milliseconds while its process runs.
 _STORE_SECONDS = 5.0
-_SILENT = "torch's store does not answer"
 
 #: Fields of an outbox's header.
 _WRITTEN, _READ, _FIRST_PLACE = range(3)
@@ -126,11 +124,8 @@ class Alltoall:
         outgoing = torch.from_numpy(sent).to(self.device)
         incoming = torch.from_numpy(received)
         landing = incoming.to(self.device)
-        self._wait(
-            dist.all_to_all_single(
-                landing, outgoing, received_bytes, sent_bytes, group=self._group, async_op=True
-            )
-        )
+        lengths = (received_bytes, sent_bytes)
+        self._wait(dist.all_to_all_single(landing, outgoing, *lengths, group=self._group, async_op=True))
         if landing is not incoming:
             incoming.copy_(landing)
 
@@ -180,8 +175,7 @@ class Alltoall:
             except RuntimeError as error:
                 if not announced:
                     announced = True
-                    with contextlib.suppress(RuntimeError):  # rank 0 has exited or is stopped
-                        self._num_announced(self.rank, add=1)
+                    self._num_announced(self.rank, add=1)
                 ended_early = time.monotonic() - started < 0.9 * patience
                 patience = deadline - time.monotonic()
                 if ended_early:
@@ -190,42 +184,34 @@ class Alltoall:
                 if ended_early or patience <= 0:
                     raise self._failure(error) from error
 
-    def _num_announced(self, rank: int, add: int = 0) -> int:
+    def _num_announced(self, rank: int, add: int = 0) -> int | None:
         """Number of times that a rank has announced the current collective in the store.
 
-        A RuntimeError if rank 0, which holds the store, has ended or does not answer.
+        None if rank 0, which holds the store, has ended or does not answer.
         """
         if self._store_is_silent:
-            raise RuntimeError(_SILENT)
+            return None
         # torch has no public access to the store of the default group.
         # add() with 0 reads a counter at once, where get() would block until the key exists.
         store = dist.distributed_c10d._get_default_store()
-        answer: queue.Queue[Any] = queue.Queue()
+        answers: list[int] = []
 
         def ask() -> None:
-            try:
-                answer.put(store.add(f"{self._name}/{self._sequence}/{rank}", add))
-            except RuntimeError as error:
-                answer.put(error)
+            with contextlib.suppress(RuntimeError):  # rank 0 has exited
+                answers.append(store.add(f"{self._name}/{self._sequence}/{rank}", add))
 
         # In a thread: the store's client has no timeout, and waits for ever where rank 0 is stopped.
-        threading.Thread(target=ask, daemon=True, name="dglkge-store").start()
-        try:
-            reply = answer.get(timeout=_STORE_SECONDS)
-        except queue.Empty:
-            # The thread holds the client's lock, so that later questions would wait as well.
-            self._store_is_silent = True
-            raise RuntimeError(_SILENT) from None
-        if isinstance(reply, RuntimeError):
-            raise reply
-        return int(reply)
+        thread = threading.Thread(target=ask, daemon=True, name="dglkge-store")
+        thread.start()
+        thread.join(_STORE_SECONDS)
+        # The thread holds the client's lock, so that later questions would wait as well.
+        self._store_is_silent = not answers and thread.is_alive()
+        return answers[0] if answers else None
 
     def _failure(self, error: RuntimeError) -> Exception:
         """Exception for a collective that did not complete; names the ranks that have not announced it."""
-        try:
-            missing = [rank for rank in range(self.size) if self._num_announced(rank) == 0]
-        except RuntimeError:
-            missing = []
+        counts = [self._num_announced(rank) for rank in range(self.size)]
+        missing = [] if None in counts else [rank for rank, count in enumerate(counts) if count == 0]
         who = f"trainers {missing} did not come" if missing else "a trainer is gone"
         if self._store_is_silent:
             who = "trainer 0, which holds torch's store, did not answer"
@@ -241,11 +227,16 @@ class SharedAlltoall(Alltoall):
     """The default process group; through shared memory where all trainers can read one another's.
 
     Its constructor is a collective, with the parameters of :class:`Alltoall`.
+
+    Attributes
+    ----------
+    near : Neighbours or None
+        The other trainers if messages go through shared memory.
     """
 
     def __init__(self, timeout_seconds: float, purpose: str, duty: str) -> None:
         super().__init__(timeout_seconds, purpose=purpose, duty=duty)
-        self._near: Neighbours | None = None
+        self.near: Neighbours | None = None
         self._round = 0
         if self.size == 1:
             return
@@ -254,15 +245,10 @@ class SharedAlltoall(Alltoall):
         others = open_neighbours([(rank, address) for rank, address in addresses if rank != self.rank])
         # All trainers must take the same path.
         if all(self.gather(others is not None)) and outbox is not None and others is not None:
-            self._near = Neighbours(outbox, others, timeout_seconds, purpose, duty)
-
-    @property
-    def is_near(self) -> bool:
-        """Whether messages go through shared memory."""
-        return self._near is not None
+            self.near = Neighbours(outbox, others, timeout_seconds, purpose, duty)
 
     def counts(self, counts: ndarray) -> ndarray:
-        if self._near is None:
+        if self.near is None:
             return super().counts(counts)
         sent, received = np.ascontiguousarray(counts), np.empty_like(counts)
         row_bytes = [sent[0].nbytes] * self.size
@@ -274,31 +260,31 @@ class SharedAlltoall(Alltoall):
     def messages(
         self, sent: ndarray, sent_bytes: list[int], received: ndarray, received_bytes: list[int]
     ) -> None:
-        if self._near is None:
+        if self.near is None:
             super().messages(sent, sent_bytes, received, received_bytes)
             return
         ends = np.cumsum(sent_bytes)
-        self._write(self._near, sent, ends - sent_bytes, ends)
-        self._read(self._near, received, received_bytes)
+        self._write(self.near, sent, ends - sent_bytes, ends)
+        self._read(self.near, received, received_bytes)
 
     def share(self, message: ndarray, received: ndarray, received_bytes: list[int]) -> None:
-        if self._near is None:
+        if self.near is None:
             super().share(message, received, received_bytes)
             return
-        self._write(self._near, message, np.zeros(self.size, np.int64), np.full(self.size, len(message)))
-        self._read(self._near, received, received_bytes)
+        self._write(self.near, message, np.zeros(self.size, np.int64), np.full(self.size, len(message)))
+        self._read(self.near, received, received_bytes)
 
     def sum_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of float32 numbers (n,) of all trainers, added in float64 in the order of ranks.
 
         In shared memory each trainer adds a slice, and float32 goes both ways.
         """
-        if self._near is None:
+        if self.near is None:
             total = values.double()
             if self.size > 1:
                 self._wait(dist.all_reduce(total, async_op=True))
             return total
-        near, numbers = self._near, values.detach().contiguous().numpy()
+        near, numbers = self.near, values.detach().contiguous().numpy()
         bounds = np.array([len(numbers) * rank // self.size for rank in range(self.size + 1)])
         own = slice(int(bounds[self.rank]), int(bounds[self.rank + 1]))
         self._write(near, numbers.view(np.uint8), 4 * bounds[:-1], 4 * bounds[1:])

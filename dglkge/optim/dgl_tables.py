@@ -95,9 +95,8 @@ def make_state(
                 f"{tuple(earlier.shape[1:])}, this one needs {shape}: delete the other one first"
             )
         if earlier is None:  # is_gdata=False: not data of the graph
-            earlier = DistTensor(
-                (num_rows, *shape), dtype, name, part_policy=policy_of(embedding), is_gdata=False
-            )
+            policy = policy_of(embedding)
+            earlier = DistTensor((num_rows, *shape), dtype, name, part_policy=policy, is_gdata=False)
         state[key] = _STATE[(*identity, key)] = earlier
     return state
 
@@ -170,6 +169,12 @@ class Trace:
         self._embedding._trace.extend(pairs)
 
 
+def call_alive(method: Callable[[], Any]) -> None:
+    """Call a method that is referenced weakly, if its object is still there."""
+    if (alive := method()) is not None:
+        alive()
+
+
 class FencedTensor(DistTensor):
     """View of a distributed tensor that waits for the background step before each read or write.
 
@@ -184,17 +189,12 @@ class FencedTensor(DistTensor):
         self._fenced = tensor
         self._fence = finish
 
-    def _finish(self) -> None:
-        finish = self._fence()
-        if finish is not None:
-            finish()
-
     def __getitem__(self, ids: Any) -> Any:
-        self._finish()
+        call_alive(self._fence)
         return self._fenced[ids]
 
     def __setitem__(self, ids: Any, rows: Any) -> None:
-        self._finish()
+        call_alive(self._fence)
         self._fenced[ids] = rows
 
 
@@ -272,19 +272,15 @@ def write_back(
     index = torch.from_numpy(ids)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for tensor, new_rows in zip(tensors, rows):
-        if tensor.dtype == WORD_DTYPE:
-            value = torch.from_numpy(new_rows.view(np.int16))
-        else:
-            value = torch.from_numpy(new_rows).to(tensor.dtype)
+        is_word = tensor.dtype == WORD_DTYPE
+        value = torch.from_numpy(new_rows.view(np.int16) if is_word else new_rows).to(tensor.dtype)
         tensor[index] = value
         while deadline is not None and not torch.allclose(
             tensor[index], value, rtol=0, atol=0, equal_nan=True
         ):
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "
-                    f"within {timeout_seconds:g} s"
-                )
+                what = f"{len(ids)} rows of {tensor.name!r} within {timeout_seconds:g} s"
+                raise TimeoutError(f"optimizer step: the servers did not take {what}")
 
 
 #: Method that multiplies the gradients by a number; returns whether one of any trainer is not finite.
@@ -326,9 +322,6 @@ class EmbeddingParameter(Tensor):
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
         return self._scaled
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"EmbeddingParameter({self.embedding.name!r})"
 
 
 class ScaledGradients(Tensor):

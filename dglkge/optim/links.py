@@ -125,7 +125,7 @@ class RuleStep(NamedTuple):
         return update_loop(self.rule.formula)(rows, flat, targets, selected, chain, links, numbers)
 
     def update_plain(
-        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, counts: Tensor | None = None
+        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, counts: Tensor
     ) -> int:
         """Update rows in place with plain torch: the twin of the links and of every rule's loop.
 
@@ -137,12 +137,10 @@ class RuleStep(NamedTuple):
             "(n,) int64": distinct rows of ``tables``.
         gradient : Tensor
             "(n, D)" sum of the gradients of each target.
-        counts : Tensor, optional
-            "(n,) int64" number of gradients in each sum; needed for the mean only.
+        counts : Tensor
+            "(n,) int64" number of gradients in each sum.
         """
         if self.mean:
-            if counts is None:
-                raise ValueError("update_plain: the mean of gradients needs their numbers (counts)")
             gradient = gradient / counts[:, None]
         return int(self.update_there(tables, targets, gradient))
 
@@ -161,20 +159,19 @@ class RuleStep(NamedTuple):
         return update(self.rule, tables, targets, gradient, limits, lr, self.num_steps)
 
 
-Limits = tuple[float, float, float, float]
-"""``max_row_norm``, ``weight_decay``, ``kept`` and ``max_norm`` of a :class:`RuleStep`."""
-
-
 def update_rows(
     rule: UpdateRule,
     tables: Sequence[Tensor],
     targets: Tensor,
     gradient: Tensor,
-    limits: Limits,
+    limits: tuple[float, float, float, float],
     lr: float,
     num_steps: int,
 ) -> Tensor:
-    """Update rows in place, without a branch on a number of a row; see :meth:`RuleStep.update_plain`."""
+    """Update rows in place, without a branch on a number of a row; see :meth:`RuleStep.update_plain`.
+
+    Limits are ``max_row_norm``, ``weight_decay``, ``kept`` and ``max_norm`` of a :class:`RuleStep`.
+    """
     max_row_norm, weight_decay, kept, max_norm = limits
     finite = torch.isfinite(gradient).all(dim=1)
     before = [table[targets] for table in tables]
@@ -207,10 +204,6 @@ def limit_norms_plain(rows: Tensor, max_norm: float) -> None:
         wide = rows.double()
         lengths = (wide**2).sum(dim=1, keepdim=True).sqrt()
         rows.copy_(torch.where(lengths > max_norm, wide * (max_norm / lengths), wide))
-
-
-#: Types in which gradient rows may be sent.
-WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -276,7 +269,7 @@ class Options:
         for name, (first, second) in words.items():
             if (value := getattr(self, name)) not in (first, second):
                 raise ValueError(f"{name} must be {first!r} or {second!r}, got {value!r}")
-        if self.wire_dtype not in WIRE_DTYPES:
+        if self.wire_dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"wire_dtype must be torch.float32, bfloat16 or float16, got {self.wire_dtype}")
         if self.max_lag < 1:
             raise ValueError(f"max_lag must be at least 1, got {self.max_lag}")

@@ -48,22 +48,17 @@ def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str
     the places.
     """
     if not is_narrow(rows) or kernels == "reference":
-        return widen_plain(rows, places, out)
+        index = torch.from_numpy(places)
+        if not is_narrow(rows):
+            return torch.index_select(rows, 0, index, out=out)
+        narrow = torch.index_select(rows, 0, index)
+        return narrow.float() if out is None else out.copy_(narrow)
     # The compiled loop reads at these places without a check of bounds.
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(rows):
         raise IndexError(f"rows {int(places.min())} to {int(places.max())}, expected 0 to {len(rows) - 1}")
     widened = torch.empty(len(places), rows.shape[1]) if out is None else out
     widen_rows(words_of(rows), places, rows.dtype == torch.float16, widened.numpy())
     return widened
-
-
-def widen_plain(rows: Tensor, places: ndarray, out: Tensor | None = None) -> Tensor:
-    """Plain twin of :func:`widen`, by torch alone."""
-    index = torch.from_numpy(places)
-    if not is_narrow(rows):
-        return torch.index_select(rows, 0, index, out=out)
-    narrow = torch.index_select(rows, 0, index)
-    return narrow.float() if out is None else out.copy_(narrow)
 
 
 class NarrowEmbedding(DistEmbedding):

@@ -15,7 +15,7 @@ carries the steps of each trainer, so that all know how far the slowest one is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,11 @@ from numpy import ndarray
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.row_chains import GradientRows, padded
 from dglkge.optim.workspace import Scratch
+
+
+def view(memory: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:
+    """Elements of some bytes as an array of another type, a view."""
+    return memory[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)
 
 
 class Section(NamedTuple):
@@ -75,13 +80,11 @@ class WireFormat:
 
     def ids(self, message: ndarray, section: Section) -> ndarray:
         """The ids of a section, "(num_rows,)" of ``id_dtype``, a view."""
-        return message[section.ids : section.ids + section.num_rows * self.id_dtype.itemsize].view(
-            self.id_dtype
-        )
+        return view(message, section.ids, section.num_rows, self.id_dtype)
 
     def counts(self, message: ndarray, section: Section) -> ndarray:
         """The numbers of gradients of a section, "(num_rows,) int32", a view."""
-        return message[section.counts : section.counts + section.num_rows * 4].view(np.int32)
+        return view(message, section.counts, section.num_rows, np.dtype(np.int32))
 
     def rows(self, message: ndarray, table: int, section: Section) -> torch.Tensor:
         """The rows of a section, "(num_rows, dim)" of the table's type, a view."""
@@ -129,13 +132,6 @@ def owner_ranks(ids: ndarray, starts: ndarray, machines: Sequence[ndarray]) -> n
     return owners
 
 
-class Route(NamedTuple):
-    """Owners of the rows of a table: boundaries of the machines' ranges, ranks on each machine."""
-
-    starts: ndarray
-    machines: Sequence[ndarray]
-
-
 @dataclass
 class GradientExchange:
     """Sends the gradient rows of all trainers to the trainers that own the rows.
@@ -143,8 +139,10 @@ class GradientExchange:
     Attributes
     ----------
     group : Alltoall
-    routes : sequence of Route
-        One for each table.
+    starts : sequence of ndarray
+        For each table, the boundaries of the machines' ranges of ids.
+    machines : sequence of ndarray
+        Ranks on each machine.
     chains : sequence of GradientRows
         One for each table, holding this trainer's own gradients when :meth:`run` is called.
     wire : WireFormat
@@ -153,7 +151,8 @@ class GradientExchange:
     """
 
     group: Alltoall
-    routes: Sequence[Route]
+    starts: Sequence[ndarray]
+    machines: Sequence[ndarray]
     chains: Sequence[GradientRows]
     wire: WireFormat
 
@@ -171,19 +170,14 @@ class GradientExchange:
         active : ndarray
             "(num_tables,) bool": whether any trainer had a gradient for the table.
         """
-        num_tables, size = len(self.chains), self.group.size
+        num_tables = len(self.chains)
         totals = np.array([chains.num_sources for chains in self.chains], np.int64)
-        by_rank = [self._by_rank(table) for table in range(num_tables)]
+        by_rank, row_counts = self._by_rank([self.group.rank])
         # To each rank: its number of rows of each table, and whether this trainer has any gradient at all.
         # Every trainer then knows which tables are active, which the global bias correction of Adam counts.
-        counts = np.empty((size, 2 * num_tables), np.int64)
-        counts[:, num_tables:] = totals
-        for table, parts in enumerate(by_rank):
-            counts[:, table] = [
-                0 if rank == self.group.rank else len(part) for rank, part in enumerate(parts)
-            ]
+        counts = np.hstack([row_counts, np.tile(totals, (self.group.size, 1))])
         received_counts = self.group.counts(counts)
-        sent, sent_bytes = self._pack(counts[:, :num_tables], by_rank)
+        sent, sent_bytes = self._pack(row_counts, by_rank)
         plans = [self.wire.plan(row) for row in received_counts[:, :num_tables]]
         received_bytes = [num_bytes for _, num_bytes in plans]
         received = self._scratch.bytes("received", sum(received_bytes))
@@ -191,60 +185,63 @@ class GradientExchange:
         self.sent_bytes += sum(sent_bytes) + counts.nbytes
         # Received ids that are new here become keys after the own ones; all received rows are this trainer's.
         num_own = [chains.num_keys for chains in self.chains]
-        self._unpack(received, plans)
+        self._unpack(received, plans, self.chains)
         owned = [
             np.concatenate([parts[self.group.rank], np.arange(before, chains.num_keys)])
             for parts, before, chains in zip(by_rank, num_own, self.chains)
         ]
         return owned, np.any(received_counts[:, num_tables:], axis=0)
 
-    def _by_rank(self, table: int) -> list[ndarray]:
-        """Positions of a table's keys for each owner's rank."""
-        owners = owner_ranks(self.chains[table].keys, *self.routes[table])
-        order = np.argsort(owners, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(owners, minlength=self.group.size))[:-1])
+    def _by_rank(self, here: Collection[int]) -> tuple[list[list[ndarray]], ndarray]:
+        """Positions of each table's keys for each owner's rank, and their numbers "(size, num_tables) int64",
+        0 for the ranks to which nothing is sent.
+        """
+        size, by_rank = self.group.size, []
+        for chains, starts in zip(self.chains, self.starts):
+            owners = owner_ranks(chains.keys, starts, self.machines)
+            order = np.argsort(owners, kind="stable")
+            by_rank.append(np.split(order, np.cumsum(np.bincount(owners, minlength=size))[:-1]))
+        counts = [[0 if rank in here else len(parts[rank]) for parts in by_rank] for rank in range(size)]
+        return by_rank, np.array(counts, np.int64)
 
-    def _pack(self, counts: ndarray, by_rank: list[list[ndarray]]) -> tuple[ndarray, list[int]]:
+    def _pack(self, num_rows: ndarray, by_rank: list[list[ndarray]]) -> tuple[ndarray, list[int]]:
         """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
-        plans = [self.wire.plan(row) for row in counts]
+        wire, plans = self.wire, [self.wire.plan(row) for row in num_rows]
         sizes = [num_bytes for _, num_bytes in plans]
         sent = self._scratch.bytes("sent", sum(sizes))
-        start = 0
-        for rank, (sections, num_bytes) in enumerate(plans):
-            message = sent[start : start + num_bytes]
-            for table, section in enumerate(sections):
-                if section.num_rows:
-                    self._pack_section(table, section, by_rank[table][rank], message)
-            start += num_bytes
+        for rank, table, section, message in _sections(sent, plans):
+            chains, selected = self.chains[table], by_rank[table][rank]
+            wire.ids(message, section)[:] = chains.keys[selected]
+            counts = np.empty(section.num_rows, np.int64)
+            chains.merge_into(selected, wire.rows(message, table, section), counts, self._scratch)
+            if wire.with_counts:
+                wire.counts(message, section)[:] = counts
         return sent, sizes
 
-    def _pack_section(self, table: int, section: Section, selected: ndarray, message: ndarray) -> None:
-        """Write the merged rows of the selected keys of one table into a message."""
-        chains, wire = self.chains[table], self.wire
-        wire.ids(message, section)[:] = chains.keys[selected]
-        counts = np.empty(section.num_rows, np.int64)
-        chains.merge_into(selected, wire.rows(message, table, section), counts, self._scratch)
-        if wire.with_counts:
-            wire.counts(message, section)[:] = counts
+    def _unpack(
+        self, received: ndarray, plans: list[tuple[list[Section], int]], targets: Sequence[GradientRows]
+    ) -> None:
+        """Add all received rows to the tables' chains, widened if they were sent in a narrower type."""
+        wire = self.wire
+        for rank, table, section, message in _sections(received, plans):
+            chains, rows = targets[table], wire.rows(message, table, section)
+            if rows.element_size() < chains.dtype.itemsize:
+                rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)
+            counts = wire.counts(message, section) if wire.with_counts else None
+            chains.add(wire.ids(message, section).astype(np.int64), rows.numpy(), counts)
 
-    def _unpack(self, received: ndarray, plans: list[tuple[list[Section], int]]) -> None:
-        """Add all received rows to the chains."""
-        start = 0
-        for rank, (sections, num_bytes) in enumerate(plans):
-            message = received[start : start + num_bytes]
-            start += num_bytes
-            for table, section in enumerate(sections):
-                if section.num_rows:
-                    self._unpack_section(rank, table, section, message)
 
-    def _unpack_section(self, rank: int, table: int, section: Section, message: ndarray) -> None:
-        """Add the rows of one section to the table's chains, widened if they were sent in a narrower type."""
-        chains, wire = self.chains[table], self.wire
-        rows = wire.rows(message, table, section)
-        if rows.element_size() < chains.dtype.itemsize:
-            rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)
-        counts = wire.counts(message, section) if wire.with_counts else None
-        chains.add(wire.ids(message, section).astype(np.int64), rows.numpy(), counts)
+def _sections(
+    messages: ndarray, plans: list[tuple[list[Section], int]]
+) -> Iterator[tuple[int, int, Section, ndarray]]:
+    """Yield rank, table, section and message of each section with rows, of messages one after the other."""
+    start = 0
+    for rank, (sections, num_bytes) in enumerate(plans):
+        message = messages[start : start + num_bytes]
+        start += num_bytes
+        for table, section in enumerate(sections):
+            if section.num_rows:
+                yield rank, table, section, message
 
 
 #: A thread with nothing to send waits so long before it joins a round: others may have something for it.
@@ -264,7 +261,7 @@ class LaggedExchange(GradientExchange):
     ----------
     group : Alltoall
         All trainers, in a group that nothing else uses.
-    routes, chains, wire
+    starts, machines, chains, wire
         As for :class:`GradientExchange`.
     part_id : int
         Partition on this trainer's machine. Its rows are not sent: the trainer updates them itself.
@@ -281,7 +278,6 @@ class LaggedExchange(GradientExchange):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.arrived = [type(chains)(chains.dim, chains.dtype) for chains in self.chains]
-        self._receiver = GradientExchange(self.group, self.routes, self.arrived, self.wire)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -358,13 +354,9 @@ class LaggedExchange(GradientExchange):
 
     def _pack_step(self) -> tuple[list[ndarray], list[bytes]]:
         """Merge the rows of a step; returns the positions of this machine's, and a message to each rank."""
-        size, num_tables = self.group.size, len(self.chains)
-        by_rank = [self._by_rank(table) for table in range(num_tables)]
-        here = self.routes[0].machines[self.part_id]
+        here = self.machines[self.part_id]
+        by_rank, counts = self._by_rank(here)
         own_keys = [np.sort(np.concatenate([parts[rank] for rank in here])) for parts in by_rank]
-        counts = np.array(
-            [[0 if rank in here else len(parts[rank]) for parts in by_rank] for rank in range(size)], np.int64
-        )
         packed, sizes = self._pack(counts, by_rank)
         ends = np.cumsum(sizes)
         # A message says how many rows of each table it has: several may travel in a round.
@@ -416,12 +408,11 @@ class LaggedExchange(GradientExchange):
         """Apply the messages of a round, one step after the other."""
         start, head = 0, 8 * len(self.chains)
         while start < len(arrived):
-            counts = arrived[start : start + head].copy().view(np.int64)
-            sections, num_bytes = self.wire.plan(counts.tolist())
-            start += head
+            plan = self.wire.plan(arrived[start : start + head].copy().view(np.int64).tolist())
+            start, end = start + head, start + head + plan[1]
             # Aligned anew: sections are read as numbers of eight bytes.
-            self._receiver._unpack(arrived[start : start + num_bytes].copy(), [(sections, num_bytes)])
-            start += num_bytes
+            self._unpack(arrived[start:end].copy(), [plan], self.arrived)
+            start = end
             self.apply()
             for table_chains in self.arrived:
                 table_chains.clear()

@@ -15,8 +15,6 @@ from dglkge.kernels.chains import chain_delivered, chain_sources, index_keys, ma
 from dglkge.optim.links import RuleStep
 from dglkge.optim.workspace import Scratch, split
 
-_ALIGNMENT_BYTES = 8
-
 #: Of a neighbour's rows: place of each key's sum, and number of gradients in each sum.
 Delivered = tuple[ndarray, ndarray]
 
@@ -29,10 +27,7 @@ def padded(num_bytes: int) -> int:
     >>> padded(0), padded(1), padded(8)
     (0, 8, 8)
     """
-    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-_SMALLEST_CAPACITY = 1024
+    return -(-num_bytes // 8) * 8
 
 
 class GradientRows:
@@ -56,7 +51,7 @@ class GradientRows:
         self.dtype = np.dtype(dtype)
         self.num_keys = self.num_sources = 0
         self._kept: list[ndarray] = []
-        self._allocate(_SMALLEST_CAPACITY)
+        self._allocate(1024)
 
     @property
     def row_dtype(self) -> torch.dtype:
@@ -309,5 +304,4 @@ def clipped_squares(rows: Tensor, value: float | None) -> float:
     finite = torch.isfinite(rows).all(dim=1)
     if value is not None:
         rows[finite] = rows[finite].clamp(-value, value)
-    norm = torch.linalg.vector_norm(rows[finite], dtype=torch.float64)
-    return float(norm) ** 2
+    return float(torch.linalg.vector_norm(rows[finite], dtype=torch.float64)) ** 2

@@ -9,6 +9,7 @@ nor numba is imported before a rule computes: planning reads the size of the sta
 from __future__ import annotations
 
 import abc
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,8 +44,7 @@ class UpdateRule(abc.ABC):
 
     def of(self, group: Mapping[str, Any]) -> UpdateRule:
         """Return this rule with the hyper-parameters of a group; a ValueError if one is out of range."""
-        hyper = self.hyper
-        changed = {name: group[name] for name, value in hyper.items() if group.get(name, value) != value}
+        changed = {name: group[name] for name, value in self.hyper.items() if group.get(name, value) != value}
         return replace(self, **changed) if changed else self
 
     @abc.abstractmethod
@@ -84,7 +84,15 @@ def not_negative(name: str, value: Any) -> float:
     return float(value)
 
 
-# The formulas are imported by the properties: numba's import takes 0.5 s, and planning needs none of it.
+def _formula(name: str) -> Any:
+    """Property: a formula of ``dglkge.kernels.rules``, imported when it is read.
+
+    numba's import takes 0.5 s, and planning needs none of it.
+    """
+    rules, doc = "dglkge.kernels.rules", f"Compiled update of one row: ``kernels.rules.{name}``."
+    return property(lambda rule: getattr(importlib.import_module(rules), name), doc=doc)
+
+
 @dataclass(frozen=True)
 class Adagrad(UpdateRule):
     """Adagrad: the sum of squared gradients of each number of a row. Formula: ``kernels.rules.adagrad``.
@@ -99,6 +107,7 @@ class Adagrad(UpdateRule):
 
     help: ClassVar[str] = "Adagrad, a sum of squares for each number (Duchi et al. 2011)"
     fixed: ClassVar[tuple[str, ...]] = ("eps_inside_root",)
+    formula = _formula("adagrad")
 
     eps: float = 1e-10
     eps_inside_root: bool = False
@@ -109,12 +118,6 @@ class Adagrad(UpdateRule):
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {"sum": (dim,)}
 
-    @property
-    def formula(self) -> Callable[..., Any]:
-        from dglkge.kernels.rules import adagrad
-
-        return adagrad
-
     def numbers(self, lr: float, num_steps: int, kind: Callable[..., Any]) -> tuple[Any, ...]:
         return kind(lr), kind(self.eps), self.eps_inside_root
 
@@ -122,12 +125,10 @@ class Adagrad(UpdateRule):
         self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         (total,) = state
-        total += gradient**2
-        rows -= lr * gradient / self.root(total)
-
-    def root(self, total: Tensor) -> Tensor:
-        """Denominator of an update: the root of the sum of squares, with epsilon."""
-        return (total + self.eps).sqrt() if self.eps_inside_root else total.sqrt() + self.eps
+        is_row_wise = total.dim() < rows.dim()
+        total += (gradient**2).mean(dim=1) if is_row_wise else gradient**2
+        root = (total + self.eps).sqrt() if self.eps_inside_root else total.sqrt() + self.eps
+        rows -= lr * gradient / (root[:, None] if is_row_wise else root)
 
 
 @dataclass(frozen=True)
@@ -138,22 +139,10 @@ class RowWiseAdagrad(Adagrad):
     """
 
     help: ClassVar[str] = "Adagrad with one sum of squares for a row (as PyTorch-BigGraph's)"
+    formula = _formula("row_adagrad")
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {"sum": ()}
-
-    @property
-    def formula(self) -> Callable[..., Any]:
-        from dglkge.kernels.rules import row_adagrad
-
-        return row_adagrad
-
-    def update_rows(
-        self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
-    ) -> None:
-        (total,) = state
-        total += (gradient**2).mean(dim=1)
-        rows -= lr * gradient / self.root(total)[:, None]
 
 
 @dataclass(frozen=True)
@@ -176,6 +165,7 @@ class Adam(UpdateRule):
 
     help: ClassVar[str] = "Adam on the rows of a batch, with a step count for each row (Kingma and Ba 2015)"
     fixed: ClassVar[tuple[str, ...]] = ("bias_correction", "row_wise")
+    formula = _formula("adam")
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -191,12 +181,6 @@ class Adam(UpdateRule):
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {"step": (), "mem": (dim,), "power": () if self.row_wise else (dim,)}
-
-    @property
-    def formula(self) -> Callable[..., Any]:
-        from dglkge.kernels.rules import adam
-
-        return adam
 
     def numbers(self, lr: float, num_steps: int, kind: Callable[..., Any]) -> tuple[Any, ...]:
         beta1, beta2 = self.betas

@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.dgl_tables import EmbeddingParameter, identity_of, key_of
+from dglkge.optim.dgl_tables import EmbeddingParameter, call_alive, identity_of, key_of
 from dglkge.optim.links import NEUTRAL, Options, RuleStep, UpdateResult
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.row_chains import Clipping, GradientRows
@@ -35,12 +35,6 @@ _STEPPED_BY: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
-
-
-def _call_alive(method: Callable[[], Any]) -> None:
-    """Call a method that is referenced weakly, if its object is still there."""
-    if (alive := method()) is not None:
-        alive()
 
 
 class SparseOptimizer(SavedState, torch.optim.Optimizer):
@@ -103,7 +97,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._rule = rule
         self._options = Options(**options)
         self._mean = self._options.duplicates == "mean"
-        self._timeout_seconds = self._options.timeout_seconds
         self.tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
@@ -116,7 +109,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._result: UpdateResult | None = None
         # The thread of a background step, or of a lagged exchange, and the user's own collectives would
         # interleave in one group.
-        self._group = Alltoall(self._timeout_seconds, own_group=overlap or not self._options.synchronous)
+        self._group = Alltoall(
+            self._options.timeout_seconds, own_group=overlap or not self._options.synchronous
+        )
         self._rank, self._world_size = self._group.rank, self._group.size
         links = dict(zip(NEUTRAL, (weight_decay, decoupled_weight_decay, max_row_norm)))
         defaults = {"lr": lr, **links, **rule.hyper}
@@ -182,9 +177,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         common = {name: self.defaults[name] for name in ("lr", *NEUTRAL)}
         # The rule is not part of the group: a state file has no objects, and is loaded into one of equal
         # rules.
-        group = {
-            name: value for name, value in {**common, **rule.hyper, **param_group}.items() if name != "rule"
-        }
+        group = {**common, **rule.hyper, **param_group}
+        group.pop("rule", None)
         RuleStep.of(rule, group)  # a ValueError names what is out of range
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
@@ -234,8 +228,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
-        num_steps = max(1, table.num_steps)
-        return RuleStep.of(table.rule, hyper, self._mean, table.max_norm, num_steps, number)
+        return RuleStep.of(table.rule, hyper, self._mean, table.max_norm, max(1, table.num_steps), number)
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
@@ -249,7 +242,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._num_late_bad = np.zeros(len(self.tables), np.int64)
         starts, chains = zip(*((table.starts, table.chains) for table in self.tables))
         # Weak: the exchange belongs to the optimizer.
-        apply = functools.partial(_call_alive, weakref.WeakMethod(self._apply_arrived))
+        apply = functools.partial(call_alive, weakref.WeakMethod(self._apply_arrived))
         ways = (self._options.synchronous, self._options.max_lag, apply)
         self._exchange = StepExchange(self._group, self.tables[0].part_id, starts, chains, wire, *ways)
 
@@ -265,13 +258,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _apply_arrived(self) -> None:
         """Update this trainer's rows from the gradients of other machines; in the exchange's thread."""
-        lagged = self._exchange.lagged
-        if lagged is None:
-            return
-        hyper_of = self._hyper_of()
+        hyper_of, arrived = self._hyper_of(), self._exchange.lagged.arrived  # type: ignore[union-attr]
         # One thread at a time: both use the tables' room, and no update of this trainer is lost.
         with self._updating, torch.no_grad():
-            for place, (table, gradients) in enumerate(zip(self.tables, lagged.arrived)):
+            for place, (table, gradients) in enumerate(zip(self.tables, arrived)):
                 step = self._rule_step(table, hyper_of[table.key], self.num_started)
                 self._num_late_bad[place] += table.update(
                     step, gradients, np.arange(gradients.num_keys), None
@@ -358,19 +348,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         return self._result
 
     def _start(
-        self,
-        pairs_by_table: Sequence[Pairs],
-        extra: int = 0,
-        other_squares: float = 0.0,
-        number: int | None = None,
+        self, pairs: Sequence[Pairs], extra: int = 0, other_squares: float = 0.0, number: int | None = None
     ) -> UpdateResult | None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self._claim()
         self.finish()
-        if number is None:
-            number = self.num_started
+        number = self.num_started if number is None else number
         self.num_started += 1
-        run = functools.partial(self._run, pairs_by_table, self._hyper_of(), extra, other_squares, number)
+        run = functools.partial(self._run, pairs, self._hyper_of(), extra, other_squares, number)
         if self._thread is None:
             return run()
         self._step = self._thread.submit(run)
@@ -397,21 +382,16 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run(
-        self,
-        pairs_by_table: Sequence[Pairs],
-        hyper_of: Mapping[str, Mapping[str, Any]],
-        extra: int,
-        other_squares: float,
-        number: int,
+        self, pairs: Sequence[Pairs], hyper: Mapping[str, Any], extra: int, other_squares: float, number: int
     ) -> UpdateResult:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
-        limit = self._timeout_seconds if self._options.synchronous else None
+        limit = self._options.timeout_seconds if self._options.synchronous else None
         num_bad, factor = np.zeros(len(self.tables), np.int64), 1.0
         try:
             self._enter("merge")
-            for table, pairs in zip(self.tables, pairs_by_table):
-                table.collect(pairs)
+            for table, pairs_of_table in zip(self.tables, pairs):
+                table.collect(pairs_of_table)
             self._enter("exchange")
             turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter, extra)
             gradients = [table.chains for table in self.tables]
@@ -423,7 +403,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 with self._updating:
                     for place, table in enumerate(self.tables):
                         table.num_steps += int(turn == 0 and active[place])
-                        step = self._rule_step(table, hyper_of[table.key], number)
+                        step = self._rule_step(table, hyper[table.key], number)
                         num_bad[place] += table.update(step, gradients[place], selected[place], limit)
                 self._enter("exchange")
         except BaseException:
@@ -462,12 +442,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if not num_bad.any():
             return
         self.num_skipped_rows += int(num_bad.sum())
-        text = ", ".join(
-            f"{count} rows of {table.label!r}" for table, count in zip(self.tables, num_bad) if count
-        )
+        rows = [f"{count} rows of {table.label!r}" for table, count in zip(self.tables, num_bad) if count]
+        message = f"the gradient is not finite for {', '.join(rows)}; these rows were not updated"
         if self._options.nonfinite == "raise":
-            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
-        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
+            raise FloatingPointError(message)
+        logger.warning(message)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients that have arrived; reads whose backward is still to come are kept.

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import key_of, state_array, write_back
-from dglkge.optim.links import RuleStep
+from dglkge.optim.links import Options, RuleStep
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -81,10 +81,9 @@ class SavedRows(NamedTuple):
 
     def write_away(self, timeout_seconds: float) -> None:
         """Write the rows of other machines through the kvstore."""
-        start, stop = self.table.own_range
+        (start, stop), tensors = self.table.own_range, list(self.table.state.values())
         away = np.flatnonzero((self.ids < start) | (self.ids >= stop))
         if len(away):
-            tensors = list(self.table.state.values())
             rows = [self.rows(tensor, away) for tensor in tensors]
             write_back(tensors, self.ids[away], rows, timeout_seconds)
 
@@ -126,9 +125,8 @@ def _node_ids(
     if params.get("id_space", {}).get(label) == "original":
         original_ids = maps.get(table.label)
         if original_ids is None:
-            raise ValueError(
-                f"state of {table.label!r} is saved by original ids: give original_ids to load it"
-            )
+            message = f"state of {table.label!r} is saved by original ids: give original_ids to load it"
+            raise ValueError(message)
         inverse = np.empty(len(original_ids), np.int64)
         inverse[np.asarray(original_ids)] = np.arange(len(original_ids))
         return inverse[array]
@@ -148,12 +146,9 @@ def file_of(path: str | bytes | os.PathLike[str], rank: int) -> Path:
 
 def read_files(path: str | bytes | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read all files of one save that this machine can see, in the order of ranks."""
-    prefix = file_of(path, 0).with_name(file_of(path, 0).name[:-1])
-    ranks = sorted(
-        int(file.name[len(prefix.name) :])
-        for file in prefix.parent.glob(glob.escape(prefix.name) + "*")
-        if file.name[len(prefix.name) :].isdigit()
-    )
+    prefix = f"{os.fsdecode(path)}_"
+    endings = [name.removeprefix(prefix) for name in glob.glob(f"{glob.escape(prefix)}*")]
+    ranks = sorted(int(ending) for ending in endings if ending.isdigit())
     contents = [_read_file(file_of(path, rank)) for rank in ranks]
     world_size = contents[0][PARAMS].get(WORLD_SIZE, len(ranks)) if contents else 0
     if stale := [rank for rank in ranks if rank >= world_size]:
@@ -214,11 +209,12 @@ class SavedState(abc.ABC):
 
     param_groups: list[dict[str, Any]]
     tables: list[Table]
+    _table_of_key: dict[str, Table]
     _states: dict[str, Any]
     _group: Alltoall
     _rank: int
     _world_size: int
-    _timeout_seconds: float
+    _options: Options
     _exchange: StepExchange
 
     @abc.abstractmethod
@@ -236,12 +232,6 @@ class SavedState(abc.ABC):
         """State of each embedding by name: a ``DistTensor``, or a tuple of them."""
         self.finish()
         return self._states
-
-    @property
-    def _defaults(self) -> dict[str, float]:
-        """Hyper-parameters of the first group under DGL's names."""
-        names = ("_lr", "_eps", "_beta1", "_beta2")
-        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     _lr, _eps = _hyper_parameter("lr"), _hyper_parameter("eps")
     _beta1, _beta2 = _hyper_parameter("betas", 0), _hyper_parameter("betas", 1)
@@ -270,12 +260,13 @@ class SavedState(abc.ABC):
                 for tensor in table.state.values()
             }
             states[table.label] = {IDS: ids, STATES: rows}
-        label_of = {table.key: table.label for table in tables}
+        of_dgl = [name for name in ("_lr", "_eps", "_beta1", "_beta2") if hasattr(self, name)]
         params = {
             WORLD_SIZE: self._world_size,
-            **self._defaults,
+            **{name: getattr(self, name) for name in of_dgl},
             GROUPS: [
-                {**group, "params": [label_of[key] for key in keys]} for keys, group in self._keyed_groups()
+                {**group, "params": [self._table_of_key[key].label for key in keys]}
+                for keys, group in self._keyed_groups()
             ],
             "num_steps": {table.label: table.num_steps for table in tables},
             "keys": {table.label: table.key for table in tables},
@@ -315,7 +306,7 @@ class SavedState(abc.ABC):
         self._take_over(local_state_dict[PARAMS])
         for part in saved_rows:
             part.write_here()
-            part.write_away(self._timeout_seconds)
+            part.write_away(self._options.timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike[str], original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; a collective.
@@ -411,17 +402,16 @@ class SavedState(abc.ABC):
             raise ValueError(
                 f"the saved state has groups of {sizes} parameters, this optimizer of {own_sizes}"
             )
-        by_key = {table.key: table for table in self.tables}
         states, num_steps, named = {}, {}, []
         for (keys, _), saved_group in zip(groups, saved_groups):
             for key, number in zip(keys, saved_group["params"]):
-                table, saved = by_key[key], state_dict["state"].get(number)
+                table, saved = self._table_of_key[key], state_dict["state"].get(number)
                 if saved is None:
                     continue  # torch saves nothing for a parameter that never had a gradient
                 states[table.label] = _torch_table_state(table, saved)
                 if "step" in saved:
                     num_steps[table.label] = int(torch.as_tensor(saved["step"]).max())
-            named.append({**saved_group, "params": [by_key[key].label for key in keys]})
+            named.append({**saved_group, "params": [self._table_of_key[key].label for key in keys]})
         keys_of = {table.label: table.key for table in self.tables}
         return {PARAMS: {GROUPS: named, "num_steps": num_steps, "keys": keys_of}, EMB_STATES: states}
 
@@ -471,9 +461,6 @@ class SavedState(abc.ABC):
                 RuleStep.of(rule, {**group, **saved})  # a ValueError names what is out of range
             taken.append((group, saved))
         for group, saved in taken:
-            for key, value in saved.items():
-                if key in group and group[key] != value:
-                    logger.info("%s was %s, the file says %s", key, group[key], value)
             group.update(saved)
         for label, num_steps in params.get("num_steps", {}).items():
             if (table := _table_of(label, params, self.tables)) is not None:

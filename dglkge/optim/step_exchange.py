@@ -24,13 +24,7 @@ import torch
 from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.network_exchange import (
-    GradientExchange,
-    LaggedExchange,
-    Route,
-    WireFormat,
-    ranks_by_machine,
-)
+from dglkge.optim.network_exchange import GradientExchange, LaggedExchange, WireFormat, ranks_by_machine, view
 from dglkge.optim.outboxes import NeighbourOutbox, Neighbours, Outbox, open_neighbours, usable
 from dglkge.optim.row_chains import GradientRows, padded
 from dglkge.optim.workspace import Scratch
@@ -42,16 +36,12 @@ _PUBLISHED, _DELIVERED, _FINISHED, _EXTRA, _FIRST_COUNT = range(5)
 #: Header fields of each table: number of keys and gradients; offsets in the body of ids, slots, counts and
 #: rows; number of rows that were not finite, and of those that were delivered.
 _FIELDS_A_TABLE = 8
+_INT32 = np.dtype(np.int32)
 
 
 def num_fields(num_tables: int) -> int:
     """Header fields that an outbox needs for so many tables."""
-    return _fields_of(num_tables).start
-
-
-def _fields_of(table: int) -> slice:
-    """Header fields of a table."""
-    return slice(_FIRST_COUNT + _FIELDS_A_TABLE * table, _FIRST_COUNT + _FIELDS_A_TABLE * (table + 1))
+    return _FIRST_COUNT + _FIELDS_A_TABLE * num_tables
 
 
 @dataclass
@@ -85,7 +75,10 @@ class SharedExchange:
         self._outbox, self._neighbours = self.boxes.outbox, self.boxes.others
         self._step = self.sent_bytes = 0
         self._scratch = Scratch()
-        self._fields = [_fields_of(table) for table in range(len(self.chains))]
+
+    def _of_tables(self, box: Any) -> ndarray:
+        """Header fields of all tables, "(num_tables, 8)"."""
+        return box.fields[_FIRST_COUNT : num_fields(len(self.chains))].reshape(-1, _FIELDS_A_TABLE)
 
     def run(self, owned: Sequence[ndarray], enter: Callable[[str], None]) -> Iterator[list[ndarray]]:
         """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
@@ -120,8 +113,7 @@ class SharedExchange:
         """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
         run.
         """
-        boxes: list[Any] = [self._outbox, *self._neighbours]
-        return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
+        return np.any([self._of_tables(box)[:, 1] for box in (self._outbox, *self._neighbours)], axis=0)
 
     def finish(self, num_bad: ndarray, extra: int) -> tuple[ndarray, int]:
         """Wait until every trainer of the machine has finished the step; returns the sums of both
@@ -130,36 +122,28 @@ class SharedExchange:
         # No trainer reads these fields before FINISHED has this step's number, and none writes them again
         # before all have published the next step, that is, after all have read them.
         self._outbox.fields[_EXTRA] = extra
-        for fields, bad in zip(self._fields, num_bad):
-            self._outbox.fields[fields][6] = bad
+        self._of_tables(self._outbox)[:, 6] = num_bad
         self._outbox.fields[_FINISHED] = self._step
         self.boxes.wait(_FINISHED, self._step)
-        extra_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
-        neighbours_bad = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
-        return num_bad + np.sum(neighbours_bad, axis=0, dtype=np.int64), extra_sum
-
-    def fail(self) -> None:
-        """Mark this trainer as failed: the others stop waiting for it."""
-        self._outbox.fail()
+        boxes = (self._outbox, *self._neighbours)
+        extra_sum = sum(int(box.fields[_EXTRA]) for box in boxes)
+        return np.sum([self._of_tables(box)[:, 6] for box in boxes], axis=0), extra_sum
 
     def _publish(self, owned: Sequence[ndarray]) -> None:
         """Write the ids of this trainer's keys, and reserve room for all that may follow."""
-        end, plan = 0, []
-        id_bytes = self.wire.id_dtype.itemsize
-        for chains, keys, dtype in zip(self.chains, owned, self.wire.row_dtypes):
-            ids = end
-            slots = ids + padded(len(keys) * id_bytes)
+        end, id_dtype = 0, self.wire.id_dtype
+        of_tables = self._of_tables(self._outbox)
+        for fields, chains, keys, dtype in zip(of_tables, self.chains, owned, self.wire.row_dtypes):
+            slots = end + padded(len(keys) * id_dtype.itemsize)
             counts = slots + padded(len(keys) * 4)
             rows = counts + padded(len(keys) * 4)
-            end = rows + padded(len(keys) * chains.dim * dtype.itemsize)
-            plan.append((len(keys), chains.num_sources, ids, slots, counts, rows))
-        self._outbox.reserve(end)
-        body = self._outbox.body
-        for chains, keys, fields, numbers in zip(self.chains, owned, self._fields, plan):
             # Field 6, the number of bad rows, is left: a neighbour may still read that of the last step.
-            self._outbox.fields[fields][:6] = numbers
-            _view(body, numbers[2], len(keys), self.wire.id_dtype)[:] = chains.keys[keys]
-            self.sent_bytes += len(keys) * id_bytes
+            fields[:6] = len(keys), chains.num_sources, end, slots, counts, rows
+            end = rows + padded(len(keys) * chains.dim * dtype.itemsize)
+        self._outbox.reserve(end)
+        for fields, chains, keys in zip(of_tables, self.chains, owned):
+            view(self._outbox.body, fields[2], len(keys), id_dtype)[:] = chains.keys[keys]
+            self.sent_bytes += len(keys) * id_dtype.itemsize
         self._outbox.fields[_PUBLISHED] = self._step
 
     def _choose(self) -> tuple[list[ndarray], list[list[ndarray]], list[ndarray]]:
@@ -180,28 +164,27 @@ class SharedExchange:
 
     def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
         """Ids that a neighbour published for a table, "(n,) int64"."""
-        num_keys, _, offset = box.fields[self._fields[table]][:3]
-        return _view(box.body, offset, num_keys, self.wire.id_dtype).astype(np.int64)
+        num_keys, _, offset = self._of_tables(box)[table, :3]
+        return view(box.body, offset, num_keys, self.wire.id_dtype).astype(np.int64)
 
     def _deliver(self, owned: Sequence[ndarray], mine: Sequence[ndarray]) -> None:
         """Write the merged rows of the keys that others own; a key's slot is the number of its row among
         them.
         """
         body = self._outbox.body
-        for table, (keys, is_mine) in enumerate(zip(owned, mine)):
-            chains, dtype = self.chains[table], self.wire.row_dtypes[table]
+        tables = zip(self._of_tables(self._outbox), self.chains, self.wire.row_dtypes, owned, mine)
+        for fields, chains, dtype, keys, is_mine in tables:
             selected = keys[~is_mine]
             num_keys, num_rows = len(keys), len(selected)
-            _, _, _, slots, counts, rows, _, _ = self._outbox.fields[self._fields[table]]
-            self._outbox.fields[self._fields[table]][7] = num_rows
+            slots, counts, rows = fields[3:6]
+            fields[7] = num_rows
             if num_rows == 0:
                 continue
-            slot_of = _view(body, slots, num_keys, np.dtype(np.int32))
-            slot_of[~is_mine] = np.arange(num_rows)
+            view(body, slots, num_keys, _INT32)[~is_mine] = np.arange(num_rows)
             counts_of = np.empty(num_rows, np.int64)
             target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
             chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)
-            _view(body, counts, num_rows, np.dtype(np.int32))[:] = counts_of
+            view(body, counts, num_rows, _INT32)[:] = counts_of
             self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
         self._outbox.fields[_DELIVERED] = self._step
 
@@ -211,25 +194,18 @@ class SharedExchange:
             dtype = self.wire.row_dtypes[table]
             plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
             for number, (box, keys) in enumerate(zip(self._neighbours, positions[table])):
-                num_keys, _, _, slots, counts, rows, _, num_rows = box.fields[self._fields[table]]
+                num_keys, _, _, slots, counts, rows, _, num_rows = self._of_tables(box)[table]
                 if num_rows == 0:
                     continue
-                row_of, count_of = (
-                    _view(box.body, *place, np.dtype(np.int32))
-                    for place in ((slots, num_keys), (counts, num_rows))
-                )
-                sums = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
+                row_of = view(box.body, slots, num_keys, _INT32)
+                count_of = view(box.body, counts, num_rows, _INT32)
+                sums = view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
                 if dtype.itemsize < chains.dtype.itemsize:
                     wide = self._scratch.take((table, number), int(num_rows), chains.dim, chains.row_dtype)
                     sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
                 else:
                     sums = sums.view(chains.dtype)
                 chains.add_delivered(keys, key_owners, self.place, (row_of, count_of), sums)
-
-
-def _view(body: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:
-    """Elements of a body as an array of another type, a view."""
-    return body[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)
 
 
 def ignore_phase(phase: str) -> None:
@@ -293,8 +269,7 @@ class StepExchange:
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         if not synchronous:
             if num_machines > 1:
-                routes = [Route(table_starts, machines) for table_starts in starts]
-                self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
+                self.lagged = LaggedExchange(group, starts, machines, chains, wire, part_id, max_lag, apply)
             return
         neighbours = open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
         # All trainers must take the same path: if one cannot share memory, none does.
@@ -310,9 +285,7 @@ class StepExchange:
                 "the trainers of a machine cannot share memory: their gradients go through the network"
             )
         if len(machines) > 1 or self._neighbours is None:
-            self._network = GradientExchange(
-                group, [Route(table_starts, machines) for table_starts in starts], chains, wire
-            )
+            self._network = GradientExchange(group, starts, machines, chains, wire)
 
     @property
     def sent_bytes(self) -> int:
@@ -370,4 +343,4 @@ class StepExchange:
     def fail(self) -> None:
         """Mark this trainer as failed: the trainers of this machine stop waiting for it."""
         if self._neighbours is not None:
-            self._neighbours.fail()
+            self._neighbours.boxes.outbox.fail()

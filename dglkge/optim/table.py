@@ -104,10 +104,8 @@ class Table:
             # The compiled loops write at these ids without a check of bounds.
             lowest, highest = int(id_array.min()), int(id_array.max())
             if lowest < 0 or highest >= self.num_rows:
-                raise ValueError(
-                    f"gradient of {self.label!r}: id {lowest if lowest < 0 else highest} is not in "
-                    f"[0, {self.num_rows})"
-                )
+                wrong = lowest if lowest < 0 else highest
+                raise ValueError(f"gradient of {self.label!r}: id {wrong} is not in [0, {self.num_rows})")
             self.chains.add(id_array, rows.detach().to("cpu", self.compute_dtype).contiguous().numpy())
 
     def warm_up(self, step: RuleStep) -> None:
@@ -152,8 +150,7 @@ class Table:
             num_bad += self._apply(gradients, step, arrays, ids[here] - start, selected[here], ids[here])
         away = ~here
         copies = dgl_tables.fetch(tensors, ids[away])
-        places = np.arange(len(copies[0]))
-        num_bad += self._apply(gradients, step, copies, places, selected[away], ids[away])
+        num_bad += self._apply(gradients, step, copies, np.arange(len(copies[0])), selected[away], ids[away])
         dgl_tables.write_back(tensors, ids[away], copies, timeout_seconds)
         return num_bad
 

@@ -60,8 +60,7 @@ class Scratch:
     """
 
     def __init__(self, device: torch.device | None = None, pinned: bool = False) -> None:
-        is_plain = device is None and not pinned
-        self._pieces: Pieces = next(_shared) if _shared is not None and is_plain else {}
+        self._pieces: Pieces = next(_shared) if _shared is not None and device is None and not pinned else {}
         self._device = device
         self._pinned = pinned
 

@@ -189,8 +189,8 @@ def plan_memory(
     config: Config, size: DatasetSize, num_trainers: int, num_servers: int, base: ProcessBase = ProcessBase()
 ) -> list[PlannedHost]:
     """Plan every machine of a job by its number; without servers it is one process alone, and no launcher."""
-    places = range(len(size.parts))
-    return [_plan_host(config, size, place, num_trainers, num_servers, base) for place in places]
+    job = (num_trainers, num_servers, base)
+    return [_plan_host(config, size, machine, *job) for machine in range(len(size.parts))]
 
 
 def _plan_host(
@@ -215,8 +215,8 @@ def _plan_host(
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     dense = shared.dense_numbers(config)
     # One trainer of the job copies what it writes, to memory or to a file that is mapped.
-    dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
-    dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
+    stored = DENSE_STORED_BYTES * dense * (machine == 0)
+    dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size) + stored
     known = known_bytes(config, size) + num_trainers * negatives_bytes(config, size)
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
@@ -245,10 +245,9 @@ def _plan_host(
     versions = 2 + (config.training.num_epochs // period if period else 0) + config.checkpoint.keep_best
     # Files have float32 whatever the type of the tables.
     file_bytes = shared.table_bytes(part, config.changed(tables=config.tables.changed(dtype="float32")))
-    disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
+    disk_bytes = versions * (file_bytes + state_bytes + stored) + features
     # The slices are joined in a file of their own before they are written.
-    disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
-    disk_bytes += features
+    disk_bytes += stored * (config.dense.sharding == "fsdp")
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device, in_files
     )
@@ -285,8 +284,7 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     # Sides with equally many negatives share them, unless each has those of its range.
     drawn = counts if config.sampling.has_directed_buckets else set(counts)
     num_machines = 1 if size is None else len(size.parts)
-    num_negatives = _num_chunks(config, num_machines) * sum(drawn) if is_sampled(config) else 0
-    return 2 * share + num_negatives, share
+    return 2 * share + _num_chunks(config, num_machines) * sum(drawn), share
 
 
 def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
@@ -311,8 +309,8 @@ def batch_row_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
-    """Return the number of negatives of a query for each side that is trained."""
-    counts = [count for count in config.negatives.per_side.values() if count]
+    """Return the number of negatives of a query for each side that is trained; none if they are not drawn."""
+    counts = [count for count in config.negatives.per_side.values() if count and is_sampled(config)]
     if size is not None and config.negatives.takes_all:
         # The largest type: an upper bound where types differ in size.
         return [max(count for table, count in size.num_rows.items() if table != RELATION)] * len(counts)
@@ -377,13 +375,13 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
     # Distinct rows, rows by place, and the gradients of both.
     rows = 4 * batch_row_bytes(config, size, world_size)
-    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
+    counts = negatives_per_side(config, size)
     scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
     # Queries of both sides and their gradients.
     queries = 4 * num_relations * shared.query_dim(config) * shared.FLOAT_BYTES
     batch = int(SPARE_SHARE * rows) + scores + queries + device_candidate_bytes(config, size, world_size)
     if shared.configured_score_function(config).memory_passes:
-        pairs = min(num_relations, config.negatives.chunk_size) * max(counts)
+        pairs = min(num_relations, config.negatives.chunk_size) * max(counts, default=0)
         # Differences, and half as many moduli and weights each.
         batch += 2 * shared.FLOAT_BYTES * min(DEVICE_DISTANCE_NUMBERS, pairs * dim)
     shard = 0
@@ -420,9 +418,8 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
     if not num_rows:
         return 0
     num_queries = num_candidate_queries(config)
-    owned = sum(
-        count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in num_rows.items()
-    )
+    numbers = sum(count * shared.row_width(table, config) for table, count in num_rows.items())
+    owned = numbers * shared.FLOAT_BYTES
     block = min(num_queries * max(num_rows.values()), DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, a single
@@ -443,8 +440,6 @@ def num_candidate_queries(config: Config) -> int:
 
 def negatives_bytes(config: Config, size: DatasetSize) -> int:
     """Return the memory in which one trainer keeps what its negatives are drawn and masked by."""
-    if not is_sampled(config):
-        return 0
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
     num_samplers = len(counts if config.sampling.has_directed_buckets else set(counts))
@@ -471,8 +466,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
     rows = 2 * batch_row_bytes(config, size, world_size)
     # Of the side with more of them, and of both sides together.
-    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
-    num_negatives, num_scored = max(counts), sum(counts)
+    counts = negatives_per_side(config, size)
+    num_negatives, num_scored = max(counts, default=0), sum(counts)
     in_chunk = min(num_relations, config.negatives.chunk_size)
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)

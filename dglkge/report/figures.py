@@ -21,7 +21,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
-from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
+from dglkge.evaluation.metrics import BOTH, PROTOCOL, SIDES, Protocol, RankingResult, rankings
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import LinkQuery
 from dglkge.inference.whole_tables import Tables
@@ -151,8 +151,7 @@ def collect(
     """
     labels = run_labels(paths)
     if choices.points:
-        user = "the map of entities (--points 0 leaves it out)"
-        import_extra(user, "sklearn", "report", "scikit-learn")
+        import_extra("the map of entities (--points 0 leaves it out)", "sklearn", "report", "scikit-learn")
     # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
     runs = [open_run(path, dataset, verify) for path in paths]
     datasets: dict[str, dict[str, Any]] = {}
@@ -161,17 +160,12 @@ def collect(
         if key not in datasets:
             datasets[key] = {**dataset_figures(run.dataset, run.degrees), "runs": []}
         datasets[key]["runs"].append(label)
-    figures_of_runs = []
-    for label, run in zip(labels, runs):
-        figures = run_figures(run, choices, label, progress)
-        if choices.points:
-            progress(f"{label}: map", 0, 1)
-            figures["map"] = entity_map(run.tables, run.degrees, choices.points, choices.projection)
-        figures_of_runs.append(figures)
-    configs = [run.checkpoint.config for run in runs]
-    return finite(
-        {"runs": figures_of_runs, "datasets": [*datasets.values()], "configuration": configuration(configs)}
-    )
+    figures = {
+        "runs": [run_figures(run, choices, label, progress) for label, run in zip(labels, runs)],
+        "datasets": [*datasets.values()],
+        "configuration": configuration([run.checkpoint.config for run in runs]),
+    }
+    return finite(figures)
 
 
 def run_labels(paths: Sequence[str]) -> list[str]:
@@ -241,32 +235,31 @@ def degree_histogram(entity_degrees: np.ndarray) -> list[list[int]]:
     >>> degree_histogram(np.array([0, 1, 1, 3, 5]))
     [[0, 0, 1], [1, 1, 2], [2, 3, 1], [4, 7, 1]]
     """
-    classes, low, high = [], 0, 0
-    while low <= entity_degrees.max():
-        classes.append([low, high, int(((entity_degrees >= low) & (entity_degrees <= high)).sum())])
-        low, high = high + 1, 2 * high + 1
-    return classes
+    # frexp's exponent is 0 of 0, 1 of 1, 2 of 2 and 3, 3 of 4 to 7.
+    counts = np.bincount(np.frexp(entity_degrees)[1]).tolist()
+    return [[2**exponent // 2, 2**exponent - 1, count] for exponent, count in enumerate(counts)]
 
 
 def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> dict[str, Any]:
-    """Return the figures of one run, without its map."""
-    checkpoint = run.checkpoint
-    meta = checkpoint.meta
-    described = run.inspect()
+    """Return the figures of one run."""
+    checkpoint, described = run.checkpoint, run.inspect()
     curves = learning_curves(read_lines(records_folder(checkpoint.run_folder) / RUN_STATS_FILE))
     result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
     metrics = result.to_dict()
+    entity_maps = {}
+    if choices.points:
+        progress(f"{label}: map", 0, 1)
+        entity_maps["map"] = entity_map(run.tables, run.degrees, choices.points, choices.projection)
     progress(f"{label}: examples", 0, 1)
     recorded = {
-        split: {"protocol": result["protocol"], "both": result["both"]}
-        for split, result in run.metrics.items()
-        if isinstance(result, dict) and "protocol" in result and "both" in result
+        split: {name: result[name] for name in (PROTOCOL, BOTH)}
+        for split, result in rankings(run.metrics).items()
     }
     return {
         "label": label,
         "path": str(checkpoint.path),
         **{name: described[name] for name in ("version", "model", "optimizer", "seed", "versions", "tables")},
-        "finished_epochs": meta.progress.get(layout.Progress.FINISHED_EPOCHS),
+        "finished_epochs": checkpoint.meta.progress.get(layout.Progress.FINISHED_EPOCHS),
         "dataset": run.dataset.fingerprint,
         "parameters": sum(table["num_rows"] * table["width"] for table in described["tables"]),
         "checkpoint_bytes": described["size_bytes"],
@@ -284,6 +277,7 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
             "relation_categories": metrics["relation_categories"],
         },
         "examples": examples(run, result, triples),
+        **entity_maps,
     }
 
 
@@ -330,15 +324,10 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
     # A relation is not both: with few of them, the better half is best.
     number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
     groups = {"best": ordered[:number], "worst": ordered[max(number, len(ordered) - number) :][::-1]}
-    by_label: dict[str, dict[str, Any]] = {
-        label: {
-            "relation": label,
-            "mrr": both[label].mrr,
-            "num_queries": both[label].num_queries,
-            "queries": [],
-        }
-        for label in chain.from_iterable(groups.values())
-    }
+    by_label: dict[str, dict[str, Any]] = {}
+    for label in chain.from_iterable(groups.values()):
+        mrr, num_queries = both[label].mrr, both[label].num_queries
+        by_label[label] = {"relation": label, "mrr": mrr, "num_queries": num_queries, "queries": []}
     relations, vocabulary = run.dataset.relations, run.dataset.vocabulary
     queries = [
         (place, LinkQuery(side, int(triples[place, side.anchor_column]), id_))

@@ -30,6 +30,7 @@ MOST_NAMES = 25
 HEIGHT, MAP_HEIGHT, ROW_HEIGHT = 300, 560, 20
 
 Figure = dict[str, Any]
+Values = Sequence[Any]
 Runs = Sequence[Mapping[str, Any]]
 
 
@@ -61,13 +62,7 @@ def _axis(title: str, **more: Any) -> Figure:
 
 
 def _bars(
-    x: Sequence[Any],
-    y: Sequence[Any],
-    hover: str,
-    number: int = 0,
-    name: str = "",
-    is_hatched: bool = False,
-    **more: Any,
+    x: Values, y: Values, hover: str, number: int = 0, name: str = "", is_hatched: bool = False, **more: Any
 ) -> Figure:
     """Return the bars of a run, or of a part of it, which may be hatched."""
     marker = {
@@ -78,11 +73,11 @@ def _bars(
     return _trace("bar", x, y, hover, name, marker=marker, **more)
 
 
-def _trace(kind: str, x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: Any) -> Figure:
+def _trace(kind: str, x: Values, y: Values, hover: str, name: str, **more: Any) -> Figure:
     return {"type": kind, "x": x, "y": y, "hovertemplate": hover, "name": shown(name), **more}
 
 
-def _points(x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: Any) -> Figure:
+def _points(x: Values, y: Values, hover: str, name: str, **more: Any) -> Figure:
     """Return the points of a run or of an entity type."""
     return _trace("scatter", x, y, hover, name, **{"mode": "markers", **more})
 
@@ -148,8 +143,7 @@ def by_category(runs: Runs) -> Figure:
             title = f"{run['label']}, {side}" if len(runs) > 1 else side
             hover = "%{x}: MRR %{y:.4f}, %{customdata:,} queries"
             traces.append(_bars(names, mrr, hover, number, title, side == "tail", customdata=counts))
-    axis = _axis("MRR", range=[0, 1])
-    return figure(traces, barmode="group", xaxis={"type": "category"}, yaxis=axis)
+    return figure(traces, barmode="group", xaxis={"type": "category"}, yaxis=_axis("MRR", range=[0, 1]))
 
 
 def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
@@ -227,12 +221,8 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
     types = entities["types"]
     traces = []
     for number, (name, map_) in enumerate(types.items()):
-        marker: Figure = {
-            "size": 6,
-            "opacity": 0.75,
-            "symbol": _of(SYMBOLS, number),
-            "color": _of(PALETTE, number),
-        }
+        symbol, colour = _of(SYMBOLS, number), _of(PALETTE, number)
+        marker: Figure = {"size": 6, "opacity": 0.75, "symbol": symbol, "color": colour}
         if len(types) == 1:
             logarithms = [math.log10(max(1, degree)) for degree in map_["degrees"]]
             ticks = list(range(math.ceil(max(logarithms, default=0)) + 1))
@@ -264,10 +254,10 @@ def _map_names(types: Iterable[Mapping[str, Any]]) -> list[Figure]:
     width, height = (max(max(values) - min(values), 1e-9) for values in (xs, ys))
     names: list[Figure] = []
     for _, x, y, name in points:
-        is_free = all(
-            abs(x - other["x"]) > 0.15 * width or abs(y - other["y"]) > 0.05 * height for other in names
-        )
-        if is_free and len(names) < MOST_NAMES:
+        places = ((other["x"], other["y"]) for other in names)
+        if all(abs(x - at) > 0.15 * width or abs(y - above) > 0.05 * height for at, above in places):
             style = {"showarrow": False, "yshift": 10, "font": {"size": 11}}
             names.append({"x": x, "y": y, "text": shown(_cut(name)), **style})
+            if len(names) == MOST_NAMES:
+                break
     return names

@@ -6,7 +6,7 @@ that has ended.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import re
 import time
@@ -191,8 +191,6 @@ TAIL_BYTES = 65536
 MOST_EVENTS = 200
 
 _LAUNCHER_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)")
-_TRAINER_LOG = "trainer-*.log"
-_FIRST_TRAINER_LOG = "trainer-0.log"
 
 
 def run_state(
@@ -239,9 +237,7 @@ def run_state(
         "run": str(folder),
         "state": FINISHED if is_finished else NEW if not last else STOPPED if is_quiet else TRAINING,
         "progress": progress,
-        "loss": last.get("loss"),
-        Progress.EPOCH_LOSS: last.get(Progress.EPOCH_LOSS),
-        "edges_per_second": last.get("edges_per_second"),
+        **{name: last.get(name) for name in ("loss", Progress.EPOCH_LOSS, "edges_per_second")},
         "seconds_left": None if is_finished else _seconds_left(batches, progress),
         "quiet_seconds": quiet,
         VALID: _validations(lines),
@@ -299,35 +295,30 @@ def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, A
 
 def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> float | None:
     """Return the seconds since the last line; by the time of the file for lines without one."""
-    for line in reversed(lines):
-        try:
-            return max(0.0, now - datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp())
-        except (KeyError, ValueError, AttributeError):
-            break
-    try:
+    with contextlib.suppress(LookupError, ValueError, AttributeError):
+        return max(0.0, now - datetime.fromisoformat(lines[-1]["time"].replace("Z", "+00:00")).timestamp())
+    with contextlib.suppress(OSError):
         return max(0.0, now - (folder / layout.RUN_STATS_FILE).stat().st_mtime)
-    except OSError:
-        return None
+    return None
 
 
 def _newest_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of the published version; empty if there is none."""
     checkpoint = folder / layout.CHECKPOINT_FOLDER
-    try:
+    with contextlib.suppress(OSError, ValueError):
         version = layout.parse_version((checkpoint / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
-    except (OSError, ValueError):
-        return {}
-    path = checkpoint / layout.version_folder(version) / layout.MANIFEST_FILE if version else None
-    return {**(_read_json(path) if path else {}), "version": version}
+        if version:
+            path = checkpoint / layout.version_folder(version) / layout.MANIFEST_FILE
+            return {**_read_json(path), "version": version}
+    return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object; empty if it is absent, half-written or no object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return layout.parse_object(path.read_bytes())
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _find_logs(folder: Path, log_folder: Path | None) -> Path | None:
@@ -351,7 +342,7 @@ def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[
         if isinstance(line.get(VALID), dict) and isinstance(line.get("time"), str):
             message = f"epoch {line['epoch'] + 1}: valid MRR {line[VALID].get('mrr', 0.0):.4f}"
             events.append({"time": line["time"], "process": "trainer 0", "level": "info", "message": message})
-    for path in [] if logs is None else [logs / LAUNCHER_LOG, *sorted(logs.glob(_TRAINER_LOG))]:
+    for path in [] if logs is None else [logs / LAUNCHER_LOG, *sorted(logs.glob("trainer-*.log"))]:
         for text in _tail(path)[-MOST_EVENTS:]:
             record = parse_line(text)
             plain = _LAUNCHER_LINE.fullmatch(text) if record is None and path.name == LAUNCHER_LOG else None
@@ -366,22 +357,19 @@ def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[
 
 def _log_tail(logs: Path, num_lines: int) -> list[str]:
     """Return the last lines of the first trainer's log without those that are events already."""
-    lines = [line for line in _tail(logs / _FIRST_TRAINER_LOG) if parse_line(line) is None]
+    lines = [line for line in _tail(logs / "trainer-0.log") if parse_line(line) is None]
     return [line for line in lines if line.strip() and not is_noise(line)][-num_lines:]
 
 
 def _tail(path: Path) -> list[str]:
     """Return the whole lines in the last TAIL_BYTES of a file; none if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
-    except OSError:
-        return []
-    lines = data.decode(errors="replace").splitlines()
-    # The first one may have begun before.
-    return lines[1:] if size > TAIL_BYTES else lines
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        # The first one may have begun before.
+        return lines[1:] if size > TAIL_BYTES else lines
+    return []
 
 
 PROCESS_GAUGES = (

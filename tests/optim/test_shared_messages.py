@@ -93,7 +93,7 @@ def test_equal_to_the_process_group(is_usable: bool, tmp_path: Path, monkeypatch
         got, expected = everything(near, rank), everything(Alltoall(30), rank)
         equal = [np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(got, expected)]
         sums = [near.sum_rows(numbers(rank, count)) for count in (1, 2, 1001, 70_000)]
-        return near.is_near, equal, [total.double().numpy() for total in sums]
+        return near.near is not None, equal, [total.double().numpy() for total in sums]
 
     for is_near, equal, sums in in_processes(tmp_path, work):
         assert is_near == is_usable and len(equal) == 16 and all(equal)
@@ -131,7 +131,7 @@ def test_a_trainer_that_ends_or_does_not_come_is_named(tmp_path: Path) -> None:
 def test_one_trainer_alone() -> None:
     group, received = SharedAlltoall(1, "exchange", "take part"), np.zeros(3, np.uint8)
     group.share(np.array([1, 2, 3], np.uint8), received, [3])
-    assert not group.is_near and received.tolist() == [1, 2, 3]
+    assert group.near is None and received.tolist() == [1, 2, 3]
     assert group.sum_rows(torch.tensor([0.5])).tolist() == [0.5]
 
 
