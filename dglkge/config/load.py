@@ -28,6 +28,37 @@ NAMED_SCHEMA = "../../schema.json"
 """Its path in the first line of a recipe."""
 
 
+FORMER = {
+    "training.label_smoothing": "training.objective.label_smoothing",
+    "negatives.sampler": "negatives.name",
+    "negatives.all_entities": "negatives.name: all_entities",
+    "optimizer.schedule_every": "optimizer.schedule.every",
+    "dense.schedule_every": "dense.schedule.every",
+    "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
+    "dense.schedule_options": "dense.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
+    "dense.options": "dense.optimizer, a map: {name: AdamW, weight_decay: 0.01}",
+    "optimizer.relation_name": "optimizer.relations.name",
+    "optimizer.relation_lr": "optimizer.relations.lr",
+    "optimizer.beta1": "optimizer.betas, a list",
+    "optimizer.beta2": "optimizer.betas, a list",
+    "training.products": "training.matmul_dtype",
+    "features.projection": "features.mlp, a map: {hidden: [512]}; null: linear",
+    "evaluation.eval_fraction": "evaluation.held_out.fraction",
+    "evaluation.eval_num_batch_negs": "evaluation.held_out.batch_negatives",
+    "evaluation.eval_num_uniform_negs": "evaluation.held_out.uniform_negatives",
+    **{f"features.{name}": f"features.mlp.{name}" for name in ("hidden", "activation")},
+    **{
+        f"training.early_stopping_{name}": f"training.early_stopping.{name}"
+        for name in ("patience", "min_gain")
+    },
+    **{
+        f"model.{name}": f"model.score_function.{name}"
+        for name in ("p", "q", "relation_dimension", "channels", "layers", "heads")
+    },
+}
+"""Former names of fields: the error of a file that has one names the present one."""
+
+
 def load_config(
     path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> Config:
@@ -50,8 +81,8 @@ def load_config(
     Raises
     ------
     InputError
-        For a file that cannot be read, and for all unknown keys (with the nearest known one) and values of
-        the wrong type or out of range at once; with file and line for those of the file.
+        For a file that cannot be read, and for all unknown keys (with the nearest known one), former names,
+        and values of the wrong type or out of range at once; with file and line for those of the file.
     """
     tree = read_tree(path, overrides)
     added = _import_components(tree, imports)
@@ -123,6 +154,8 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
 
 def _unknown_key(key: str, known: Mapping[str, tuple[str, ...]]) -> str:
     """Return the message about a key that is no field's, or only one of other components, by key."""
+    if key in FORMER:
+        return f"{key} is now called {FORMER[key]}"
     if known.get(key):
         return f"{key} has no effect here; it is an option of {', '.join(known[key])}"
     return str(unknown_name("key", key, known))

@@ -126,7 +126,7 @@ dense.optimizer=SGD | dense.optimizer is SGD with no options and model.score_fun
 each dense.compile=true dense.autocast=bfloat16 dense.lr=0.1 dense.sharding=fsdp
 dense.autocast=bfloat16 features.files=[x.npy] | is bfloat16 and..., which has no module; projections
 dense.compile=true features.files=[x.npy] | dense.compile is true and..., which has no module; projections
-dense.options=[eps=1] | unknown key 'dense.options'; did you mean 'dense.optimizer'
+dense.options=[eps=1] | dense.options is now called dense.optimizer, a map
 model.score_function=conex training.relation_prediction=1
 with model.score_function=tucker
 dense.compile=true | dense.compile is true and the module of...tucker has no forward
