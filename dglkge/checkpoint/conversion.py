@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -149,17 +150,23 @@ def take_over(
     """
     # ``saved_ids`` is by original id of the whole table; the part has its rows in the order of the partition.
     saved_rows = torch.from_numpy(saved_ids)[part.original_ids]
-    is_saved = saved_rows >= 0
-    if is_saved.any():
+    num_saved = int((saved_rows >= 0).sum())
+    if num_saved:
         source = dataclasses.replace(part, table=table or part.table)  # the same tensors
+        # Entities that were added to an open checkpoint have rows, and no file.
+        is_added = saved_rows >= checkpoint.manifest.meta.entity_types.get(source.table, math.inf)
+        if is_added.any():
+            part.rows[is_added] = checkpoint.gather(source.table, saved_rows[is_added]).to(part.rows.dtype)
+            saved_rows[is_added] = -1
+        is_filed = saved_rows >= 0
         part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, saved_rows)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         if part.table != RELATION and (shift := checkpoint.global_vector(source.table)) is not None:
-            part.rows[is_saved] += torch.from_numpy(shift)
+            part.rows[is_filed] += torch.from_numpy(shift)
         features = None if keeps_projections else checkpoint.features
         if features is not None and source.table in features.entity_types:
-            part.rows[is_saved] += features.scored(source.table, saved_rows[is_saved])
-    return int(is_saved.sum())
+            part.rows[is_filed] += features.scored(source.table, saved_rows[is_filed])
+    return num_saved
 
 
 def save_converted(
