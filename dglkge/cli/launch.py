@@ -26,11 +26,11 @@ from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.distributed.world import TEXT
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of, os_errors
 from dglkge.launch import arguments, process_plan, supervisor
-from dglkge.launch.arguments import NodePlace
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.machine import allow_open_files, local_interfaces
 from dglkge.launch.process_plan import Host, JobSettings, Places
 from dglkge.launch.remote.connection import SshSettings
+from dglkge.launch.remote.node_place import NodePlace, node_place
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job, run_node
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
@@ -71,7 +71,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     require_dgl("dglkge-launch")
     here = Path.cwd() if options.sync else Path(options.workspace).resolve()
     read = functools.partial(read_ip_config, here / options.ip_config)
-    place = arguments.node_place(options, read, local_interfaces())
+    place = node_place(options, read, local_interfaces())
     if place is not None and place.rank > 0:
         seconds = options.rendezvous_seconds
         return run_node(place, options.secret_file, options.python, seconds, console.message)

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib.metadata
 import importlib.util
 import ipaddress
 import itertools
 import os
-import random
 import re
 import resource
 import shutil
@@ -21,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,12 @@ import psutil
 
 from dglkge import __version__
 from dglkge.data.dataset_files import check_partition, partial_path
-from dglkge.distributed.addresses import DEFAULT_PORT, HIGHEST_PORT, Machine, is_own_address, write_ip_config
+from dglkge.distributed.addresses import DEFAULT_PORT, Machine, is_own_address, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner, table_storage
+from dglkge.launch.ports import check_server_ports, find_master_port, free_ports
 from dglkge.launch.process_plan import VISIBLE_VARIABLE
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.table_storage import MachineNeeds
@@ -160,70 +159,6 @@ def machine_addresses(machines: Sequence[Machine]) -> list[str]:
     return addresses
 
 
-FIRST_MASTER_PORT = 29500
-"""torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
-ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
-
-PORT_TRIES = 500
-
-
-def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
-    """Check every port of a machine's servers by binding it; the error names the process that uses one."""
-    if first_port + num_servers - 1 > HIGHEST_PORT:
-        where = f"{num_servers} servers from port {first_port} on"
-        raise InputError(f"{where} pass the highest port, {HIGHEST_PORT}")
-    for port in range(first_port, first_port + num_servers):
-        # A list of listeners would miss sockets of other users and containers: only binding is certain.
-        error = bind_error(address, port)
-        if error == errno.EADDRINUSE:
-            words = f"port {port} on {address} is in use by {describe_listener(port)}"
-            raise NotReadyError(f"{words}; end it or give another port in ip_config.txt")
-        if error == errno.EACCES:
-            raise InputError(f"port {port} on {address} may only be used by root; give a port above 1023")
-        if error:
-            raise NotReadyError(f"cannot listen on {address}:{port}: {os.strerror(error)}")
-
-
-def find_master_port(address: str, avoid: Collection[int]) -> int:
-    """Return a free port for torch's rendezvous, from 29500 to 29999; NotReadyError if none is free."""
-    # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
-    return _free_ports("", FIRST_MASTER_PORT, 1, avoid, f"free port {{}} on {address} for torch's rendezvous")
-
-
-def _free_ports(address: str, lowest: int, num_ports: int, avoid: Collection[int], words: str) -> int:
-    """Return the first of some free ports in a row; `words` of the error leave out the range."""
-    # From a random one on: jobs that start together should not try the same ports; torch binds its own only
-    # seconds later. Those in containers with one network do not see each other's choice, and a trainer would
-    # join the other job's server.
-    start = random.SystemRandom().randrange(PORT_TRIES)
-    for offset in range(PORT_TRIES):
-        first = lowest + (start + offset) % PORT_TRIES
-        if not any(port in avoid or bind_error(address, port) for port in range(first, first + num_ports)):
-            return first
-    raise NotReadyError("no " + words.format(f"from {lowest} to {lowest + PORT_TRIES - 1}"))
-
-
-def bind_error(address: str, port: int) -> int:
-    """Bind and listen as DGL's servers do; return the error number, 0 for a free port."""
-    try:
-        # With SO_REUSEADDR, as DGL: accepts a port whose last connections are still in TIME_WAIT.
-        socket.create_server((address, port), backlog=1).close()
-    except OSError as error:
-        return error.errno or errno.EINVAL
-    return 0
-
-
-def describe_listener(port: int) -> str:
-    """Describe the process that listens on a port, ``pid 12: command``, as far as this user may see it."""
-    with contextlib.suppress(psutil.Error):
-        # Without privileges the list has no pids of other users' processes.
-        for connection in psutil.net_connections("tcp"):
-            is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            if is_listener and connection.pid is not None:
-                return f"pid {connection.pid}: {' '.join(psutil.Process(connection.pid).cmdline())[:200]}"
-    return "another process (its owner alone may see which)"
-
-
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
     """Whether a process was started with a variable; False if it has ended or is another user's."""
     with contextlib.suppress(psutil.Error):
@@ -333,7 +268,7 @@ class MachineJob:
         """
         words = f"{num_servers} free port(s) {{}} on {address} for the servers"
         with register_lock():
-            first = _free_ports(address, DEFAULT_PORT, num_servers, self._ports_of_others(), words)
+            first = free_ports(address, DEFAULT_PORT, num_servers, self._ports_of_others(), words)
             self.update(ports=tuple(range(first, first + num_servers)))
         return first
 

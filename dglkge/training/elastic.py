@@ -30,9 +30,10 @@ from dglkge.errors import InputError, require_known
 from dglkge.optim import SparseOptimizer
 from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
+from dglkge.training.cadence import Cadence
 from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
-from dglkge.training.state import Cadence, TrainingState, new_run, open_checkpoints, progress_at
+from dglkge.training.state import TrainingState, new_run, open_checkpoints, progress_at
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)

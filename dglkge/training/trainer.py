@@ -27,7 +27,7 @@ from dglkge.kernels.rows import widen_rows
 from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.contracts import Stateful
 from dglkge.step.train_step import TrainStep
-from dglkge.training import state
+from dglkge.training import cadence, state
 from dglkge.training.building import checks, components, given_vectors, warm_start
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.step import build_step
@@ -63,11 +63,11 @@ class Trainer:
         self._evaluator, self._checkpoints, self._buckets = evaluator, checkpoints, passes.buckets
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
-        self._is_lagged = state.is_lagged(config, cluster.world.num_machines)
-        self._cadence = state.Cadence(config, cluster, len(self._edge_batches))
+        self._is_lagged = cadence.is_lagged(config, cluster.world.num_machines)
+        self._cadence = cadence.Cadence(config, cluster, len(self._edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, job.optimizer.param_groups, len(self._edge_batches), dense_groups)
-        self._patience = state.EarlyStopping(config.training.early_stopping)
+        self._patience = cadence.EarlyStopping(config.training.early_stopping)
         # Whether a ranking of the valid split changes the training that follows.
         self._uses_ranking = self._patience.is_on or self._rates.follows_ranking
         cluster.on_leave(self._leave)

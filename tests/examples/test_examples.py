@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch.arguments import NodePlace, node_place, parse_arguments
+from dglkge.launch.arguments import parse_arguments
+from dglkge.launch.remote.node_place import NodePlace, node_place
 from tests import warm
 from tests.functional import job
 from tests.toy_kg import REPOSITORY

@@ -9,15 +9,8 @@ import pytest
 
 from dglkge.distributed.addresses import Machine
 from dglkge.errors import InputError
-from dglkge.launch.arguments import (
-    RENDEZVOUS_PORT,
-    NodePlace,
-    build_parser,
-    first_host,
-    host_and_port,
-    node_place,
-    parse_arguments,
-)
+from dglkge.launch.arguments import build_parser, parse_arguments
+from dglkge.launch.remote.node_place import RENDEZVOUS_PORT, NodePlace, first_host, host_and_port, node_place
 
 
 @pytest.mark.parametrize(

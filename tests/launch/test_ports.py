@@ -12,7 +12,7 @@ import pytest
 from dglkge.distributed.world import json_line
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import machine
-from dglkge.launch.machine import check_server_ports, find_master_port
+from dglkge.launch.ports import check_server_ports, find_master_port
 from dglkge.launch.supervisor import (
     MOST_CHOICES,
     JobResult,

@@ -20,10 +20,10 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.arguments import NodePlace
 from dglkge.launch.background import wait
 from dglkge.launch.remote.connection import Events, RunningProcess, forwarded_environment
 from dglkge.launch.remote.file_transfer import copy_files
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.protocol import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.rendezvous import Rendezvous, connect, listen
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, outcome, planned_process

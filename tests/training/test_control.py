@@ -18,7 +18,7 @@ from dglkge.config import load_config
 from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.errors import CheckpointError, InputError
 from dglkge.training.building.checks import check_config
-from dglkge.training.state import Cadence, EarlyStopping
+from dglkge.training.cadence import Cadence, EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 

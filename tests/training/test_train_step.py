@@ -13,8 +13,8 @@ import torch
 from dglkge.config import load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.step.row_transforms import RowDropout
+from dglkge.training.cadence import reports_apart
 from dglkge.training.job import choose_lookup
-from dglkge.training.state import reports_apart
 from dglkge.training.trainer import Trainer
 from tests.toy_kg import toy_dataset
 from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train

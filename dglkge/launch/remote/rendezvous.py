@@ -22,11 +22,11 @@ from typing import Any
 
 from dglkge.distributed.addresses import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.arguments import NodePlace
 from dglkge.launch.background import Report, wait
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all, forwarded_environment
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.stop_signals import describe_stop, stop_forwarder
 
 MOST_HANDSHAKES = 64

@@ -28,9 +28,10 @@ from dglkge.distributed.world import World, timestamp
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.contracts import MEASURES, PHASES, StepResult
+from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
-from dglkge.training.state import Position, is_lagged, reports_apart
+from dglkge.training.state import Position
 from dglkge.typing import Doubles
 
 logger = logging.getLogger(__name__)
