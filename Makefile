@@ -16,9 +16,10 @@ PARALLEL := -n 4
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
-# Two minutes of processor time, in which no job starts.
+# A minute and a half of processor time, in which no job starts. Left out: what Triton interprets, and mines rules.
 FAST_TESTS := $(addprefix tests/,config contract data inference planning sampling step warm test_errors.py \
-    evaluation/test_metrics.py test_makefile.py)
+    evaluation/test_metrics.py test_makefile.py) \
+    $(addprefix --ignore=tests/,step/test_gpu_kernels.py inference/test_reasons.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py console.py launch_command.py \
     log_format.py ports.py restarts.py supervisor.py table_files.py node_program.py \
