@@ -90,6 +90,8 @@ def assign_nodes(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, n
         path = dataset / dataset_files.GIVEN_PARTS
         flat = np.load(path, allow_pickle=False)
         path.unlink()
+    elif job.num_parts == 1:
+        flat = np.zeros(sum(counts.values()), np.int64)
     else:
         flat = np.append(assign_entities(job, train, rng), np.full(job.num_relations, -1))
     parts = dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
@@ -107,8 +109,6 @@ def assign_entities(job: GraphJob, train: np.ndarray, rng: np.random.Generator) 
     counts = list(job.entity_types.values())
     starts = dict(zip(job.entity_types, np.cumsum([0, *counts]).tolist()))
     type_of = np.repeat(np.arange(len(counts)), counts)
-    if job.num_parts == 1:
-        return np.zeros(len(type_of), np.int64)
     # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.zeros(len(type_of), np.int64)
     # One id space for all entities, type after type: METIS, which takes 64 bits, cuts one graph.
@@ -243,9 +243,12 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
     node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 
     counts = np.zeros(job.num_parts, np.int64)
-    for _, rhs, _, rows in _pieces(job, train):
-        owners = layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
-        counts += np.bincount(owners, minlength=job.num_parts)
+    if job.num_parts == 1:
+        counts[0] = len(train)
+    else:
+        for _, rhs, _, rows in _pieces(job, train):
+            owners = layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
+            counts += np.bincount(owners, minlength=job.num_parts)
     # All partitions are written in one pass over the triples, each file from its start to its end: no more
     # than a piece is in memory, and a full disk is an error and no SIGBUS, which a store to a map would be.
     with ExitStack() as stack:
@@ -263,6 +266,8 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             lhs, rhs, start, rows = piece
             node_rows = np.empty((len(rows), 3), "<i4")
             mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], node_rows)
+            if job.num_parts == 1:
+                return [(np.arange(start, start + len(rows), dtype="<i8"), node_rows)]
             owner = layout.part_of(rhs, node_rows[:, 2])
             mine = [np.flatnonzero(owner == part_id) for part_id in range(job.num_parts)]
             return [((places + start).astype("<i8"), np.take(node_rows, places, axis=0)) for places in mine]

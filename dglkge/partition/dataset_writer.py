@@ -170,8 +170,11 @@ def write_triples(
     pairs: dict[tuple[str, str], int] = {}
     ranks = np.array([pairs.setdefault((r.lhs, r.rhs), len(pairs)) for r in relations.relations], np.int64)
     counts = np.zeros(len(pairs), np.int64)
-    for _, (rows,) in pieces(splits[TRAIN]):
-        counts += np.bincount(ranks[original_ids(rows)[:, 1]], minlength=len(counts))
+    if len(pairs) == 1:
+        counts[0] = len(splits[TRAIN])
+    else:
+        for _, (rows,) in pieces(splits[TRAIN]):
+            counts += np.bincount(ranks[original_ids(rows)[:, 1]], minlength=len(counts))
     ends = np.cumsum(counts)
     split_paths = [dataset_files.split_path(folder, split) for split in splits]
     extra = {folder / name: column for name, column in columns.items()}
@@ -210,11 +213,13 @@ def _write_split(
         # not mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
         for _, (some, *values) in pieces(*arrays.values()):
             blocks = [original_ids(some).astype("<i8", order="C"), *values]
-            pairs = ranks[blocks[0][:, 1]]
-            for pair in np.flatnonzero(np.bincount(pairs)).tolist():
-                is_of_pair: np.ndarray | slice = pairs == pair if len(places) > 1 else slice(None)
+            runs: dict[int, np.ndarray | slice] = {0: slice(None)}
+            if len(places) > 1:
+                pairs = ranks[blocks[0][:, 1]]
+                runs = {pair: pairs == pair for pair in np.unique(pairs).tolist()}
+            for pair, rows in runs.items():
                 for block, (file, start) in zip(blocks, targets):
-                    run = block[is_of_pair]
+                    run = block[rows]
                     file.seek(start + int(places[pair]) * run[:1].nbytes)
                     file.write(run.data)
                 places[pair] += len(run)
