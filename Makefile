@@ -40,7 +40,7 @@ demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, pre
 test: lint  ## lint, then every test: 10 to 18 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
-test-fast: $(VENV)/installed  ## tests of the parts that start no job: 1 minute
+test-fast: $(VENV)/installed  ## the fast ones of the tests that start no job: 1 minute
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(FAST_TESTS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root

@@ -235,7 +235,9 @@ class UnseenRequest(Strict):
     type: Annotated[Name | None, Field(description="needed if several types have features")] = None
     text: Annotated[Name | None, Field(description="encoded as those that dglkge data vectors wrote")] = None
     vector: list[float] | None = Field(None, max_length=MAX_NAME_LENGTH, description="as in features.files")
-    triples: list[Triple] | None = Field(None, max_length=MAX_QUERIES, description="of it; give it a type")
+    triples: list[Triple] | None = Field(
+        None, max_length=MAX_QUERIES, description="known triples of it; their relations give its type"
+    )
     queries: Annotated[list[PredictQuery], Field(max_length=MAX_QUERIES)] = []
     k: Annotated[int, Field(ge=1, le=MAX_ANSWERS // MAX_QUERIES)] = 10
 
