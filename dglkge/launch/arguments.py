@@ -187,7 +187,8 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
         name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
         if name not in takes_value:
             raise unknown_name("option", name, (known for known in takes_value if known.startswith("--")))
-        words.append(name + equals + value)
+        # Variables as words of their own: after NAME=VALUE with an = argparse takes no further ones.
+        words += [name, value] if name == "--extra_envs" and equals else [name + equals + value]
         if name == "--extra_envs":
             while rest and VARIABLE.match(rest[0]):
                 words.append(rest.pop(0))
@@ -211,7 +212,11 @@ def _bounded(kind: Callable[[str], float], noun: str, lowest: int, highest: int)
 
 def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
     """Return a reader of whole numbers within bounds."""
-    return _bounded(int, "whole number of", lowest, highest)
+
+    def digits(text: str) -> int:
+        return int(text) if text.isascii() and text.isdigit() else -1
+
+    return _bounded(digits, "whole number of", lowest, highest)
 
 
 _seconds = _bounded(float, "number of seconds from", 0, 86400)

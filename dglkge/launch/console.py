@@ -155,7 +155,7 @@ class ProcessOutput:
         self._num_lost = 0
         self._is_cut = False  # whether the log ends in the middle of a line that did not fit
         with contextlib.suppress(OSError):
-            log_path.unlink()
+            open(log_path, "wb").close()  # emptied, and not removed: it may be a link
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:

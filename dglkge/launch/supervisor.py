@@ -185,12 +185,14 @@ class Supervisor:
                     return process
             if all(process.status is not None for process in self._processes):
                 break
+        if self._outputs[first.name].raised_at is None:
+            return first
         raised = {
             process: at
             for process in (first, *self._ended)
             if (at := self._outputs[process.name].raised_at) is not None and (process.status or 0) > 0
         }
-        return min(raised, key=lambda process: raised[process]) if first in raised else first
+        return min(raised, key=lambda process: raised[process], default=first)
 
     def _await_stop(self, process: RunningProcess) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""

@@ -35,6 +35,7 @@ def test_script_and_all_after_it_is_the_scripts(arguments: list[str], command: t
         (["--num-trainers=2:5"], "num_trainers", (2, 5)),
         (["--ip-config=my-file.txt"], "ip_config", "my-file.txt"),
         (["--extra-envs", "A=b=c", "D=", "E=f g"], "extra_envs", {"A": "b=c", "D": "", "E": "f g"}),
+        (["--extra_envs=A=b", "D=e"], "extra_envs", {"A": "b", "D": "e"}),
         # The value is not among the arguments, which every user of the machine can read.
         (["--extra_envs", "A=b", "API_KEY"], "extra_envs", {"A": "b", "API_KEY": "geheim=1"}),
         ([], "stop_seconds", 120),
@@ -54,6 +55,7 @@ def test_values_of_options(monkeypatch, arguments: list[str], name: str, value: 
         ([], "no script was given; expected: dglkge-launch [options] script.py args..."),
         (["--num-tainers=2", "train.py"], "unknown option '--num_tainers'; did you mean '--num_trainers'"),
         (["--num_trainers", "0", "train.py"], "--num_trainers: '0' is no whole number of 1 to 4096"),
+        (["--num_trainers", "1_0", "train.py"], "--num_trainers: '1_0' is no whole number of 1 to 4096"),
         (["--num_trainers", "3:2", "train.py"], "'3:2': the first number is above the second"),
         (["--num_trainers", "2:", "train.py"], "'' is no whole number of 1 to 4096"),
         (["--stop_seconds", "nan", "train.py"], "'nan' is no number of seconds from 0 to 86400"),

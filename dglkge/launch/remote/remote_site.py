@@ -151,7 +151,7 @@ class RemoteSite:
     def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
         """Choose free ports for the servers of machines to which ip_config gives none."""
         without = {name for name, machine in zip(self.addresses, machines) if not machine.has_port}
-        present = without.intersection(host.address for host in hosts)
+        present = [host.address for host in hosts if host.address in without]
         questions = {name: {"address": name, "num_servers": num_servers} for name in present}
         ports = self._call_all(questions, "choose_server_ports")
         return [dataclasses.replace(host, port=ports.get(host.address, host.port)) for host in hosts]
