@@ -240,7 +240,6 @@ class _GradientTimes(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-@functools.cache
 def compiled_forward(module: torch.nn.Module) -> Callable[..., Tensor]:
     """Return a module's forward by ``torch.compile``, for any number of rows without compiling again."""
     from torch._inductor import config
@@ -264,11 +263,12 @@ class ModulePrecision:
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
+        self._compiled = functools.cache(compiled_forward)
         self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
         """Return what computes a module's forward."""
-        return compiled_forward(module) if self.is_compiled else module
+        return self._compiled(module) if self.is_compiled else module
 
     def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return a function of rows, computed under autocast, in the type of the rows.

@@ -43,8 +43,9 @@ class ScoreSettings(ComponentSettings):
 class ScoreFunction(Comparator):
     """Scores triples of rows. Parameters of a constructor are options: fields of ``model``.
 
-    Only :meth:`operate`, :meth:`adjoint` and a comparator are needed; every fact below has a default. The
-    comparator adds the costs of a score, see :class:`dglkge.model.functions.comparators.Comparator`.
+    Only :meth:`operate` and a comparator are needed, and without reciprocal relations :meth:`adjoint`; every
+    fact below has a default. The comparator adds the costs of a score, see
+    :class:`dglkge.model.functions.comparators.Comparator`.
 
     It is stateless, unless it owns a module with dense parameters, see :meth:`build_module`.
 
@@ -117,6 +118,8 @@ class ScoreFunction(Comparator):
         # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base.
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.shares_relations = cls.__dict__.get("shares_relations", False)
+        lacks_heads = cls.adjoint is ScoreFunction.adjoint and cls.query is ScoreFunction.query
+        cls.needs_reciprocal = cls.__dict__.get("needs_reciprocal", lacks_heads)
 
     def __init__(self, settings: ScoreSettings | None = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
@@ -241,7 +244,7 @@ class ScoreFunction(Comparator):
     def adjoint(self, relation: Tensor) -> Tensor:
         """Return the row of the relation read backwards: (..., Dr) -> (..., Dr).
 
-        A class without it has reciprocal relations only, or a :meth:`query` of its own.
+        A class without it has a :meth:`query` of its own, or reciprocal relations only.
         """
         raise NotImplementedError(f"{type(self).__name__} has no adjoint row")
 

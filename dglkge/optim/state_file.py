@@ -146,7 +146,7 @@ def file_of(path: str | bytes | os.PathLike[str], rank: int) -> Path:
 
 def read_files(path: str | bytes | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read all files of one save that this machine can see, in the order of ranks."""
-    prefix = f"{os.fsdecode(path)}_"
+    prefix = str(file_of(path, 0))[:-1]  # as glob writes it
     endings = [name.removeprefix(prefix) for name in glob.glob(f"{glob.escape(prefix)}*")]
     ranks = sorted(int(ending) for ending in endings if ending.isdigit())
     contents = [_read_file(file_of(path, rank)) for rank in ranks]

@@ -232,8 +232,12 @@ class MixedNegatives:
         self._uniform = UniformNegatives(self._num_global, self.node_ids, self.seed, self.weights)
         # Weights of this machine's entities, in the order of their node ids.
         weights = (self.weights or {}) if self._num_local else {}
-        here = {name: np.argsort(self.node_ids[name])[slice(*self.local_ranges[name])] for name in weights}
-        self._local_sums = _sums_of({name: values[here[name]] for name, values in weights.items()})
+        here = {}
+        for name, values in weights.items():
+            nodes, (first, end) = self.node_ids[name], self.local_ranges[name]
+            places = np.flatnonzero((nodes >= first) & (nodes < end))
+            here[name] = values[places[np.argsort(nodes[places])]]
+        self._local_sums = _sums_of(here)
 
     @property
     def all_uniform(self) -> UniformNegatives | None:

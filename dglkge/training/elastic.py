@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ def _settings_of(intervals: Mapping[str, float]) -> CheckpointConfig:
     for name, value in intervals.items():
         require_known("unit in every", name, UNITS)
         is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
-        if isinstance(value, bool) or not is_whole or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not is_whole or not 0 <= value <= sys.float_info.max:
             raise InputError(f"elastic: every {name} is {value!r}; expected a finite number of at least 0")
     units: dict[str, Any] = {f"every_{name}": intervals.get(name, 0) for name in UNITS}
     return CheckpointConfig(**units)

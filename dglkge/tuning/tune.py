@@ -248,11 +248,11 @@ class Cores:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self._dataset, self._graph = dataset, dataset.numbered()
-        heads, _, tails = self._graph.splits[TRAIN]
-        core = core_numbers(heads, tails, self._graph.num_entities)
+        self._dataset, graph = dataset, dataset.numbered()
+        heads, _, tails = graph.splits[TRAIN]
+        core = core_numbers(heads, tails, graph.num_entities)
         self.train_cores = triple_cores(heads, tails, core)
-        heads, _, tails = self._graph.splits[VALID]
+        heads, _, tails = graph.splits[VALID]
         self.valid_cores = triple_cores(heads, tails, core)
 
     def write(self, core: int, folder: Path, seed: int) -> None:
@@ -263,8 +263,7 @@ class Cores:
         nothing is left to rank, InputError.
         """
         kept = np.flatnonzero(self.train_cores >= core)
-        train = np.stack(self._graph.splits[TRAIN], axis=1)[kept]
-        valid = np.stack(self._graph.splits[VALID], axis=1)[self.valid_cores >= core]
+        train, valid = self._dataset.split(TRAIN)[kept], self._dataset.split(VALID)[self.valid_cores >= core]
         valid = valid[np.isin(valid[:, 1], np.unique(train[:, 1]))]
         missing = min(FEWEST_VALID - len(valid), int(MOST_HELD_OUT * len(train)))
         weights = self._dataset.train_weights()
@@ -296,15 +295,19 @@ class Cores:
         partition_dataframe(frames[0], folder, frames[1], columns=columns, options=options)
 
     def _named(self, triples: np.ndarray) -> pd.DataFrame:
-        """Return triples of numbered entities by name, with their times if they have any."""
-        relations, entity_name = self._dataset.relations, self._graph.entity_name
-        heads, relation_ids, tails = triples.T.tolist()
-        names = [relations.timeless[id_ // relations.num_times].name for id_ in relation_ids]
-        columns = [*map(entity_name, heads)], names, [*map(entity_name, tails)]
-        frame = pd.DataFrame(dict(zip(ROLES, columns)))
-        if relations.times:
-            frame[TIME] = [relations.times[id_ % relations.num_times] for id_ in relation_ids]
-        return frame
+        """Return triples by name, with their times if they have any."""
+        relations = self._dataset.relations
+        names = np.empty((len(triples), 4), dtype=object)
+        for relation_id in np.unique(triples[:, 1]).tolist():
+            relation, rows = relations[relation_id], np.flatnonzero(triples[:, 1] == relation_id)
+            heads, tails = self._dataset.vocabulary(relation.lhs), self._dataset.vocabulary(relation.rhs)
+            names[rows, 0] = [heads[id_] for id_ in triples[rows, 0].tolist()]
+            row, time = divmod(relation_id, relations.num_times)
+            names[rows, 1] = relations.timeless[row].name
+            names[rows, 3] = relations.times[time] if relations.times else None
+            names[rows, 2] = [tails[id_] for id_ in triples[rows, 2].tolist()]
+        frame = pd.DataFrame(names, columns=[*ROLES, TIME])
+        return frame if relations.times else frame[list(ROLES)]
 
 
 def core_numbers(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> np.ndarray:

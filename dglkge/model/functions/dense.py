@@ -31,7 +31,6 @@ class DenseScore(Dot, ScoreFunction):
     A subclass needs :meth:`build_module` only. Heads are predicted by relation rows of their own.
     """
 
-    needs_reciprocal = True
     # The query is not a product of the rows, for which dura and ivr are defined.
     has_offset = True
 

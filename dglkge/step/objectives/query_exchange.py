@@ -68,15 +68,16 @@ class QueryExchange:
         self._ends = np.cumsum(self._counts, axis=0)
         if size == 1:
             return list(blocks)
-        messages = []
-        for block, record in zip(blocks, self._records):
-            records = np.empty(len(block), record)
-            records["key"], records["factor"] = block.keys, block.factors
-            records["query"] = block.queries.cpu().numpy()
-            messages.append(records.view(np.uint8))
         in_bytes = (self._counts * [record.itemsize for record in self._records]).sum(1).tolist()
         received = self._scratch.bytes("received", sum(in_bytes))
-        self._send(np.concatenate(messages), received, in_bytes)
+        message, start = self._scratch.bytes("sent", in_bytes[self._group.rank]), 0
+        for block, record in zip(blocks, self._records):
+            end = start + record.itemsize * len(block)
+            records = message[start:end].view(record)
+            records["key"], records["factor"] = block.keys, block.factors
+            records["query"] = block.queries.cpu().numpy()
+            start = end
+        self._send(message, received, in_bytes)
         return self._unpack(received)
 
     def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:

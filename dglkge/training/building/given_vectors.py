@@ -218,17 +218,23 @@ def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
 
 def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids, has_bar: bool) -> Change:
     """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
-
-    def compute() -> str:
-        if cluster.world.rank:
-            return ""
-        # JSON has each number exactly.
-        return json.dumps(_change(config, file, used, has_bar), default=lambda array: array.tolist())
-
-    text = cluster.gather_texts(together(cluster, file.path, compute))[0]
-    factor, *arrays, explained = json.loads(text)
-    mean, matrix = (None if array is None else np.array(array) for array in arrays)
-    return Change(factor, mean, matrix, explained)
+    is_first = cluster.world.rank == 0
+    computed: Change | None = together(
+        cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
+    )
+    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
+    facts = np.zeros(3)
+    if computed is not None:
+        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
+        facts[:] = computed.factor, num_axes, computed.explained or 0.0
+    factor, num_axes, explained = cluster.sum(facts).tolist()
+    if not num_axes:
+        return Change(factor, None, _random_matrix(config, file.width))
+    axes = np.zeros((int(num_axes) + 1, file.width))
+    if computed is not None:
+        axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
+    axes = cluster.sum(axes)
+    return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
 
 
 def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:

@@ -6,6 +6,7 @@ Each report has the memory and the traffic of every process of the job.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -98,6 +99,12 @@ def memory_bytes() -> int:
     except OSError:
         return 0  # a kernel before 4.14, or a container that hides it
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+@functools.lru_cache(maxsize=1)
+def memory_bytes_in(second: int) -> int:
+    """Return :func:`memory_bytes` once for many short epochs of a second: the kernel walks all pages."""
+    return memory_bytes()
 
 
 def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
@@ -253,7 +260,7 @@ class Statistics:
         cluster, clock, phases = self._job.cluster, self._job.clock, {}
         if clock.is_on:
             phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(clock.take()).tolist()))}
-        memory = cluster.sum(np.array([memory_bytes()], dtype=np.int64))
+        memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
     def _show(self, record: Mapping[str, Any]) -> None:
