@@ -81,8 +81,9 @@ def saved_entity_ids(checkpoint: Checkpoint, entity_type: str | None, names: Voc
         return np.full(len(names), -1, dtype=np.int64)
     known = checkpoint.vocabulary(entity_type)
     # The usual case, a checkpoint of the same data set, needs no index of names.
-    is_same = list(known.names) == list(names.names)
-    return np.arange(len(names), dtype=np.int64) if is_same else known.find(names.names)
+    sought = list(names.names)
+    is_same = list(known.names) == sought
+    return np.arange(len(sought), dtype=np.int64) if is_same else known.find(sought)
 
 
 def saved_relation_ids(

@@ -15,7 +15,7 @@ import numpy as np
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.hdf5_format import dense_path
 from dglkge.checkpoint.storage import file_crc32
-from dglkge.errors import CheckpointError, one_line
+from dglkge.errors import CheckpointError, os_errors
 
 RECORD = "features"
 """Kind of the datasets, beside the dense parameters, that hold the record of each file."""
@@ -46,10 +46,8 @@ def open_features(
     arrays = {}
     for name, (num_rows, width, crc32) in records.items():
         path = folder / layout.features_array(name)
-        try:
+        with os_errors(CheckpointError, f"cannot read the features {path}", ValueError):
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read the features {path}: {one_line(error)}") from None
         if vectors.shape != (num_rows, width):
             raise CheckpointError(f"{path} has shape {vectors.shape}, expected {(num_rows, width)}")
         if verify and file_crc32(path) != crc32:

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -19,14 +20,14 @@ import torch
 from dglkge.checkpoint import layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run, extended
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_files
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease, new_nonce, utc_now
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_group import agree
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError, StorageError
+from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
 from dglkge.optim.workspace import Scratch
 from dglkge.typing import TablePart
 
@@ -400,8 +401,11 @@ class CheckpointManager:
         folder, manifest = self.find(pointer)
         if manifest.state is None:
             return b""
-        check_files(folder, [manifest.state])
-        return (folder / manifest.state.name).read_bytes()
+        path = folder / manifest.state.name
+        with os_errors(CheckpointError, f"cannot read {path}"):
+            state = path.read_bytes()
+        check_crc32(path, manifest.state.crc32, zlib.crc32(state))
+        return state
 
     def restore(
         self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""

@@ -303,7 +303,7 @@ class Manifest:
     def describe(self) -> str:
         """Return the history as text for messages."""
         jobs = "; ".join(job.describe() for job in self.lineage[-MOST_SHOWN:])
-        return f"version {self.version} of run {self.run_id[:8]} by {len(self.lineage)} jobs ({jobs})"
+        return f"version {self.version} of run {self.run_id[:8]} ({len(self.lineage)} job(s): {jobs})"
 
 
 def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersions, ...]:

@@ -293,8 +293,9 @@ class Checkpoint(TablesByName):
     def versions(self) -> list[int]:
         """Return the complete versions of the checkpoint, in ascending order."""
         storage = CheckpointStorage(self.root)
-        folders = {version: storage.names(layout.version_folder(version)) for version in storage.versions()}
-        return [version for version in folders if layout.MANIFEST_FILE in folders[version]] or [self.version]
+        folders = {version: storage.folder(version).path for version in storage.versions()}
+        complete = [version for version in folders if (folders[version] / layout.MANIFEST_FILE).is_file()]
+        return complete or [self.version]
 
     def part(self, entity_type: str, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows (n, D) of a part of an entity type, and their original ids (n,).

@@ -30,7 +30,7 @@ def file_crc32(file: Path | BinaryIO, start: int = 0, stop: int = 1 << 62, check
     """
     if isinstance(file, Path):
         with open(file, "rb", buffering=0) as opened:
-            return file_crc32(opened)
+            return file_crc32(opened, start, stop, checksum)
     # Large blocks: a thread that copies rows meanwhile holds Python's lock most of the time.
     buffer = memoryview(bytearray(min(8 << 20, stop - start)))
     # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
@@ -368,7 +368,11 @@ class CheckpointStorage(LeasedFolder, VersionStore):
 
     def num_bytes(self) -> int:
         """Return the size of the files of all versions."""
-        return sum(path.stat().st_size for path in self.path.glob("v*/*"))
+        total = 0
+        for version in self.versions():
+            with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
+                total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
+        return total
 
     def checked(self, version: int, texts: bool = True) -> Manifest:
         """Read a version and check the sizes of its files, with or without its texts."""

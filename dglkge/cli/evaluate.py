@@ -105,6 +105,8 @@ def evaluate(args: argparse.Namespace) -> int:
         common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
     if args.classify and args.split == VALID:
         raise InputError("--classify fits on the valid split, so it cannot be judged by it; use --split test")
+    if args.buckets is not None and is_given:
+        raise InputError("given candidates are ranked in the order of a split, not bucket by bucket")
     if args.split is not None and args.triples is not None:
         raise InputError("give either --split or --triples, not both")
     for path in filter(None, [args.triples, *(args.negatives or [])]):

@@ -223,7 +223,7 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
             f"{there['other_jobs']} other job(s) run here (dglkge job list); 'here now' is without the "
             f"{memory} of memory, and {segments} in /dev/shm, that they still take"
         )
-    # epoch.Rates of a GPU are not measured.
+    # Rates of a GPU are not measured.
     where = "the CPUs of machines like this one" if on_device else "machines like this one"
     seconds, epochs = report["epoch_seconds"], report["num_epochs"]
     print_text(f"an epoch should take about {seconds:.3g} s on {where}; there are {epochs}")

@@ -139,11 +139,12 @@ class TripleFile:
 
     def places(self, rows: Collection[int]) -> dict[int, str]:
         """Return where some rows, from 0, are, for messages: ``file:line``, or ``file: row n`` of Parquet."""
+        places = {row: f"{self.path}: row {row + 1}" for row in rows}
         if self._suffix == ".parquet" or not rows:
-            return {row: f"{self.path}: row {row + 1}" for row in rows}
-        rows = set(rows)
+            return places
+        # Arrow also ends lines at a lone carriage return: such a row has no line of its own.
         numbered = enumerate(itertools.islice(self._lines(), max(rows) + 1))
-        return {row: f"{self.path}:{number}" for row, (number, _) in numbered if row in rows}
+        return places | {row: f"{self.path}:{number}" for row, (number, _) in numbered if row in places}
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield number and content of each line but the header, and the empty ones, which Arrow skips."""

@@ -312,8 +312,11 @@ def read_new_vectors(
                 "allowed is once"
             )
         places[name] = number
-    blocks = [np.float32(rows) for _, rows in file.rows(np.array([*places.values()], np.int64))]
-    return list(places), np.concatenate([np.empty((0, file.width), np.float32), *blocks])
+    vectors, filled = np.empty((len(places), file.width), np.float32), 0
+    for numbers, rows in file.rows(np.array(list(places.values()), np.int64)):
+        vectors[filled : filled + len(numbers)] = rows
+        filled += len(numbers)
+    return list(places), vectors
 
 
 MAX_WORDS = 1 << 18

@@ -156,12 +156,11 @@ class Questions(TrainedModel):
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
         asked, rows = _queries(queries), list[dict[str, Any]]()
-        for place, (query, group) in enumerate(zip(asked, self.answer_queries(asked, k, known, candidates))):
-            if strict and group["problem"]:
-                where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
-                raise InputError(f"{where}{group['problem']}")
-            problem = [dict(zip(ROLES, query))] if group["problem"] else []
-            rows += [{"query": place, **group, **answer} for answer in group["answers"] or problem]
+        labels = queries.index if strict else None
+        for place, group in enumerate(self.answer_queries(asked, k, known, candidates, labels)):
+            problem = [dict(zip(ROLES, asked[place]))] if group["problem"] else []
+            answers = group.pop("answers") or problem
+            rows += [{"query": place, **group, **answer} for answer in answers]
         frame = pd.DataFrame(rows, columns=list(ANSWER_COLUMNS))
         frame = frame.astype({"score": np.float64, "probability": np.float64, "rank": "Int64"})
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
@@ -172,12 +171,18 @@ class Questions(TrainedModel):
         return frame
 
     def answer_queries(
-        self, queries: Sequence[Query], k: int = 10, known: str | None = None, candidates: str = ALL
+        self,
+        queries: Sequence[Query],
+        k: int = 10,
+        known: str | None = None,
+        candidates: str = ALL,
+        labels: Sequence[Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the answers to each query, ready for JSON, as :meth:`predict` and without pandas.
 
         Of each the missing part, the type of the answers, these (rank, head, relation, tail, score,
-        probability and known_from), and the problem that prevented them or None.
+        probability and known_from), and the problem that prevented them or None. With labels of the queries a
+        problem is an error, before anything is answered.
         """
         groups: list[dict[str, Any]] = []
         resolved: dict[int, LinkQuery] = {}
@@ -196,9 +201,12 @@ class Questions(TrainedModel):
                     side = Side.TAIL if tail is None else Side.HEAD
                     resolved[place] = self.link_query(side, head or tail or "", relation)
             except InputError as error:
+                if labels is not None:
+                    where = f"row {labels[place]}: " if len(labels) > 1 else ""
+                    raise InputError(f"{where}{error}") from None
                 groups[place]["problem"] = str(error)
         named: dict[int, list[Ranked]] = {}
-        answers_of_queries = self.answer(list(resolved.values()), k, known, candidates) if resolved else []
+        answers_of_queries = self.answer(list(resolved.values()), k, known, candidates)
         for (place, (side, _, relation_id)), answers in zip(resolved.items(), answers_of_queries):
             type_ = self.tables.relations[relation_id].candidate_type(side)
             names = self.tables.vocabulary(type_)
@@ -398,7 +406,9 @@ def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
 
 def _queries(frame: pd.DataFrame) -> list[Query]:
     """Return the query of each row; all of an absent column is missing."""
-    columns = frame.reindex(columns=[*ROLES, *([TIME] if TIME in frame.columns else [])])
+    columns = frame.filter([*ROLES, TIME]).reindex(
+        columns=[*ROLES, *([TIME] if TIME in frame.columns else [])]
+    )
     rows = columns.itertuples(index=False, name=None)
     return [Query.of(*(None if pd.isna(value) else str(value) for value in row)) for row in rows]
 

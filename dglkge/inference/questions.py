@@ -7,6 +7,7 @@ asked for takes the entity with the greatest value. Of each such variable the be
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -200,9 +201,10 @@ class Asked:
             return 1 - values[0]
         if node.operation == "or":
             node.best = np.argmax(values, axis=0)
-            return 1 - np.prod(1 - np.array(values), axis=0)
+            return 1 - functools.reduce(np.multiply, [1 - value for value in values])
         # No child: a variable that is only linked onwards.
-        return np.prod([np.ones(len(self._run.tables.vocabulary(type_))), *values], axis=0)
+        values = values or [np.ones(len(self._run.tables.vocabulary(type_)))]
+        return functools.reduce(np.multiply, values)
 
     def _hop(self, hop: Hop) -> np.ndarray:
         """Return the greatest value over the beam of each entity at the other side, (N,)."""

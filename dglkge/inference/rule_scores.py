@@ -8,6 +8,7 @@ index of known triples where they are needed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -141,7 +142,8 @@ def open_rules(run: TrainedModel) -> RuleScores:
     if path.is_file():
         fields = load_json(path)
         if {name: fields.get(name) for name in identity} == identity:
-            return scores.loaded(fields["relations"], labels)
+            with contextlib.suppress(LookupError, TypeError, ValueError):  # damaged: mined anew
+                return scores.loaded(fields["relations"], labels)
     scores = weighted(run, mined(run, scores))
     try:
         with replacing(path) as file:

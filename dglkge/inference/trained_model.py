@@ -83,7 +83,9 @@ class TrainedModel:
         """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
-        is_from_hub = bool(self.tables.meta.dataset_fingerprint)
+        from dglkge.inference.exports.hub import is_hub_folder  # here: it imports this module's tables
+
+        is_from_hub = is_hub_folder(self.tables.path)
         writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
         advice = "it can be queried and exported" if is_from_hub else self._advice()
         raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint; {advice}")

@@ -40,7 +40,8 @@ def classify(
     """
     dataset = run.dataset
     true = {"valid": dataset.split(VALID), "tested": triples}
-    pools, scored = classification.seen_entities(dataset.split(TRAIN)), {}
+    pools = classification.seen_entities(dataset.split(TRAIN)) if false_triples is None else {}
+    scored = {}
     false = dict(zip(true, false_triples or ()))
     for name, true_triples in true.items():
         if false_triples is None:

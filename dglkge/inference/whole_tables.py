@@ -11,6 +11,7 @@ import torch
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, TablesByName
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import require_known
 from dglkge.typing import RELATION
 
 Rows = Mapping[str, torch.Tensor]
@@ -35,12 +36,17 @@ class WholeTables(TablesByName):
         self, path: Path, meta: CheckpointMeta, rows: Rows, names: Callable[[str], Vocabulary], dense: Rows
     ) -> None:
         self.path, self.meta, self.entity_types = path, meta, list(meta.entity_types)
-        self.relations, self.vocabulary = RelationVocabulary(list(meta.relations)), functools.cache(names)
+        self.relations, self._names = RelationVocabulary(list(meta.relations)), functools.cache(names)
         self._dense = dict(dense)
         self._tables = {}
         for table, whole in rows.items():
             shard = FileShard(torch.arange(len(whole)), whole)
             self._tables[table] = CheckpointTable(table, [shard], functools.partial(self._id, table))
+
+    def vocabulary(self, table: str) -> Vocabulary:
+        """Return the names of an entity type's rows, or of relations; InputError for other tables."""
+        require_known("table", table, [*self.entity_types, RELATION])
+        return self.relations.labels if table == RELATION else self._names(table)
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         return self._dense

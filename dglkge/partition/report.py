@@ -74,9 +74,10 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         cut = 0
         for lhs, _, first, end in dataset.edge_types:
             rows = slice(*np.searchsorted(table.triple_ids, [first, end]).tolist())
+            lower, upper = layout.node_range(lhs, part_id)
             # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
             for _, (edges,) in pieces(table.edges[rows]):
-                cut += int((layout.part_of(lhs, edges[:, 0]) != part_id).sum())
+                cut += int(((edges[:, 0] < lower) | (edges[:, 0] >= upper)).sum())
         nodes = {ntype: int(np.diff(layout.range_starts(ntype))[part_id]) for ntype in layout.ntypes}
         num_entities = sum(map(nodes.__getitem__, dataset.entity_types))
         part = {"part": part_id, "nodes": nodes, "num_entities": num_entities}

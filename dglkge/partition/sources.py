@@ -167,7 +167,8 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if isinstance(source, pa.Table):
         return _decoded(source)
     if isinstance(source, pd.DataFrame):
-        return source.set_axis([*map(str, source.columns)], axis=1)
+        are_texts = all(isinstance(name, str) for name in source.columns)
+        return source if are_texts else source.set_axis([*map(str, source.columns)], axis=1)
     if hasattr(source, "mapped_triples"):
         return _read_factory(source)
     if hasattr(source, "canonical_etypes"):

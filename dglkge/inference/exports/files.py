@@ -174,7 +174,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, ExportedTable | np.n
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
     """Refuse names that a text format cannot hold, before anything is written."""
-    for table in tables:
+    for table in tables if forbidden else ():
         for name, sign in ((name, sign) for name in table.names for sign in forbidden if sign in name):
             raise InputError(
                 f"the name {name!r} of table {table.name!r} has {_SHOWN[sign]}, which separates fields or "

@@ -435,7 +435,7 @@ def _names(completion: Completion, links: np.ndarray, side: Side) -> pa.Array:
     """Look up the names of heads or tails, each distinct one once."""
     tables, names = completion.run.tables, np.empty(len(links), object)
     types = [relation.candidate_type(side) for relation in tables.relations.relations]
-    for type_ in set(types):
+    for type_ in {types[id_] for id_ in np.unique(links["relation"]).tolist()}:
         rows = np.array([type_ == other for other in types])[links["relation"]]
         ids, index = np.unique(links[side.value][rows], return_inverse=True)
         vocabulary = tables.vocabulary(type_)

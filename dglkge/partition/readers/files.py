@@ -81,7 +81,7 @@ class Source:
     def line(self) -> str:
         """One line for people: the files, their format and how it was found."""
         # In a folder, files of one name may lie in a folder for each split.
-        place = os.path.commonpath([path.parent for path in self.paths])
+        place = os.path.commonpath([path.parent for path in self.paths]) if self.folder else ""
         names = [os.path.relpath(path, place) if self.folder else path.name for path in self.paths]
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         some = f"{place} ({some})" if self.folder else some
