@@ -83,12 +83,15 @@ class TrainedModel:
         """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
+        writer = "dglkge checkpoint export --format huggingface" if self._is_from_hub else "DGL-KE"
+        advice = "it can be queried and exported" if self._is_from_hub else self._advice()
+        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint; {advice}")
+
+    @property
+    def _is_from_hub(self) -> bool:
         from dglkge.inference.exports.hub import is_hub_folder  # here: it imports this module's tables
 
-        is_from_hub = is_hub_folder(self.tables.path)
-        writer = "dglkge checkpoint export --format huggingface" if is_from_hub else "DGL-KE"
-        advice = "it can be queried and exported" if is_from_hub else self._advice()
-        raise InputError(f"{self.tables.path} was written by {writer} and is no checkpoint; {advice}")
+        return is_hub_folder(self.tables.path)
 
     @property
     def tables_in_order(self) -> list[str]:
@@ -110,7 +113,7 @@ class TrainedModel:
         tables, meta, name = self.tables, self.tables.meta, self.tables.meta.dataset_name
         # Ids of other programs count rows in their own files, and no fingerprint shows which data set they
         # belong to.
-        if not meta.dataset_fingerprint:
+        if not meta.dataset_fingerprint and not self._is_from_hub:
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(f"{tables.path} was written by {writer}, with ids of its own; {self._advice()}")
         folder = self._dataset_path or meta.dataset_path
