@@ -406,9 +406,9 @@ def triple_parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
 
 def _queries(frame: pd.DataFrame) -> list[Query]:
     """Return the query of each row; all of an absent column is missing."""
-    columns = frame.filter([*ROLES, TIME]).reindex(
-        columns=[*ROLES, *([TIME] if TIME in frame.columns else [])]
-    )
+    names = [*ROLES, *([TIME] if TIME in frame.columns else [])]
+    # Other columns may share a name.
+    columns = frame.loc[:, frame.columns.isin(names)].reindex(columns=names)
     rows = columns.itertuples(index=False, name=None)
     return [Query.of(*(None if pd.isna(value) else str(value) for value in row)) for row in rows]
 

@@ -302,3 +302,10 @@ def test_first_bad_line_is_named(tmp_path):
     frame.to_parquet(tmp_path / "mine.parquet")
     with pytest.raises(InputError, match="mine.parquet: row 6: unknown entity 'x'"):
         read_names(tmp_path / "mine.parquet")
+
+
+def test_a_row_that_a_lone_carriage_return_ends_is_named_by_its_number(tmp_path):
+    """Arrow ends lines there; no line of the file has the row."""
+    (tmp_path / "old.tsv").write_bytes(b"p1\tknows\tp2\rp0\tknows\tp1\rp1\tknows\tp99\r")
+    with pytest.raises(InputError, match=r"old\.tsv: row 3: unknown entity 'p99'"):
+        read_names(tmp_path / "old.tsv")

@@ -101,6 +101,8 @@ def test_many_queries_of_all_kinds(run, dataset):
     # A column may be absent; no query at all gives an empty frame of the same columns.
     without_tails = pd.DataFrame({"head": ["person1"], "relation": ["knows"]})
     assert run.predict(without_tails, k=2)["rank"].tolist() == [1, 2]
+    notes = pd.DataFrame([["a", "b"]], columns=["note", "note"])
+    assert run.predict(pd.concat([without_tails, notes], axis=1), k=2)["rank"].tolist() == [1, 2]
     nothing = run.predict(pd.DataFrame(columns=COLUMNS))
     assert len(nothing) == 0 and nothing.columns.tolist() == answers.columns.tolist()
 

@@ -287,10 +287,11 @@ def test_rules_are_mined_once_for_a_version(run, folder, monkeypatch, caplog):
         again = dglkge.open_run(folder).with_rules().bonus
     assert again.rules == first.rules and (again.weights == first.weights).all()
     assert all(isinstance(rule, Rule) for relation_rules in again.rules.values() for rule in relation_rules)
-    # Of another version, they are mined again.
-    path.write_text(json.dumps({**fields, "version": fields["version"] + 1, "relations": {}}))
-    renewed = dglkge.open_run(folder).with_rules().bonus
-    assert renewed.rules == first.rules and json.loads(path.read_text()) == fields
+    # Of another version, or damaged, they are mined again.
+    for other in {"version": fields["version"] + 1, "relations": {}}, {"relations": {"likes": 1}}:
+        path.write_text(json.dumps({**fields, **other}))
+        renewed = dglkge.open_run(folder).with_rules().bonus
+        assert renewed.rules == first.rules and json.loads(path.read_text()) == fields
     path.unlink()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(30, "read-only")))
     assert dglkge.open_run(folder).with_rules().bonus.rules == first.rules

@@ -14,8 +14,10 @@ from dglkge import optim
 from dglkge.errors import InputError
 from dglkge.model import initializers
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS
+from dglkge.model.functions.comparators import Dot
 from dglkge.model.initializers import normal_rows, uniform_rows
-from dglkge.model.kge_model import build_model
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.score_functions import ScoreFunction
 from dglkge.sampling.negatives import AllNegatives, MixedNegatives
 from dglkge.typing import RELATION
 
@@ -125,3 +127,13 @@ def test_neighbours_are_uncorrelated(draw):
     for first, second in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1]), (rows[:, ::2], rows[:, 1::2])):
         assert abs((first * second).mean()) < 0.01
         assert abs((first**2 * second**2).mean() - 1) < 0.02
+
+
+def test_a_score_function_with_no_way_back_needs_reciprocal_relations():
+    class OneWay(Dot, ScoreFunction):
+        def operate(self, entity, relation):
+            return entity * relation
+
+    assert KgeModel(OneWay(), 4, reciprocal=True).relation_width == 8
+    with pytest.raises(InputError, match="OneWay computes queries from heads only; allowed: true"):
+        KgeModel(OneWay(), 4, reciprocal=False)

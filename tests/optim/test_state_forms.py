@@ -30,7 +30,7 @@ def test_roots_of_dgl_are_squared(adagrad, tmp_path, roots: bool, root_of_sum: f
     table, optimizer = adagrad
     before = table.weight[IDS]
     torch.save(form_of_dgl(table, 3.0), tmp_path / "state_0")
-    optimizer.load(tmp_path / "state", dgl_keeps_roots=roots)
+    optimizer.load(f"{tmp_path}//state", dgl_keeps_roots=roots)
     optimizer.step_rows([(table, IDS, torch.full((2, 4), 4.0))])
     torch.testing.assert_close(before - table.weight[IDS], torch.full((2, 4), 0.5 * 4 / root_of_sum))
     optimizer.load_local_state_dict(form_of_dgl(table, 3.0), dgl_keeps_roots=roots)

@@ -287,6 +287,13 @@ def test_partitions_need_a_node_of_every_type_each(tmp_path):
             make_dataset.partition_dataframe(frame, tmp_path / "out", options=options)
 
 
+def test_relative_and_absolute_files_go_together(tmp_path, monkeypatch):
+    touch(tmp_path, "train.tsv", "valid.tsv")
+    monkeypatch.chdir(tmp_path)
+    source = find_input([Path("train.tsv"), tmp_path / "valid.tsv"], Options())
+    assert source.line == "input: train.tsv, valid.tsv: tab-separated text (by name)"
+
+
 def find_sources(inputs):
     return {split: path for split, ((path, _),) in find_input(inputs, Options()).files.items()}
 
