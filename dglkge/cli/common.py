@@ -189,7 +189,7 @@ class Command:
     run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option | str]
     status: Callable[[Any], int]
-    show: Show = print
+    show: Show = lambda result, _args: print_text(result)
 
     def shows(self, show: Show) -> Show:
         """Let a function print for people what ``run`` has returned; a decorator."""
