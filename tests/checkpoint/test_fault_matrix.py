@@ -323,11 +323,11 @@ def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatc
     bad = tmp_path / EMBEDDINGS
     bad_place, real = os.stat(bad), storage_module.file_crc32
 
-    def failing(file):
+    def failing(file, *where):
         place = os.stat(file) if isinstance(file, os.PathLike) else os.fstat(file.fileno())
         if os.path.samestat(place, bad_place):
             raise OSError(errno.EIO, "Input/output error")
-        return real(file)
+        return real(file, *where)
 
     monkeypatch.setattr(storage_module, "file_crc32", failing)
     with pytest.raises(CheckpointError, match=f"cannot read {re.escape(str(bad))}: Input/output error"):
