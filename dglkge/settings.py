@@ -1,9 +1,10 @@
 """Base of all settings: frozen pydantic models that read each value by the type of its field.
 
-A component declares its settings as a subclass of :class:`Settings`, beside itself. The sections of the
-configuration (``dglkge/config/schema.py``) are such classes too. A field of them may hold the settings of one
-member of a registry, a tagged union: the tag is the member's name, and the members are those that are
-registered when a configuration is read, the user's own among them.
+A component declares its settings as a subclass of :class:`Settings`, beside itself: the docstring behind a
+field is its help, and a resume may not change it unless it is :data:`free` or :data:`until_finished`. The
+sections of the configuration (``dglkge/config/schema.py``) are such classes too. A field of them may hold the
+settings of one member of a registry, a tagged union: the tag is the member's name, and the members are those
+that are registered when a configuration is read, the user's own among them.
 """
 
 from __future__ import annotations
@@ -112,28 +113,25 @@ class Tree(dict[str, Any]):
     shown = plain
 
 
-def setting(default: Any, help: str, resume: str = FIXED, component: str = "", **limits: Any) -> Any:
-    """Declare a field of the configuration; ``...`` is the default of one that must be given.
+def _resumable(resume: str, default: Any = ..., component: str = "", **limits: Any) -> Any:
+    """Declare a field that may change in a resume; further arguments are pydantic's ``ge``, ``gt`` and so on.
 
-    Parameters
-    ----------
-    resume : str
-        Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
-        :data:`FREE`.
-    component : str
-        For a field that names components: the noun of their registry (:data:`dglkge.registry.HOMES`). The
-        help of the field then lists the registered names.
-    **limits
-        pydantic's ``ge``, ``gt``, ``le`` and ``lt``.
+    ``component``: for a field that names components, the noun of their registry
+    (:data:`dglkge.registry.HOMES`). The help of the field then lists the registered names.
     """
     extra: dict[str, Any] = {"resume": resume, **({"component": component} if component else {})}
-    return Field(default, description=help, json_schema_extra=extra, **limits)
+    return Field(default, json_schema_extra=extra, **limits)
 
 
-free = functools.partial(setting, resume=FREE)
+free = functools.partial(_resumable, FREE)
 """Declares a field that may change in every resume."""
-until_finished = functools.partial(setting, resume=UNTIL_FINISHED)
+until_finished = functools.partial(_resumable, UNTIL_FINISHED)
 """Declares a field that may change while there are epochs left to train."""
+
+
+def help_of(field: FieldInfo) -> str:
+    """Return the help of a field, the docstring behind it, on one line without its last dot."""
+    return " ".join((field.description or "").split()).removesuffix(".")
 
 
 def check(holds: Callable[[Any], object], allowed: str) -> AfterValidator:
@@ -161,6 +159,7 @@ class Settings(BaseModel):
     # The JSON Schema has the help of the fields. Docstrings are for readers of the code.
     model_config = ConfigDict(
         frozen=True,
+        use_attribute_docstrings=True,
         extra="forbid",
         allow_inf_nan=False,
         json_schema_extra=lambda schema: cast(None, schema.pop("description", None)),
@@ -179,7 +178,8 @@ class Settings(BaseModel):
 class ComponentSettings(Settings):
     """Settings of a component; a member of a registry declares a subclass of its family's as ``Settings``."""
 
-    name: str = setting("", "name of the component")
+    name: str = ""
+    """name of the component."""
 
     def __str__(self) -> str:
         return self.name
@@ -196,7 +196,8 @@ class FreeSettings(Settings):
 
     model_config = ConfigDict(extra="allow")
 
-    name: Text = Field(description="name of the class")
+    name: Text
+    """name of the class."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -215,11 +216,6 @@ class FreeSettings(Settings):
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.name} with {options or 'no options'}"
-
-
-def section(of: type[BaseModel], help: str) -> Any:
-    """Declare a group of fields."""
-    return Field(default_factory=of, description=help)
 
 
 def at_least_or(special: float, low: float) -> AfterValidator:
@@ -380,6 +376,10 @@ class Component:
     def default_settings(self) -> ComponentSettings:
         """Return the settings of the default member."""
         return self.settings(self.default)(name=self.default)
+
+    def field(self) -> Any:
+        """Declare a field that holds the settings of the default member unless others are given."""
+        return Field(default_factory=self.default_settings)
 
     def members(self) -> Iterator[tuple[str, type[ComponentSettings]]]:
         """Yield (name, class of its settings) of each member, the default first."""

@@ -6,10 +6,10 @@ dglkge train dataset=data/mine --import examples/own_loss.py loss='{name: steep,
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch.nn import functional
 
 from dglkge.model.losses import LOSSES, LossSettings, PointwiseLoss
-from dglkge.settings import setting
 
 
 @LOSSES.register("steep")
@@ -21,7 +21,8 @@ class Steep(PointwiseLoss):
     class Settings(LossSettings):
         """Options of `loss` in the configuration."""
 
-        slope: float = setting(1.0, "factor on scores", gt=0)
+        slope: float = Field(1.0, gt=0)
+        """factor on scores."""
 
     def true(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the loss of true answers."""

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from dglkge.optim.rules import Adagrad, Adam, RowWiseAdagrad, UpdateRule
 from dglkge.registry import Registry
-from dglkge.settings import ComponentSettings, FreeSettings, setting
+from dglkge.settings import ComponentSettings, FreeSettings
 from dglkge.typing import Side
 
 
@@ -45,37 +45,34 @@ OPTIMIZERS.register("sparse_adam")(Adam)
 class ScheduleSettings(FreeSettings):
     """A class of ``torch.optim.lr_scheduler`` with its options."""
 
-    every: Literal["epoch", "batch"] = setting(
-        "epoch",
-        "one step after each epoch or batch; ReduceLROnPlateau: after each ranking of the valid split",
-    )
+    every: Literal["epoch", "batch"] = "epoch"
+    """one step after each epoch or batch; ReduceLROnPlateau: after each ranking of the valid split."""
 
 
 class RelationSettings(ComponentSettings):
     """The optimizer of the rows of relations."""
 
-    lr: float = setting(0.0, "learning rate of the relations; 0: that of the entities", ge=0)
+    lr: float = Field(0.0, ge=0)
+    """learning rate of the relations; 0: that of the entities."""
 
 
 class OptimizerSettings(ComponentSettings):
     """Settings of every optimizer; further ones are the fields of its rule."""
 
-    lr: float = setting(0.1, "learning rate", gt=0)
-    weight_decay: float = setting(
-        0.0, "multiple of a row added to its gradient, as torch has it; untouched rows do not decay", ge=0
-    )
-    decoupled_weight_decay: bool = setting(False, "multiply touched rows by 1 - lr * weight_decay, as AdamW")
-    clip_norm: float = setting(
-        0.0, "limit of the 2-norm of a batch's gradient, of all rows and dense parameters; 0: none", ge=0
-    )
-    clip_value: float = setting(
-        0.0, "limit of each number of a row's or dense parameter's gradient, before clip_norm; 0: none", ge=0
-    )
-    schedule: ScheduleSettings | None = setting(
-        None,
-        "class of torch.optim.lr_scheduler with options: {name: CosineAnnealingLR, T_max: 20}; null: none",
-    )
-    warmup_batches: int = setting(0, "batches in which the rates grow linearly to the schedule's", ge=0)
+    lr: float = Field(0.1, gt=0)
+    """learning rate."""
+    weight_decay: float = Field(0.0, ge=0)
+    """multiple of a row added to its gradient, as torch has it; untouched rows do not decay."""
+    decoupled_weight_decay: bool = False
+    """multiply touched rows by 1 - lr * weight_decay, as AdamW."""
+    clip_norm: float = Field(0.0, ge=0)
+    """limit of the 2-norm of a batch's gradient, of all rows and dense parameters; 0: none."""
+    clip_value: float = Field(0.0, ge=0)
+    """limit of each number of a row's or dense parameter's gradient, before clip_norm; 0: none."""
+    schedule: ScheduleSettings | None = None
+    """class of torch.optim.lr_scheduler with options: {name: CosineAnnealingLR, T_max: 20}; null: none."""
+    warmup_batches: int = Field(0, ge=0)
+    """batches in which the rates grow linearly to the schedule's."""
 
 
 Family = TypeVar("Family", bound=ComponentSettings)
@@ -91,7 +88,7 @@ def rule_settings(family: type[Family]) -> Callable[[type[UpdateRule]], type[Fam
             # betas: a list of numbers, of which the rule checks the length.
             kind: Any = tuple[float, ...] if isinstance(value, tuple) else type(value)
             checked = Annotated[kind, AfterValidator(functools.partial(_checked, rule, name))]
-            fields[name] = (checked, setting(value, "as in the rule's class, dglkge.optim"))
+            fields[name] = (checked, Field(value, description="as in the rule's class, dglkge.optim"))
         return create_model(f"{rule.__name__}{family.__name__}", __base__=family, **fields)
 
     return make
@@ -113,10 +110,14 @@ class NegativeSettings(ComponentSettings):
 
     takes_all: ClassVar[bool] = False
 
-    num_for_heads: int = setting(-1, "0: heads are not predicted; -1: they are", ge=-1, le=0)
-    num_for_tails: int = setting(-1, "0: tails are not predicted; -1: they are", ge=-1, le=0)
-    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
-    mask_known: bool = setting(False, "negatives that are known answers in training do not count")
+    num_for_heads: int = Field(-1, ge=-1, le=0)
+    """0: heads are not predicted; -1: they are."""
+    num_for_tails: int = Field(-1, ge=-1, le=0)
+    """0: tails are not predicted; -1: they are."""
+    chunk_size: int = Field(1000, ge=1)
+    """positives of a global batch that share their negatives."""
+    mask_known: bool = False
+    """negatives that are known answers in training do not count."""
 
     @property
     def scores_own(self) -> bool:
@@ -151,25 +152,27 @@ class AllEntitiesSettings(NegativeSettings):
 class SamplerSettings(NegativeSettings):
     """Settings of a sampler that draws negatives."""
 
-    num_uniform: int = setting(1000, "negatives of the right type, shared by a chunk's positives", ge=1)
-    num_for_heads: int = setting(
-        -1, "negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted", ge=-1
-    )
-    num_for_tails: int = setting(
-        -1, "negatives of (h, r, ?), as num_for_heads; equal numbers: both sides share their negatives", ge=-1
-    )
-    own_entity: bool = setting(True, "the query's own entity is one negative more: (h, r, h) for (h, r, ?)")
+    num_uniform: int = Field(1000, ge=1)
+    """negatives of the right type, shared by a chunk's positives."""
+    num_for_heads: int = Field(-1, ge=-1)
+    """negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted."""
+    num_for_tails: int = Field(-1, ge=-1)
+    """negatives of (h, r, ?), as num_for_heads; equal numbers: both sides share their negatives."""
+    own_entity: bool = True
+    """the query's own entity is one negative more: (h, r, h) for (h, r, ?)."""
 
 
 class MixedSettings(SamplerSettings):
     """Settings of the sampler that mixes three sources."""
 
-    global_share: float = setting(1.0, "share drawn from the whole graph; the three sum to 1", ge=0)
-    local_share: float = setting(0.0, "share drawn from the machine's partition (one machine: all)", ge=0)
-    in_batch_share: float = setting(0.0, "share drawn from the trainer's positives of the chunk", ge=0)
-    degree_power: float = setting(
-        0.0, "draw global and local negatives by this power of their degree (word2vec: 0.75); 0: evenly", ge=0
-    )
+    global_share: float = Field(1.0, ge=0)
+    """share drawn from the whole graph; the three sum to 1."""
+    local_share: float = Field(0.0, ge=0)
+    """share drawn from the machine's partition (one machine: all)."""
+    in_batch_share: float = Field(0.0, ge=0)
+    """share drawn from the trainer's positives of the chunk."""
+    degree_power: float = Field(0.0, ge=0)
+    """draw global and local negatives by this power of their degree (word2vec: 0.75); 0: evenly."""
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -235,7 +238,8 @@ class CandidateSettings(ObjectiveSettings):
 
     over_all: ClassVar[bool] = True
 
-    label_smoothing: float = setting(0.0, "share of each label spread over all candidates", ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """share of each label spread over all candidates."""
 
 
 class QuerySettings(CandidateSettings):

@@ -17,7 +17,7 @@ from pydantic import Field
 from dglkge.model.functions import Tensor, functional, torch
 from dglkge.model.negative_terms import IGNORED_SCORE, Adversarial, Mean, Reduction, Sum, counted, without
 from dglkge.registry import Registry, deferred
-from dglkge.settings import ComponentSettings, setting, settings_of
+from dglkge.settings import ComponentSettings, settings_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,13 +32,10 @@ else:
 class LossSettings(ComponentSettings):
     """Settings of every loss."""
 
-    batch_reduction: Literal["mean", "sum"] = setting(
-        "mean", "over the triples (k_vs_all: queries) of a global batch: mean, or sum as in PyTorch-BigGraph"
-    )
-    relation_weights: dict[str, Annotated[float, Field(ge=0)]] = setting(
-        {},
-        "weights of relations, e.g. {born_in: 2, near: 0.5}; others: 1; they multiply loss and regularizer",
-    )
+    batch_reduction: Literal["mean", "sum"] = "mean"
+    """over the triples (k_vs_all: queries) of a global batch: mean, or sum as in PyTorch-BigGraph."""
+    relation_weights: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """weights of relations, e.g. {born_in: 2, near: 0.5}; others: 1; they multiply loss and regularizer."""
 
     @property
     def has_confidences(self) -> bool:
@@ -54,26 +51,24 @@ class LossSettings(ComponentSettings):
 class ReductionSettings(LossSettings):
     """Settings of losses whose terms of the negatives can be added."""
 
-    reduction: Literal["mean", "sum"] = setting(
-        "mean", "over the negatives of a query: mean, or sum as in PyTorch-BigGraph's ranking loss"
-    )
+    reduction: Literal["mean", "sum"] = "mean"
+    """over the negatives of a query: mean, or sum as in PyTorch-BigGraph's ranking loss."""
 
 
 class AdversarialSettings(LossSettings):
     """Settings of losses that can weigh their negatives."""
 
-    adversarial_weights: bool = setting(
-        False, "weigh negatives by the softmax of their scores, as self_adversarial does (Sun et al. 2019)"
-    )
-    adversarial_temperature: float = setting(1.0, "factor on the scores in this softmax", ge=0)
+    adversarial_weights: bool = False
+    """weigh negatives by the softmax of their scores, as self_adversarial does (Sun et al. 2019)."""
+    adversarial_temperature: float = Field(1.0, ge=0)
+    """factor on the scores in this softmax."""
 
 
 class ConfidenceSettings(LossSettings):
     """Settings of losses that take confidences as labels."""
 
-    confidences: bool = setting(
-        False, "weights of triples are confidences in [0, 1], labels of the true answers (Chen et al. 2019)"
-    )
+    confidences: bool = False
+    """weights of triples are confidences in [0, 1], labels of the true answers (Chen et al. 2019)."""
 
 
 class TermSettings(ConfidenceSettings, AdversarialSettings, ReductionSettings):
@@ -326,7 +321,8 @@ class MarginRanking(PairwiseLoss):
     class Settings(AdversarialSettings, ReductionSettings):
         """Its options."""
 
-        margin: float = setting(1.0, "by how much the true answer should outscore a negative", gt=0)
+        margin: float = Field(1.0, gt=0)
+        """by how much the true answer should outscore a negative."""
 
     def pairs(self, positive: Tensor, negative: Tensor) -> Tensor:
         return (negative + (self.settings.margin - positive)).relu()
@@ -346,7 +342,8 @@ class Hinge(PointwiseLoss):
     class Settings(TermSettings):
         """Its options."""
 
-        margin: float = setting(1.0, "score of a true answer, and minus that of a negative", gt=0)
+        margin: float = Field(1.0, gt=0)
+        """score of a true answer, and minus that of a negative."""
 
     def true(self, scores: Tensor) -> Tensor:
         return (self.settings.margin - scores).relu()
@@ -393,10 +390,10 @@ class SelfAdversarial(PointwiseLoss):
     class Settings(ConfidenceSettings):
         """Its options."""
 
-        margin: float = setting(9.0, "distance of an answer that is as likely as not (gamma in DGL-KE)", ge=0)
-        adversarial_temperature: float = setting(
-            1.0, "factor on the scores in the softmax of the weights; 0: equal weights", ge=0
-        )
+        margin: float = Field(9.0, ge=0)
+        """distance of an answer that is as likely as not (gamma in DGL-KE)."""
+        adversarial_temperature: float = Field(1.0, ge=0)
+        """factor on the scores in the softmax of the weights; 0: equal weights."""
 
     def __init__(self, settings: LossSettings | None = None) -> None:
         super().__init__(settings)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
+from pydantic import Field
+
 from dglkge.errors import InputError
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import Registry
-from dglkge.settings import ComponentSettings, at_least_or, setting
+from dglkge.settings import ComponentSettings, at_least_or
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -40,36 +42,33 @@ class RegularizerSettings(ComponentSettings):
 class WeightSettings(RegularizerSettings):
     """Settings of penalties with a weight."""
 
-    weight: Annotated[float, at_least_or(-1, 0)] = setting(
-        -1.0, "factor before the regularizer; 0: none is computed; -1: 0.01 where there is a regularizer"
-    )
+    weight: Annotated[float, at_least_or(-1, 0)] = -1.0
+    """factor before the regularizer; 0: none is computed; -1: 0.01 where there is a regularizer."""
 
 
 class EntitySettings(WeightSettings):
     """Settings of penalties on the rows of entities."""
 
-    entity_ratio: float = setting(1.0, "factor besides weight on the terms of entities", ge=0)
+    entity_ratio: float = Field(1.0, ge=0)
+    """factor besides weight on the terms of entities."""
 
 
 class RowSettings(EntitySettings):
     """Settings of penalties on each row."""
 
-    relation_ratio: float = setting(1.0, "factor besides weight on the terms of relations", ge=0)
+    relation_ratio: float = Field(1.0, ge=0)
+    """factor besides weight on the terms of relations."""
 
 
 class PowerSettings(RowSettings):
     """Settings of penalties with a power of their own."""
 
-    p: float = setting(3.0, "the power", ge=1)
+    p: float = Field(3.0, ge=1)
+    """the power."""
 
 
 RATIOS = ("entity_ratio", "relation_ratio", "product_ratio")
 """Factors besides the weight on the terms of entities, of relations and of products of rows."""
-
-
-def _product_ratio() -> Any:
-    """Declare the factor on the terms of products."""
-    return setting(1.0, "factor besides weight on the terms of products of rows", ge=0)
 
 
 class Regularizer(ABC):
@@ -279,7 +278,8 @@ class Dura(F2):
     class Settings(EntitySettings):
         """Its options."""
 
-        product_ratio: float = _product_ratio()
+        product_ratio: float = Field(1.0, ge=0)
+        """factor besides weight on the terms of products of rows."""
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
@@ -326,7 +326,8 @@ class Ivr(Regularizer):
     class Settings(PowerSettings):
         """Its options."""
 
-        product_ratio: float = _product_ratio()
+        product_ratio: float = Field(1.0, ge=0)
+        """factor besides weight on the terms of products of rows."""
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:

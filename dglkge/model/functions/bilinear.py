@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pydantic import Field
+
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import LinearOperator
 from dglkge.model.functions.comparators import SAFE_UNIT, TINY_PER_DIM, Dot, complex_product, unless_overflow
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings, product_by_adjoint
-from dglkge.settings import setting
 from dglkge.typing import Side
 
 LINEAR = LinearOperator()
@@ -163,8 +164,10 @@ class Keci(Dot, ScoreFunction):
     class Settings(ScoreSettings):
         """Its options."""
 
-        p: int = setting(0, "basis vectors of the Clifford algebra with square 1", ge=0)
-        q: int = setting(1, "basis vectors of the Clifford algebra with square -1", ge=0)
+        p: int = Field(0, ge=0)
+        """basis vectors of the Clifford algebra with square 1."""
+        q: int = Field(1, ge=0)
+        """basis vectors of the Clifford algebra with square -1."""
 
     @property
     def dim_multiple(self) -> tuple[int, str]:
@@ -195,14 +198,17 @@ class Keci(Dot, ScoreFunction):
 class TimeSettings(ScoreSettings):
     """Settings of score functions with times."""
 
-    num_times: int = setting(0, "number of times; 0: that of the data set", ge=0)
+    num_times: int = Field(0, ge=0)
+    """number of times; 0: that of the data set."""
 
 
 class RowSettings(TimeSettings):
     """Settings of score functions whose times have rows."""
 
-    smoothness: float = setting(0.0, "factor on differences of consecutive times (Lacroix et al. 2020)", ge=0)
-    smoothness_power: float = setting(3.0, "power of the complex moduli of these differences", ge=1, le=5)
+    smoothness: float = Field(0.0, ge=0)
+    """factor on differences of consecutive times (Lacroix et al. 2020)."""
+    smoothness_power: float = Field(3.0, ge=1, le=5)
+    """power of the complex moduli of these differences."""
 
 
 class TimedScore(ScoreFunction):
@@ -313,7 +319,8 @@ def _adjoint_product(left: Tensor, right: Tensor) -> Tensor:
 class DiachronicSettings(TimeSettings):
     """Settings of DE-SimplE."""
 
-    temporal_share: float = setting(0.64, "share of an entity's numbers that change with time", gt=0, le=1)
+    temporal_share: float = Field(0.64, gt=0, le=1)
+    """share of an entity's numbers that change with time."""
 
 
 @SCORE_FUNCTIONS.register("de_simple")

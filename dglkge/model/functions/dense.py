@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot, complex_product
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
-from dglkge.settings import setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class TuckER(Dot, ScoreFunction):
     class Settings(ScoreSettings):
         """Its options."""
 
-        relation_dimension: int = setting(0, "numbers in a relation's row; 0: as in an entity's", ge=0)
+        relation_dimension: int = Field(0, ge=0)
+        """numbers in a relation's row; 0: as in an entity's."""
 
     def relation_dim(self, dim: int) -> int:
         return self.settings.relation_dimension or dim
@@ -120,7 +122,8 @@ class TuckER(Dot, ScoreFunction):
 class ConvolutionSettings(ScoreSettings):
     """Settings of a score function with a convolution."""
 
-    channels: int = setting(32, "filters of the convolution", ge=1)
+    channels: int = Field(32, ge=1)
+    """filters of the convolution."""
 
 
 @SCORE_FUNCTIONS.register("conve")
@@ -216,8 +219,10 @@ class Transformer(DenseScore):
     class Settings(ScoreSettings):
         """Its options."""
 
-        layers: int = setting(1, "layers of the encoder", ge=1)
-        heads: int = setting(4, "heads of the attention, which divide the dimension", ge=1)
+        layers: int = Field(1, ge=1)
+        """layers of the encoder."""
+        heads: int = Field(4, ge=1)
+        """heads of the attention, which divide the dimension."""
 
     @property
     def dim_multiple(self) -> tuple[int, str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from pydantic import Field
 
 from dglkge.model.choices import ROW_TRANSFORMS, TransformChoice, TransformSettings
-from dglkge.settings import setting
 from dglkge.typing import RELATION
 
 
 class CenterSettings(TransformSettings):
     """Its options."""
 
-    share: float = setting(1.0, "share of the mean that is subtracted", ge=0, le=1)
+    share: float = Field(1.0, ge=0, le=1)
+    """share of the mean that is subtracted."""
 
 
 class Center:
