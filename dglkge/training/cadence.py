@@ -73,16 +73,6 @@ class Cadence:
         """Return this trainer's flags for the place after a batch of the epoch."""
         return STOP * self.cluster.stop.is_noted + COMMIT * self.asks_after_batch(batches_done, is_writing)
 
-    def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
-        """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
-        flags = np.array([self.flags(batches_done, is_writing)], np.int64)
-        return self.read(int(self.cluster.sum(flags)[0]))
-
-    @staticmethod
-    def read(flag_sum: int) -> tuple[bool, bool]:
-        """Return what the sum of all trainers' flags says: whether to stop, and whether to commit."""
-        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
-
     def counts(self, batches_done: int) -> bool:
         """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
         interval = self.settings.every_batches
@@ -100,19 +90,21 @@ class Cadence:
         self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
         return self._is_due and not is_writing
 
-    def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
+    def after_batch(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
 
         Trained batches have exchanged the flags: a step, or a report where trainers of one machine are
         asynchronous. A message of their own would let those wait for one another, so it is sent only where a
         commit or a report is due.
         """
-        summed, self.flag_sum = self.flag_sum, None
-        if summed is not None:
-            return self.read(summed)
-        is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
-        is_met = self.config.training.synchronous or is_due
-        return self.exchange(batches_done, is_writing) if is_met else (False, False)
+        flag_sum, self.flag_sum = self.flag_sum, None
+        if flag_sum is None:
+            is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
+            if not (self.config.training.synchronous or is_due):
+                return False, False
+            flags = np.array([self.flags(batches_done, is_writing)], np.int64)
+            flag_sum = int(self.cluster.sum(flags)[0])
+        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""

@@ -314,17 +314,17 @@ class Position:
     def batches_done(self) -> int:
         """Batches done of the epoch that is open or comes next; an epoch may be left at any place."""
         epoch, done = self._batch
-        return done if epoch == self._epochs.finished() else 0
+        return done if epoch == self._epochs.finished else 0
 
     @property
     def now(self) -> tuple[int, int]:
         """Finished epochs, and batches done of the next one."""
-        return self._epochs.finished(), self.batches_done
+        return self._epochs.finished, self.batches_done
 
     @property
     def steps_done(self) -> int:
         """Global batches of all epochs that are done, in batches of the present size."""
-        return self._epochs.finished() * len(self._batches) + self.batches_done
+        return self._epochs.finished * len(self._batches) + self.batches_done
 
     def move(self, epoch: int, batches_done: int) -> None:
         """Note the batches of an epoch that are done."""

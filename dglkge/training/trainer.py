@@ -108,7 +108,7 @@ class Trainer:
         epoch = self._epochs.require_current()
         # The epoch before, if it was left by `break`: its listener did not run.
         self._end_epoch()
-        if self._epochs.current() is None:
+        if self._epochs.current is None:
             return  # that epoch ended the training
         num_batches, clock = len(self._edge_batches), self._job.clock
         done = self._position.batches_done
@@ -117,10 +117,10 @@ class Trainer:
         try:
             self._drain()
             self.stop_if_asked()
-            self._passes.begin(done)
             if self._buckets is not None:
                 self._buckets.begin(epoch, done)
             while done < num_batches:
+                self._passes.before(done)
                 if self._buckets is not None:
                     self._buckets.before(done)
                 batch = self._edge_batches.batch(epoch, done, clock.enter)
@@ -141,8 +141,6 @@ class Trainer:
                 if must_commit or (ends_pass and len(self._passes) > 1 and done < num_batches):
                     clock.stop()
                     self._commit()
-                if ends_pass and done < num_batches:
-                    self._passes.begin(done)
         finally:
             clock.stop()
             self._statistics.close()
@@ -289,7 +287,7 @@ class Trainer:
         A collective. It runs at once after an epoch with a body that ran to its end. After ``break`` trainers
         may be at different places, so it runs at their next collective: batches, ranking or leaving.
         """
-        done = self._epochs.finished()
+        done = self._epochs.finished
         if self._position.ended >= done:
             return
         self._drain()
@@ -335,11 +333,8 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        mine, is_first = (
-            json.dumps(self._checkpoints.storage.read_pointer(BEST)),
-            self.cluster.world.rank == 0,
-        )
-        note = json.loads(self.cluster.gather_texts(mine)[0])
+        own_note = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        note, is_first = json.loads(self.cluster.gather_texts(own_note)[0]), self.cluster.world.rank == 0
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if is_first:
             text = "training ended after %d epochs; the best version is that after %d"
@@ -360,7 +355,7 @@ class Trainer:
 
     def _leave(self) -> None:
         """Commit an epoch that the script left by ``break``, and wait for the last version."""
-        if self._position.ended < self._epochs.finished():
+        if self._position.ended < self._epochs.finished:
             self._commit()
             self._end_epoch()
         self._checkpoints.finish_together()

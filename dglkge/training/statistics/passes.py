@@ -273,8 +273,8 @@ class Passes:
             if pass_of(record)[0] == epoch and "stats" in record:
                 self._recorded += _sums_of(record["stats"])
 
-    def begin(self, batches_done: int) -> None:
-        """Rank the held-out triples of the pass that begins; a collective where triples are held out.
+    def before(self, batches_done: int) -> None:
+        """Rank the held-out triples of a pass that begins after so many batches; a collective then.
 
         A pass that a former start of the job began is not ranked: its record has no ``eval_stats_before``.
         """
