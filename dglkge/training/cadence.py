@@ -28,11 +28,6 @@ def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
     return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
 
 
-def is_lagged(config: Config, num_machines: int) -> bool:
-    """Return whether machines do not wait for one another: no collective then, but at agreed places."""
-    return not config.training.synchronous and num_machines > 1
-
-
 @dataclass
 class Cadence:
     """Decides after each batch and epoch of a run what is due.

@@ -114,6 +114,11 @@ class Job:
         return self if self.averages is None else replace(self, tables=self.averages.tables)
 
     @property
+    def is_lagged(self) -> bool:
+        """Whether machines do not wait for one another: no collective then, but at agreed places."""
+        return not self.config.training.synchronous and self.world.num_machines > 1
+
+    @property
     def has_loops(self) -> bool:
         """Whether compiled loops may compute: they read rows in the host's memory."""
         return not (self.computation.is_reference or self.computation.device.is_staged)

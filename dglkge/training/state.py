@@ -294,6 +294,8 @@ class Position:
 
     Attributes
     ----------
+    batch : (int, int)
+        An epoch, and the number of its batches that are done.
     ended : int
         Epochs with commit and validation done; at most those that are finished.
     ended_after : int or None
@@ -304,8 +306,7 @@ class Position:
 
     def __init__(self, config: Config, epochs: ElasticEpochs, batches: EpochBatches) -> None:
         self._config, self._epochs, self._batches = config, epochs, batches
-        # An epoch, and the number of its batches that are done.
-        self._batch = (0, 0)
+        self.batch = (0, 0)
         self.ended = 0
         self.ended_after: int | None = None
         self.committed: tuple[int, int] | None = None
@@ -313,7 +314,7 @@ class Position:
     @property
     def batches_done(self) -> int:
         """Batches done of the epoch that is open or comes next; an epoch may be left at any place."""
-        epoch, done = self._batch
+        epoch, done = self.batch
         return done if epoch == self._epochs.finished else 0
 
     @property
@@ -326,14 +327,10 @@ class Position:
         """Global batches of all epochs that are done, in batches of the present size."""
         return self._epochs.finished * len(self._batches) + self.batches_done
 
-    def move(self, epoch: int, batches_done: int) -> None:
-        """Note the batches of an epoch that are done."""
-        self._batch = (epoch, batches_done)
-
     def end(self, finished: int, ended_after: int) -> None:
         """Leave no epoch to train: the best version, that of so many finished epochs, was restored."""
         self._epochs.end(finished)
-        self._batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
+        self.batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
 
     def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
         """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
@@ -351,7 +348,7 @@ class Position:
         """Go on from a version that was restored; ``now`` is the present configuration."""
         finished = saved.progress[Progress.FINISHED_EPOCHS]
         self._epochs.restore(finished)
-        self._batch = (finished, self._resumed_batches(saved.progress))
+        self.batch = (finished, self._resumed_batches(saved.progress))
         self.ended, self.committed = finished, self.now
         if self._is_over(saved, now):
             self.end(finished, saved.progress[Progress.ENDED_AFTER])

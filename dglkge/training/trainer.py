@@ -63,7 +63,6 @@ class Trainer:
         self._evaluator, self._checkpoints, self._buckets = evaluator, checkpoints, passes.buckets
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
-        self._is_lagged = cadence.is_lagged(config, cluster.world.num_machines)
         self._cadence = cadence.Cadence(config, cluster, len(self._edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, job.optimizer.param_groups, len(self._edge_batches), dense_groups)
@@ -129,7 +128,7 @@ class Trainer:
                 # After the yield: the body has trained the batch, and all trainers are at the same boundary.
                 done += 1
                 clock.enter("waiting")
-                self._position.move(epoch, done)
+                self._position.batch = (epoch, done)
                 if self._buckets is not None:
                     self._buckets.after(done - 1, self._statistics.sums_of(done))
                 self._checkpoints.check()
@@ -167,7 +166,7 @@ class Trainer:
         self._job.clock.enter("other")
         reported = self._statistics.count(batch.index + 1, result, len(batch), flags)
         # An asynchronous step on one machine exchanges nothing: the flags are summed by the reports alone.
-        steps_agree = self.config.training.synchronous or self._is_lagged
+        steps_agree = self.config.training.synchronous or self._job.is_lagged
         self._cadence.flag_sum = result.flag_sum if steps_agree else reported
         self._call("on_batch_end", batch, result.loss)
         return result.loss
@@ -220,7 +219,7 @@ class Trainer:
     def _drain(self) -> None:
         """Apply all gradients, and receive all rows that are on their way, where machines do not wait."""
         self.optimizer.drain()
-        if self._is_lagged:
+        if self._job.is_lagged:
             self._job.tables.lookup.finish()
 
     def _commit(self) -> None:

@@ -334,8 +334,7 @@ def build_known(job: Job) -> negatives.KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
     if not job.config.negatives.mask_known:
         return None
-    names = [*job.dataset.entity_types, RELATION]
-    original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
+    original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in job.tables}
     return negatives.KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
 
 

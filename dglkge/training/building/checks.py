@@ -162,12 +162,12 @@ def autocast_problems(name: str, device_type: str) -> Iterator[str]:
 
 def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
     """Yield splits that are to be ranked and have no triples."""
-    split: str = config.evaluation.split
-    interval = config.evaluation.valid_every_epochs
-    ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
-    ranked += [("evaluation.valid_every_epochs", str(interval), VALID, "0")] if interval else []
-    for setting, value, name, allowed in ranked:
-        if not len(dataset.split(name)):
+    split, interval = config.evaluation.split, config.evaluation.valid_every_epochs
+    for setting, value, name, allowed in (
+        ("evaluation.split", split, split, "none"),
+        ("evaluation.valid_every_epochs", interval, VALID, 0),
+    ):
+        if value != allowed and not len(dataset.split(name)):
             problem = f"{setting} is {value}, and {dataset.path} has no {name} triples to rank"
             yield f"{problem}; allowed is {allowed}, or a data set with that split"
 

@@ -331,7 +331,7 @@ class RunFeatures(ProjectedFeatures):
 
     Attributes
     ----------
-    records : dict of str to (3,) int64 tensor
+    records : dict of str to list of int
         By entity type: rows, numbers in each, and CRC-32 of the file.
     untrained_types : list of str
         Entity types without trained rows.
@@ -341,20 +341,21 @@ class RunFeatures(ProjectedFeatures):
 
     def __init__(self, projections: FeatureProjections, vectors: Any, records: Any, are_alone: bool) -> None:
         super().__init__(projections, vectors)
-        self.records: dict[str, Tensor] = records
+        self.records: dict[str, list[int]] = records
         self.untrained_types = self.entity_types if are_alone else []
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the records by dataset of a model file."""
-        return {record_path(name): record.clone() for name, record in self.records.items()}
+        return {record_path(name): torch.tensor(record) for name, record in self.records.items()}
 
     def load_state_dict(self, state: h5py.File) -> None:
         """Compare the records with those of a model file."""
-        for path, record in self.state_dict().items():
+        for name, record in self.records.items():
+            path = record_path(name)
             saved = state[path][...].tolist() if path in state else None
-            if saved != record.tolist():
+            if saved != record:
                 problem = f"{state.filename} was trained with other features: rows, numbers and checksum"
-                raise CheckpointError(f"{problem} {saved}, this run's folder has {record.tolist()}")
+                raise CheckpointError(f"{problem} {saved}, this run's folder has {record}")
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
@@ -377,10 +378,9 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
 
     together(cluster, largest, copy)
     records, vectors = together(cluster, largest, lambda: _open(folder, note))
-    described = {name: record.tolist() for name, record in records.items()}
-    if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
+    if len(set(cluster.gather_texts(json.dumps(records, sort_keys=True)))) > 1:
         raise InputError(f"{largest}: features.files are different files on the machines of the job")
-    widths = {name: int(record[1]) for name, record in records.items()}
+    widths = {name: width for name, (_, width, _) in records.items()}
     dim, mlp = config.model.dimension, settings.mlp
     layers = ((), "relu") if mlp is None else (mlp.hidden or (dim,), mlp.activation)
     made = FeatureProjections(widths, dim, *layers, config.seed)
@@ -403,14 +403,13 @@ def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], no
     return False
 
 
-def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+def _open(folder: Path, note: Path) -> tuple[dict[str, list[int]], dict[str, np.ndarray]]:
     """Open the run's copy."""
     try:
         records = parse_note(note.read_bytes(), note)
-        vectors = open_features(folder, records)
+        return records, open_features(folder, records)
     except (OSError, CheckpointError) as error:
         raise InputError(f"{error}; remove {note} to copy the files anew") from None
-    return {name: torch.tensor(record) for name, record in records.items()}, vectors
 
 
 def _opened(settings: VectorsConfig, path: Path) -> VectorFile:
