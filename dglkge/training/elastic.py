@@ -263,7 +263,7 @@ class OptimizerState:
         self._optimizer.num_started = state["num_started"]
 
 
-class Elastic:
+class Elastic(contextlib.AbstractContextManager["Elastic"]):
     """A script's job, made by :func:`elastic`; as a context manager it commits what is left at its end."""
 
     def __init__(
@@ -452,9 +452,6 @@ class Elastic:
         self.close()
         if self._cluster.world.launched:
             self._cluster.stop.ignore_from_now_on()
-
-    def __enter__(self) -> Elastic:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:

@@ -410,31 +410,27 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         If this trainer received a signal to stop.
     """
     with cluster.stop.leaving_at_once():
-        return _build(config, cluster)
-
-
-def _build(config: Config, cluster: Cluster) -> Trainer:
-    """Check the configuration, take the run's folder, and build the trainer."""
-    checks.check_config(config, cluster.world)
-    dataset, output = opened_dataset(config), Path(config.output)
-    checks.check_dataset(config, dataset)
-    meta = _describe_run(config, dataset)
-    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
-    writes = cluster.world.is_machine_leader
-    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
-    fits = functools.partial(state.resumable, config, meta)
-    # Creates the folder and excludes other jobs from here on.
-    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
-    job = open_job(config, cluster, meta)
-    batches = build_batches(job)
-    step = build_step(job, batches)
-    passes, run = build_passes(job, batches, LiveEvaluator(job).gather), _describe_run(job.config, dataset)
-    trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
-    # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
-    if job.world.rank == 0:
-        with checkpoints.records.writing():
-            save_config(job.config, output / RUN_CONFIG_FILE)
-    return trainer
+        checks.check_config(config, cluster.world)
+        dataset, output = opened_dataset(config), Path(config.output)
+        checks.check_dataset(config, dataset)
+        meta = _describe_run(config, dataset)
+        # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+        writes = cluster.world.is_machine_leader
+        names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+        fits = functools.partial(state.resumable, config, meta)
+        # Creates the folder and excludes other jobs from here on.
+        more = (fits, names, dataset.num_parts)
+        checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, *more)
+        job = open_job(config, cluster, meta)
+        batches = build_batches(job)
+        step, passes = build_step(job, batches), build_passes(job, batches, LiveEvaluator(job).gather)
+        run = _describe_run(job.config, dataset)
+        trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
+        # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
+        if job.world.rank == 0:
+            with checkpoints.records.writing():
+                save_config(job.config, output / RUN_CONFIG_FILE)
+        return trainer
 
 
 def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:

@@ -75,7 +75,7 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
         signal.raise_signal(signal.SIGTERM)
         reached.append("done")
 
-    monkeypatch.setattr(trainer, "_build", long_work)
+    monkeypatch.setattr(trainer.checks, "check_config", long_work)
     with cluster.stop.listening():
         for _ in range(2):
             with pytest.raises(Preempted) as caught:
