@@ -224,9 +224,8 @@ class Versions:
 
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
-        self._beside: list[ModelStateful] = [
-            item for item in (job.features, job.dense, job.global_vectors) if item is not None
-        ]
+        beside = (job.features, job.dense, job.global_vectors)
+        self._beside: list[ModelStateful] = [item for item in beside if item is not None]
         self._in_background = saves_in_background(job.config)
 
     def reserve(self) -> None:

@@ -137,7 +137,7 @@ class Trainer:
                 if must_stop:
                     self.stop_if_asked()
                 # A commit after each pass; the epoch's last one is at the cadence of epochs.
-                if must_commit or (ends_pass and len(self._passes) > 1 and done < num_batches):
+                if must_commit or (ends_pass and len(self._passes.passes) > 1 and done < num_batches):
                     clock.stop()
                     self._commit()
         finally:

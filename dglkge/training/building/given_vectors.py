@@ -83,29 +83,28 @@ class Matches:
     """Entities of one shard by their names, changed by :meth:`VectorFile.key`, and the vectors of those."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._place: dict[str, int] = {}
-        # Entities whose names the format makes equal are a chain: each has the place of the one before it.
-        self._before = np.full(len(names), -1, dtype=np.int64)
-        self._numbers = np.full(len(names), -1, dtype=np.int64)
-        for place, name in enumerate(names):
-            self._before[place] = self._place.get(name, -1)
-            self._place[name] = place
+        # Entities whose names the format makes equal have one key.
+        self._keys: dict[str, int] = {}
+        keys = (self._keys.setdefault(name, len(self._keys)) for name in names)
+        self._key_of = np.fromiter(keys, np.int64, len(names))
+        self._numbers = np.full(len(self._keys), -1, np.int64)
 
     def add(self, number: int, name: str, file: VectorFile) -> None:
         """Note the number of a vector with a name."""
-        place = self._place.get(name, -1)
-        if place >= 0 and self._numbers[place] >= 0:
-            here, known = file.place(number), file.place(int(self._numbers[place]))
+        key = self._keys.get(name)
+        if key is None:
+            return
+        if self._numbers[key] >= 0:
+            here, known = file.place(number), file.place(int(self._numbers[key]))
             raise InputError(f"{here}: the name {name!r} stands at {known} already; allowed is once")
-        while place >= 0:
-            self._numbers[place] = number
-            place = int(self._before[place])
+        self._numbers[key] = number
 
     def matched(self) -> tuple[Ids, Ids]:
         """Return the numbers of the vectors, ascending, and the place in the shard of each."""
-        places = np.flatnonzero(self._numbers >= 0)
-        order = np.argsort(self._numbers[places], kind="stable")
-        return self._numbers[places[order]], places[order]
+        numbers = self._numbers[self._key_of]
+        places = np.flatnonzero(numbers >= 0)
+        order = places[np.argsort(numbers[places], kind="stable")]
+        return numbers[order], order
 
 
 def match_names(
@@ -393,9 +392,7 @@ def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], no
     That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
     nothing may be of other files, and is taken only where these are not there (any more).
     """
-    if not note.is_file():
-        return False
-    if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+    if note.is_file() and (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(settings.files)

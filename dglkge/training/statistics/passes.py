@@ -135,7 +135,7 @@ class BucketStatistics:
         self.pause()
         with self._job.ranking():
             for turn in turns:
-                self._recent[turn, columns] += self._held_out.sums(self._epoch, turn)
+                self._recent[turn, columns] += self._held_out.bucket_sums(self._epoch, turn)
 
     def _usage(self) -> Doubles:
         usage = process_usage()
@@ -255,9 +255,6 @@ class Passes:
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
         self._before: dict[str, Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self.passes)
 
     def resume(self, folder: Path, epoch: int, batches_done: int) -> None:
         """Read the records of earlier starts of the job from a version's folder; on rank 0.
