@@ -221,15 +221,13 @@ def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids
     computed: Change | None = together(
         cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
     )
-    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
-    facts = np.zeros(3)
-    if computed is not None:
-        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
-        facts[:] = computed.factor, num_axes, computed.explained or 0.0
-    factor, num_axes, explained = cluster.sum(facts).tolist()
-    if not num_axes:
+    # JSON has every float exactly.
+    facts = computed and (computed.factor, computed.explained, np.shape(computed.matrix))
+    factor, explained, shape = json.loads(cluster.gather_texts(json.dumps(facts))[0])
+    if explained is None:
         return Change(factor, None, _random_matrix(config, file.width))
-    axes = np.zeros((int(num_axes) + 1, file.width))
+    # A sum in which the other trainers have zeros: the exact numbers of rank 0.
+    axes = np.zeros((shape[1] + 1, file.width))
     if computed is not None:
         axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
     axes = cluster.sum(axes)
