@@ -23,6 +23,11 @@ REPORTS_PER_EPOCH = 20
 """Reports of the loss in an epoch; each costs a round of messages."""
 
 
+def falls_on(interval: int, done: int) -> bool:
+    """Return whether something that is due every so many times is due after these; 0: never."""
+    return interval > 0 and done % interval == 0
+
+
 def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
     """Return the number of batches between two reports of an epoch; all where machines do not wait."""
     return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
@@ -70,8 +75,7 @@ class Cadence:
 
     def counts(self, batches_done: int) -> bool:
         """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        interval = self.settings.every_batches
-        return bool(interval) and batches_done % interval == 0
+        return falls_on(self.settings.every_batches, batches_done)
 
     def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
         """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
@@ -103,20 +107,18 @@ class Cadence:
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
-        every = self.settings.every_epochs
-        is_due = (every and epochs_done % every == 0) or epochs_done >= self.config.training.num_epochs
+        is_last = epochs_done >= self.config.training.num_epochs
+        is_due = is_last or falls_on(self.settings.every_epochs, epochs_done)
         is_kept = self.pointers_after_epoch(epochs_done)
         return bool(is_due or is_kept or (self.keeps_best and self.validates_after_epoch(epochs_done)))
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
         """Return whether the valid split is ranked after an epoch."""
-        interval = self.config.evaluation.valid_every_epochs
-        return bool(interval) and epochs_done % interval == 0
+        return falls_on(self.config.evaluation.valid_every_epochs, epochs_done)
 
     def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
         """Return the names under which the version of an epoch is kept, and why."""
-        interval = self.settings.keep_every_epochs
-        if not interval or epochs_done % interval:
+        if not falls_on(self.settings.keep_every_epochs, epochs_done):
             return {}
         return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
 

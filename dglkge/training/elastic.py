@@ -24,14 +24,13 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config.schema import CheckpointConfig, Config
 from dglkge.distributed.dgl_compat import dgl
-from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, require_known
 from dglkge.optim import SparseOptimizer
 from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
-from dglkge.training.cadence import Cadence
+from dglkge.training.cadence import Cadence, falls_on
 from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
 from dglkge.training.state import TrainingState, new_run, open_checkpoints, progress_at
@@ -406,11 +405,7 @@ class Elastic(contextlib.AbstractContextManager["Elastic"]):
 
     def _stop(self) -> None:
         self.commit()
-        if self._cluster.world.rank == 0:
-            finished, _, batches = self._place
-            logger.info("stopped as asked: %d epochs and %d batches done, committed", finished, batches)
-        JOB.stop()
-        raise Preempted
+        JOB.preempt(self._place[-1], self._cluster.world.rank == 0)
 
     def _end_epoch(self) -> None:
         """Commit after a finished epoch at the cadence, and stop if asked; once an epoch, a collective."""
@@ -419,8 +414,7 @@ class Elastic(contextlib.AbstractContextManager["Elastic"]):
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        every = self._cadence.settings.every_epochs
-        if done >= JOB.goal or (every and done % every == 0):
+        if done >= JOB.goal or falls_on(self._cadence.settings.every_epochs, done):
             self.commit()
         self.stop_if_asked()
 

@@ -13,10 +13,12 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_memory import standalone_tables
+from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster, is_server, use_log_format, verifies_dataset
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
@@ -126,6 +128,19 @@ class ElasticEpochs:
         """Close the open loop by a stop: its epoch is not finished, and the next loop goes on in it."""
         self._generation += 1
         self.current = None
+
+    def preempt(self, batches_done: int, is_first: bool) -> NoReturn:
+        """Leave the loop by a stop, after the commit; the first trainer logs the place.
+
+        Raises
+        ------
+        Preempted
+        """
+        if is_first:
+            text = "stopped as asked: %d epochs and %d batches done, committed"
+            logger.info(text, self.finished, batches_done)
+        self.stop()
+        raise Preempted
 
     def end(self, finished: int) -> None:
         """Leave no epoch to train; the count is that of the version that was restored as the best.

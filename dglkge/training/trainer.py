@@ -19,7 +19,6 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
-from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
@@ -257,10 +256,7 @@ class Trainer:
         self.commit()
         # No trainer may exit while another still writes.
         self.cluster.barrier()
-        if self.cluster.world.rank == 0:
-            logger.info("stopped as asked: %d epochs and %d batches done, committed", *self._position.now)
-        self._epochs.stop()
-        raise Preempted
+        self._epochs.preempt(self._position.batches_done, self.cluster.world.rank == 0)
 
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""

@@ -27,7 +27,7 @@ from dglkge.planning.host import host_memory
 from dglkge.planning.memory import describe_hosts, misfits, plan_memory
 from dglkge.sampling.negatives import split_count
 from dglkge.training.building import components
-from dglkge.training.callbacks import CALLBACKS, LOGGERS
+from dglkge.training.callbacks import CALLBACKS, LOGGERS, Tracker
 from dglkge.training.learning_rates import try_schedule
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
@@ -99,11 +99,10 @@ def _loggers(config: Config) -> Iterator[str]:
         yield str(unknown_name("evaluation.metric", config.evaluation.metric, FOLLOWED, len(FOLLOWED)))
     for name in config.training.loggers:
         yield from _raised(LOGGERS.get, name)
-        package = LOGGERS.get(name).package if name in LOGGERS else ""
-        if package and not is_installed(package):
-            extra = LOGGERS.get(name).extra
-            source = f"'dglkge[{extra}]'" if extra else package
-            yield f"training.loggers has {name}, and {package} is not installed: pip install {source}"
+        tracker = LOGGERS.get(name) if name in LOGGERS else Tracker
+        if tracker.package and not is_installed(tracker.package):
+            source = f"'dglkge[{tracker.extra}]'" if tracker.extra else tracker.package
+            yield f"training.loggers has {name}, and {tracker.package} is not installed: pip install {source}"
 
 
 def is_installed(package: str) -> bool:
