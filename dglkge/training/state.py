@@ -98,20 +98,10 @@ def open_checkpoints(
     """
     world, lease = cluster.world, hold_run(output, cluster)
     has_store = bool(settings.storage) or world.has_own_disk
-    mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
-    group = TrainerGroup(
-        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
-    )
-    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
-
-def _open_mirror(
-    output: Path, settings: CheckpointConfig, cluster: Cluster, lease: Lease, fits: Fits
-) -> Mirror | None:
-    """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
-
-    def open_here() -> Mirror | None:
-        if not cluster.world.is_machine_leader:
+    def open_mirror() -> Mirror | None:
+        """Return the run's store, on the writer of each machine."""
+        if not (has_store and world.is_machine_leader):
             return None
         store = open_store(settings.storage) if settings.storage else LauncherStore(output)
         return Mirror(store, output, lease, settings.store_seconds, settings.local)
@@ -119,12 +109,16 @@ def _open_mirror(
     def take(mirror: Mirror) -> Manifest | None:
         return mirror.take(lambda saved: fits(saved, mirror.url))
 
-    mirror, is_first = cluster.agree(open_here), cluster.world.rank == 0
-    # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
-    _fill(cluster, mirror if is_first else None, take, bool(settings.storage))
-    # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    _fill(cluster, mirror if lease.is_holder and not is_first else None, Mirror.newest, False)
-    return mirror
+    mirror = cluster.agree(open_mirror)
+    if has_store:
+        # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
+        _fill(cluster, mirror if world.rank == 0 else None, take, bool(settings.storage))
+        # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
+        _fill(cluster, mirror if lease.is_holder and world.rank > 0 else None, Mirror.newest, False)
+    group = TrainerGroup(
+        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
+    )
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
 
 def _fill(cluster: Cluster, mirror: Mirror | None, find: Find, may_upload: bool) -> None:
