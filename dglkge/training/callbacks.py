@@ -195,9 +195,10 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         project = wandb.setup().settings.project or "dglkge"
         self.id = run.earlier_id or secrets.token_hex(4)
-        place: dict[str, Any] = {"name": run.folder.absolute().name, "dir": str(run.folder)}
-        kept = {"project": project, "id": self.id, "resume": "allow", "config": run.settings}
-        self._run = wandb.init(settings=wandb.Settings(console="off", silent=True), **place, **kept)
+        name = run.folder.absolute().name
+        place: dict[str, Any] = {"project": project, "name": name, "dir": str(run.folder)}
+        quiet = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(id=self.id, resume="allow", config=run.settings, settings=quiet, **place)
         # A resumed run may repeat steps; the package's own counter only grows.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -222,7 +222,7 @@ def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids
         cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
     )
     # JSON has every float exactly.
-    facts = computed and (computed.factor, computed.explained, np.shape(computed.matrix))
+    facts = computed and (computed.factor, computed.explained, np.shape(computed.matrix))  # type: ignore[arg-type]
     factor, explained, shape = json.loads(cluster.gather_texts(json.dumps(facts))[0])
     if explained is None:
         return Change(factor, None, _random_matrix(config, file.width))
