@@ -93,14 +93,12 @@ def config_file(config: Any) -> Path | None:
         return None
     if not isinstance(config, (str, os.PathLike)):
         raise _wrong_type("config", config, "a YAML file or the name of a recipe")
-    recipes = recipe_files()
-    if Path(config).is_file() or str(config) not in recipes:
-        if not Path(config).exists() and Path(config).suffix not in (".yaml", ".yml", ".json"):
-            raise InputError(
-                f"config: there is no file {config}, and {unknown_name('recipe', str(config), recipes)}"
-            )
-        return Path(config)
-    return recipes[str(config)]
+    path, name, recipes = Path(config), str(config), recipe_files()
+    if name in recipes and not path.is_file():
+        return recipes[name]
+    if not path.exists() and path.suffix not in (".yaml", ".yml", ".json"):
+        raise InputError(f"config: there is no file {config}, and {unknown_name('recipe', name, recipes)}")
+    return path
 
 
 def overrides(settings: Any, score_function: Any, output: Any = None) -> list[str]:
@@ -141,9 +139,8 @@ def _as_yaml(name: str, value: Any) -> str:
             return item.tolist()
         if isinstance(item, os.PathLike):
             return os.fspath(item)
-        raise _wrong_type(
-            f"settings: {name}", item, "a number, a text, true or false, or lists and mappings of them"
-        )
+        expected = "a number, a text, true or false, or lists and mappings of them"
+        raise _wrong_type(f"settings: {name}", item, expected)
 
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

@@ -23,14 +23,14 @@ REPORTS_PER_EPOCH = 20
 """Reports of the loss in an epoch; each costs a round of messages."""
 
 
+def falls_on(interval: int, done: int) -> bool:
+    """Return whether something that is due every so many times is due after these; 0: never."""
+    return interval > 0 and done % interval == 0
+
+
 def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
     """Return the number of batches between two reports of an epoch; all where machines do not wait."""
     return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
-
-
-def is_lagged(config: Config, num_machines: int) -> bool:
-    """Return whether machines do not wait for one another: no collective then, but at agreed places."""
-    return not config.training.synchronous and num_machines > 1
 
 
 @dataclass
@@ -73,20 +73,9 @@ class Cadence:
         """Return this trainer's flags for the place after a batch of the epoch."""
         return STOP * self.cluster.stop.is_noted + COMMIT * self.asks_after_batch(batches_done, is_writing)
 
-    def exchange(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
-        """Return whether a trainer was asked to stop, and whether to commit, after a batch; a collective."""
-        flags = np.array([self.flags(batches_done, is_writing)], np.int64)
-        return self.read(int(self.cluster.sum(flags)[0]))
-
-    @staticmethod
-    def read(flag_sum: int) -> tuple[bool, bool]:
-        """Return what the sum of all trainers' flags says: whether to stop, and whether to commit."""
-        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
-
     def counts(self, batches_done: int) -> bool:
         """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        interval = self.settings.every_batches
-        return bool(interval) and batches_done % interval == 0
+        return falls_on(self.settings.every_batches, batches_done)
 
     def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
         """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
@@ -100,36 +89,36 @@ class Cadence:
         self._is_due |= self.clock() - self._last >= 60 * minutes or self.counts(batches_done)
         return self._is_due and not is_writing
 
-    def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
+    def after_batch(self, batches_done: int, is_writing: bool = False) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
 
         Trained batches have exchanged the flags: a step, or a report where trainers of one machine are
         asynchronous. A message of their own would let those wait for one another, so it is sent only where a
         commit or a report is due.
         """
-        summed, self.flag_sum = self.flag_sum, None
-        if summed is not None:
-            return self.read(summed)
-        is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
-        is_met = self.config.training.synchronous or is_due
-        return self.exchange(batches_done, is_writing) if is_met else (False, False)
+        flag_sum, self.flag_sum = self.flag_sum, None
+        if flag_sum is None:
+            is_due = self.counts(batches_done) or batches_done % reports_apart(self.num_batches) == 0
+            if not (self.config.training.synchronous or is_due):
+                return False, False
+            flags = np.array([self.flags(batches_done, is_writing)], np.int64)
+            flag_sum = int(self.cluster.sum(flags)[0])
+        return flag_sum % COMMIT > 0, flag_sum >= COMMIT
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""
-        every = self.settings.every_epochs
-        is_due = (every and epochs_done % every == 0) or epochs_done >= self.config.training.num_epochs
+        is_last = epochs_done >= self.config.training.num_epochs
+        is_due = is_last or falls_on(self.settings.every_epochs, epochs_done)
         is_kept = self.pointers_after_epoch(epochs_done)
         return bool(is_due or is_kept or (self.keeps_best and self.validates_after_epoch(epochs_done)))
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
         """Return whether the valid split is ranked after an epoch."""
-        interval = self.config.evaluation.valid_every_epochs
-        return bool(interval) and epochs_done % interval == 0
+        return falls_on(self.config.evaluation.valid_every_epochs, epochs_done)
 
     def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
         """Return the names under which the version of an epoch is kept, and why."""
-        interval = self.settings.keep_every_epochs
-        if not interval or epochs_done % interval:
+        if not falls_on(self.settings.keep_every_epochs, epochs_done):
             return {}
         return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
 

@@ -195,11 +195,8 @@ class WeightsAndBiases(Tracker):
         self._wandb = wandb
         project = wandb.setup().settings.project or "dglkge"
         self.id = run.earlier_id or secrets.token_hex(4)
-        place: dict[str, Any] = {
-            "project": project,
-            "name": run.folder.absolute().name,
-            "dir": str(run.folder),
-        }
+        name = run.folder.absolute().name
+        place: dict[str, Any] = {"project": project, "name": name, "dir": str(run.folder)}
         quiet = wandb.Settings(console="off", silent=True)
         self._run = wandb.init(id=self.id, resume="allow", config=run.settings, settings=quiet, **place)
         # A resumed run may repeat steps; the package's own counter only grows.
@@ -283,10 +280,11 @@ class Trackers:
             # An InputError: no earlier start had a tracker, or the file is damaged: its run is a new one.
             with contextlib.suppress(InputError):
                 self._ids = load_json(self.records.path / RUN_TRACKERS_FILE)
-        settings = dict(flat(self.settings))
-        for name, value in settings.items():
-            # Every tracker shows texts.
-            settings[name] = json.dumps(value) if isinstance(value, (list, dict)) else value
+        # Every tracker shows texts.
+        settings = {
+            name: json.dumps(value) if isinstance(value, (list, dict)) else value
+            for name, value in flat(self.settings)
+        }
         for name in self.names:
             run = TrackedRun(self.records.path, settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, run, self._started))

@@ -24,14 +24,13 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config.schema import CheckpointConfig, Config
 from dglkge.distributed.dgl_compat import dgl
-from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, require_known
 from dglkge.optim import SparseOptimizer
 from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
-from dglkge.training.cadence import Cadence
+from dglkge.training.cadence import Cadence, falls_on
 from dglkge.training.learning_rates import plain_group
 from dglkge.training.script import JOB
 from dglkge.training.state import TrainingState, new_run, open_checkpoints, progress_at
@@ -263,7 +262,7 @@ class OptimizerState:
         self._optimizer.num_started = state["num_started"]
 
 
-class Elastic:
+class Elastic(contextlib.AbstractContextManager["Elastic"]):
     """A script's job, made by :func:`elastic`; as a context manager it commits what is left at its end."""
 
     def __init__(
@@ -313,9 +312,12 @@ class Elastic:
             cluster.agree(lambda: self._check_same(saved))
             cluster.agree(self._fill, self._checkpoints.num_bytes())
             finished = saved.progress[Progress.FINISHED_EPOCHS]
-            self._place = self._place_in_epoch(finished, saved.progress)
-            self._committed = self._place
-            loops, batches = self._place[1:]
+            loops, batches = saved.progress[LOOPS_DONE], saved.progress[Progress.BATCHES_DONE]
+            if (loops or batches) and (saved.progress[ORDER] != self._order or self._seed is None):
+                text = "the seed is None" if self._seed is None else "seed or number of trainers have changed"
+                logger.warning("epoch %d, which was open, begins anew: %s", finished, text)
+                loops = batches = 0
+            self._place = self._committed = (finished, loops, batches)
             within = f", at batch {batches} of its loop {loops + 1}" if loops or batches else ""
             if cluster.world.rank == 0:
                 logger.info("resumed: %d epochs are finished%s", finished, within)
@@ -327,15 +329,6 @@ class Elastic:
         if self._cluster.world.is_machine_leader:
             self._checkpoints.restore(self._tables.parts())
         self._state.load(self._checkpoints.read_state(), str(self._checkpoints.storage.path))
-
-    def _place_in_epoch(self, finished: int, progress: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Return the epoch, the batch loops of it that are over, and the batches done in the next loop."""
-        loops, batches = progress[LOOPS_DONE], progress[Progress.BATCHES_DONE]
-        if (loops or batches) and (progress[ORDER] != self._order or self._seed is None):
-            reason = "the seed is None" if self._seed is None else "seed or number of trainers have changed"
-            logger.warning("epoch %d, which was open, begins anew: %s", finished, reason)
-            return finished, 0, 0
-        return finished, loops, batches
 
     @property
     def _order(self) -> int:
@@ -381,7 +374,7 @@ class Elastic:
                 continue
             yield batch
             self._place = epoch, number, index
-            must_stop, must_commit = self._cadence.exchange(index)
+            must_stop, must_commit = self._cadence.after_batch(index)
             if must_stop:
                 self._stop()
             if must_commit:
@@ -412,21 +405,16 @@ class Elastic:
 
     def _stop(self) -> None:
         self.commit()
-        if self._cluster.world.rank == 0:
-            finished, _, batches = self._place
-            logger.info("stopped as asked: %d epochs and %d batches done, committed", finished, batches)
-        JOB.stop()
-        raise Preempted
+        JOB.preempt(self._place[-1], self._cluster.world.rank == 0)
 
     def _end_epoch(self) -> None:
         """Commit after a finished epoch at the cadence, and stop if asked; once an epoch, a collective."""
-        done = JOB.finished()
+        done = JOB.finished
         if self._ended >= done:
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        every = self._cadence.settings.every_epochs
-        if JOB.is_over or (every and done % every == 0):
+        if done >= JOB.goal or falls_on(self._cadence.settings.every_epochs, done):
             self.commit()
         self.stop_if_asked()
 
@@ -458,9 +446,6 @@ class Elastic:
         self.close()
         if self._cluster.world.launched:
             self._cluster.stop.ignore_from_now_on()
-
-    def __enter__(self) -> Elastic:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
@@ -41,7 +42,7 @@ from dglkge.training.building.components import REFERENCE, configured_model, den
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
 from dglkge.training.building.given_vectors import RunFeatures, build_features
 from dglkge.training.script import opened_dataset
-from dglkge.typing import DEVICE_STORAGE, RELATION, TablePart
+from dglkge.typing import DEVICE_STORAGE, RELATION, Ids, Side, TablePart
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,24 @@ class Job:
         return self if self.averages is None else replace(self, tables=self.averages.tables)
 
     @property
+    def is_lagged(self) -> bool:
+        """Whether machines do not wait for one another: no collective then, but at agreed places."""
+        return not self.config.training.synchronous and self.world.num_machines > 1
+
+    @property
     def has_loops(self) -> bool:
         """Whether compiled loops may compute: they read rows in the host's memory."""
         return not (self.computation.is_reference or self.computation.device.is_staged)
+
+    def entities_by_type(self, triples: np.ndarray) -> Iterator[tuple[Side, str, Ids]]:
+        """Yield side, entity type and places, for triples (n, 3) that have an entity of it there.
+
+        Heads come before tails.
+        """
+        for side in Side:
+            types = np.array([relation.candidate_type(side) for relation in self.dataset.relations.relations])
+            for name in self.dataset.entity_types:
+                yield side, name, np.flatnonzero((types == name)[triples[:, 1]])
 
     def optimizer_state(self, table: str) -> dict[str, Any]:
         """Return the optimizer's tensors of a table; waits for this trainer's updates."""

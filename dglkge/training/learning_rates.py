@@ -133,7 +133,7 @@ class LearningRates:
         self, config: Config, row_groups: Groups, num_batches: int, dense_groups: Groups = ()
     ) -> None:
         self._groups = [*row_groups, *dense_groups]
-        self._at_start = [plain_group(group) for group in self._groups]
+        self._at_start = list(map(plain_group, self._groups))
         self._base = [float(group.get("lr", 0.0)) for group in self._groups]
         self._warmup_batches = config.optimizer.warmup_batches
         self._num_batches = self.num_epochs = 0

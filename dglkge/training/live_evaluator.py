@@ -34,7 +34,7 @@ from dglkge.training.building.batches import edge_options, query_batches
 from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
 from dglkge.training.statistics.stats import open_bar
-from dglkge.typing import RELATION, RowShard, Side
+from dglkge.typing import RELATION, RowShard
 
 
 @dataclass
@@ -82,13 +82,8 @@ class SplitLoss:
         else:
             nodes = np.empty(triples.shape, np.int64)
             nodes[:, 1] = job.layout.edge_ids(RELATION)[triples[:, 1]]
-            relations = dataset.relations.relations
-            for column, side in ((0, Side.HEAD), (2, Side.TAIL)):
-                types = [relation.candidate_type(side) for relation in relations]
-                triple_types = np.array(types)[triples[:, 1]]
-                for name in np.unique(triple_types).tolist():
-                    here = triple_types == name
-                    nodes[here, column] = job.layout.node_ids(name)[triples[here, column]]
+            for side, name, here in job.entities_by_type(triples):
+                nodes[here, side.column] = job.layout.node_ids(name)[triples[here, side.column]]
             # All trainers have all of them, wherever their rows are.
             turn = (job.world.rank, job.world.world_size)
             table = EdgeTable(np.arange(len(triples), dtype=np.int64), nodes, None)

@@ -13,10 +13,12 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_memory import standalone_tables
+from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster, is_server, use_log_format, verifies_dataset
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
@@ -93,24 +95,28 @@ def own_tables(config: Config) -> Iterator[None]:
 class ElasticEpochs:
     """Counts finished epochs.
 
-    Parameters
+    Attributes
     ----------
     finished : int
-        Epochs that a former run of the job has finished.
+        Epochs that are finished, those of a former run of the job among them.
+    current : int or None
+        The running epoch; None between and outside loops.
+    goal : int
+        Epochs after which the last loop ends.
     """
 
     def __init__(self, finished: int = 0) -> None:
-        self._finished = finished
-        self._current: int | None = None
+        self.finished = finished
+        self.current: int | None = None
         self._has_ended = self._is_restored = False
         self._listeners: list[Callable[[], None]] = []
         # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
         # of its generation is then an old one, and it counts no epoch.
-        self._generation = self._goal = 0
+        self._generation = self.goal = 0
 
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
-        self._finished, self._has_ended, self._is_restored = finished, False, True
+        self.finished, self._has_ended, self._is_restored = finished, False, True
         self.forget()
 
     def forget(self) -> None:
@@ -121,7 +127,20 @@ class ElasticEpochs:
     def stop(self) -> None:
         """Close the open loop by a stop: its epoch is not finished, and the next loop goes on in it."""
         self._generation += 1
-        self._current = None
+        self.current = None
+
+    def preempt(self, batches_done: int, is_first: bool) -> NoReturn:
+        """Leave the loop by a stop, after the commit; the first trainer logs the place.
+
+        Raises
+        ------
+        Preempted
+        """
+        if is_first:
+            text = "stopped as asked: %d epochs and %d batches done, committed"
+            logger.info(text, self.finished, batches_done)
+        self.stop()
+        raise Preempted
 
     def end(self, finished: int) -> None:
         """Leave no epoch to train; the count is that of the version that was restored as the best.
@@ -129,7 +148,7 @@ class ElasticEpochs:
         An open loop ends with its body, which is not counted.
         """
         self._generation += 1
-        self._finished, self._current, self._has_ended = finished, None, True
+        self.finished, self.current, self._has_ended = finished, None, True
 
     def when_finished(self, listener: Callable[[], None]) -> None:
         """Register a function that is called after each epoch with a body that ran to its end."""
@@ -139,52 +158,39 @@ class ElasticEpochs:
         """Yield the epochs that are left until ``num_epochs`` are finished.
 
         An epoch is finished when its body is left, also by ``break`` or an exception other than a stop. While
-        one is open, ``current() == finished()``.
+        one is open, ``current == finished``.
 
         Raises
         ------
         RuntimeError
             At the first epoch, if another loop is open.
         """
-        if self._current is not None:
+        if self.current is not None:
             raise RuntimeError("overlapping epoch loops detected")
-        self._goal = num_epochs
-        if self._finished >= num_epochs or self._has_ended:
+        self.goal = num_epochs
+        if self.finished >= num_epochs or self._has_ended:
             logger.info("epochs until %d are finished already: nothing to do", num_epochs)
         else:
-            logger.info("starting at epoch %d", self._finished)
-        while self._finished < num_epochs and not self._has_ended:
-            self._current = self._finished
+            logger.info("starting at epoch %d", self.finished)
+        while self.finished < num_epochs and not self._has_ended:
+            self.current = self.finished
             generation = self._generation
             try:
-                yield self._current
+                yield self.current
             finally:
                 if generation == self._generation:
-                    self._finished += 1
-                    self._current = None
+                    self.finished += 1
+                    self.current = None
             # Not in the `finally`: listeners are collectives, and after break or an exception trainers may be
             # at different places.
             for listener in self._listeners:
                 listener()
 
-    def current(self) -> int | None:
-        """Return the running epoch, None between and outside loops."""
-        return self._current
-
     def require_current(self) -> int:
         """Return the running epoch, for batches; RuntimeError where there is none."""
-        if self._current is None:
+        if self.current is None:
             raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
-        return self._current
-
-    def finished(self) -> int:
-        """Return the number of finished epochs."""
-        return self._finished
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the epochs of the last loop are finished."""
-        return self._finished >= self._goal
+        return self.current
 
     def warn_if_fresh(self) -> None:
         """Warn once if nothing has restored the count in a process that a launcher has started."""
@@ -213,10 +219,10 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 def current_epoch() -> int | None:
     """Return the running epoch, None outside an epoch loop."""
     JOB.warn_if_fresh()
-    return JOB.current()
+    return JOB.current
 
 
 def finished_epochs() -> int:
     """Return the number of epochs that this job has finished."""
     JOB.warn_if_fresh()
-    return JOB.finished()
+    return JOB.finished

@@ -98,20 +98,10 @@ def open_checkpoints(
     """
     world, lease = cluster.world, hold_run(output, cluster)
     has_store = bool(settings.storage) or world.has_own_disk
-    mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
-    group = TrainerGroup(
-        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
-    )
-    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
-
-def _open_mirror(
-    output: Path, settings: CheckpointConfig, cluster: Cluster, lease: Lease, fits: Fits
-) -> Mirror | None:
-    """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
-
-    def open_here() -> Mirror | None:
-        if not cluster.world.is_machine_leader:
+    def open_mirror() -> Mirror | None:
+        """Return the run's store, on the writer of each machine."""
+        if not (has_store and world.is_machine_leader):
             return None
         store = open_store(settings.storage) if settings.storage else LauncherStore(output)
         return Mirror(store, output, lease, settings.store_seconds, settings.local)
@@ -119,12 +109,16 @@ def _open_mirror(
     def take(mirror: Mirror) -> Manifest | None:
         return mirror.take(lambda saved: fits(saved, mirror.url))
 
-    mirror, is_first = cluster.agree(open_here), cluster.world.rank == 0
-    # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
-    _fill(cluster, mirror if is_first else None, take, bool(settings.storage))
-    # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    _fill(cluster, mirror if lease.is_holder and not is_first else None, Mirror.newest, False)
-    return mirror
+    mirror = cluster.agree(open_mirror)
+    if has_store:
+        # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
+        _fill(cluster, mirror if world.rank == 0 else None, take, bool(settings.storage))
+        # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
+        _fill(cluster, mirror if lease.is_holder and world.rank > 0 else None, Mirror.newest, False)
+    group = TrainerGroup(
+        world.rank, world.is_machine_leader, cluster.barrier, cluster.gather_texts, world.timeout_seconds
+    )
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
 
 def _fill(cluster: Cluster, mirror: Mirror | None, find: Find, may_upload: bool) -> None:
@@ -224,9 +218,8 @@ class Versions:
 
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
-        self._beside: list[ModelStateful] = [
-            item for item in (job.features, job.dense, job.global_vectors) if item is not None
-        ]
+        beside = (job.features, job.dense, job.global_vectors)
+        self._beside: list[ModelStateful] = [item for item in beside if item is not None]
         self._in_background = saves_in_background(job.config)
 
     def reserve(self) -> None:
@@ -294,6 +287,8 @@ class Position:
 
     Attributes
     ----------
+    batch : (int, int)
+        An epoch, and the number of its batches that are done.
     ended : int
         Epochs with commit and validation done; at most those that are finished.
     ended_after : int or None
@@ -304,8 +299,7 @@ class Position:
 
     def __init__(self, config: Config, epochs: ElasticEpochs, batches: EpochBatches) -> None:
         self._config, self._epochs, self._batches = config, epochs, batches
-        # An epoch, and the number of its batches that are done.
-        self._batch = (0, 0)
+        self.batch = (0, 0)
         self.ended = 0
         self.ended_after: int | None = None
         self.committed: tuple[int, int] | None = None
@@ -313,27 +307,23 @@ class Position:
     @property
     def batches_done(self) -> int:
         """Batches done of the epoch that is open or comes next; an epoch may be left at any place."""
-        epoch, done = self._batch
-        return done if epoch == self._epochs.finished() else 0
+        epoch, done = self.batch
+        return done if epoch == self._epochs.finished else 0
 
     @property
     def now(self) -> tuple[int, int]:
         """Finished epochs, and batches done of the next one."""
-        return self._epochs.finished(), self.batches_done
+        return self._epochs.finished, self.batches_done
 
     @property
     def steps_done(self) -> int:
         """Global batches of all epochs that are done, in batches of the present size."""
-        return self._epochs.finished() * len(self._batches) + self.batches_done
-
-    def move(self, epoch: int, batches_done: int) -> None:
-        """Note the batches of an epoch that are done."""
-        self._batch = (epoch, batches_done)
+        return self._epochs.finished * len(self._batches) + self.batches_done
 
     def end(self, finished: int, ended_after: int) -> None:
         """Leave no epoch to train: the best version, that of so many finished epochs, was restored."""
         self._epochs.end(finished)
-        self._batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
+        self.batch, self.ended, self.ended_after = (finished, 0), finished, ended_after
 
     def progress(self, passes_done: int, validates: bool) -> dict[str, Any]:
         """Describe the place for a version; ``validates``: the valid split is ranked after this epoch."""
@@ -351,7 +341,7 @@ class Position:
         """Go on from a version that was restored; ``now`` is the present configuration."""
         finished = saved.progress[Progress.FINISHED_EPOCHS]
         self._epochs.restore(finished)
-        self._batch = (finished, self._resumed_batches(saved.progress))
+        self.batch = (finished, self._resumed_batches(saved.progress))
         self.ended, self.committed = finished, self.now
         if self._is_over(saved, now):
             self.end(finished, saved.progress[Progress.ENDED_AFTER])

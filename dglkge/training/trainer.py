@@ -19,7 +19,6 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
-from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import require_known
 from dglkge.evaluation.metrics import BOTH, RankingResult
@@ -63,7 +62,6 @@ class Trainer:
         self._evaluator, self._checkpoints, self._buckets = evaluator, checkpoints, passes.buckets
         config, cluster = job.config, job.cluster
         self.config, self.cluster, self.tables, self.optimizer = config, cluster, job.tables, job.optimizer
-        self._is_lagged = cadence.is_lagged(config, cluster.world.num_machines)
         self._cadence = cadence.Cadence(config, cluster, len(self._edge_batches))
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, job.optimizer.param_groups, len(self._edge_batches), dense_groups)
@@ -108,7 +106,7 @@ class Trainer:
         epoch = self._epochs.require_current()
         # The epoch before, if it was left by `break`: its listener did not run.
         self._end_epoch()
-        if self._epochs.current() is None:
+        if self._epochs.current is None:
             return  # that epoch ended the training
         num_batches, clock = len(self._edge_batches), self._job.clock
         done = self._position.batches_done
@@ -117,10 +115,10 @@ class Trainer:
         try:
             self._drain()
             self.stop_if_asked()
-            self._passes.begin(done)
             if self._buckets is not None:
                 self._buckets.begin(epoch, done)
             while done < num_batches:
+                self._passes.before(done)
                 if self._buckets is not None:
                     self._buckets.before(done)
                 batch = self._edge_batches.batch(epoch, done, clock.enter)
@@ -129,7 +127,7 @@ class Trainer:
                 # After the yield: the body has trained the batch, and all trainers are at the same boundary.
                 done += 1
                 clock.enter("waiting")
-                self._position.move(epoch, done)
+                self._position.batch = (epoch, done)
                 if self._buckets is not None:
                     self._buckets.after(done - 1, self._statistics.sums_of(done))
                 self._checkpoints.check()
@@ -138,11 +136,9 @@ class Trainer:
                 if must_stop:
                     self.stop_if_asked()
                 # A commit after each pass; the epoch's last one is at the cadence of epochs.
-                if must_commit or (ends_pass and len(self._passes) > 1 and done < num_batches):
+                if must_commit or (ends_pass and len(self._passes.passes) > 1 and done < num_batches):
                     clock.stop()
                     self._commit()
-                if ends_pass and done < num_batches:
-                    self._passes.begin(done)
         finally:
             clock.stop()
             self._statistics.close()
@@ -169,7 +165,7 @@ class Trainer:
         self._job.clock.enter("other")
         reported = self._statistics.count(batch.index + 1, result, len(batch), flags)
         # An asynchronous step on one machine exchanges nothing: the flags are summed by the reports alone.
-        steps_agree = self.config.training.synchronous or self._is_lagged
+        steps_agree = self.config.training.synchronous or self._job.is_lagged
         self._cadence.flag_sum = result.flag_sum if steps_agree else reported
         self._call("on_batch_end", batch, result.loss)
         return result.loss
@@ -222,7 +218,7 @@ class Trainer:
     def _drain(self) -> None:
         """Apply all gradients, and receive all rows that are on their way, where machines do not wait."""
         self.optimizer.drain()
-        if self._is_lagged:
+        if self._job.is_lagged:
             self._job.tables.lookup.finish()
 
     def _commit(self) -> None:
@@ -260,10 +256,7 @@ class Trainer:
         self.commit()
         # No trainer may exit while another still writes.
         self.cluster.barrier()
-        if self.cluster.world.rank == 0:
-            logger.info("stopped as asked: %d epochs and %d batches done, committed", *self._position.now)
-        self._epochs.stop()
-        raise Preempted
+        self._epochs.preempt(self._position.batches_done, self.cluster.world.rank == 0)
 
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
@@ -289,7 +282,7 @@ class Trainer:
         A collective. It runs at once after an epoch with a body that ran to its end. After ``break`` trainers
         may be at different places, so it runs at their next collective: batches, ranking or leaving.
         """
-        done = self._epochs.finished()
+        done = self._epochs.finished
         if self._position.ended >= done:
             return
         self._drain()
@@ -335,11 +328,8 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        mine, is_first = (
-            json.dumps(self._checkpoints.storage.read_pointer(BEST)),
-            self.cluster.world.rank == 0,
-        )
-        note = json.loads(self.cluster.gather_texts(mine)[0])
+        own_note = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        note, is_first = json.loads(self.cluster.gather_texts(own_note)[0]), self.cluster.world.rank == 0
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if is_first:
             text = "training ended after %d epochs; the best version is that after %d"
@@ -360,7 +350,7 @@ class Trainer:
 
     def _leave(self) -> None:
         """Commit an epoch that the script left by ``break``, and wait for the last version."""
-        if self._position.ended < self._epochs.finished():
+        if self._position.ended < self._epochs.finished:
             self._commit()
             self._end_epoch()
         self._checkpoints.finish_together()
@@ -416,31 +406,27 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         If this trainer received a signal to stop.
     """
     with cluster.stop.leaving_at_once():
-        return _build(config, cluster)
-
-
-def _build(config: Config, cluster: Cluster) -> Trainer:
-    """Check the configuration, take the run's folder, and build the trainer."""
-    checks.check_config(config, cluster.world)
-    dataset, output = opened_dataset(config), Path(config.output)
-    checks.check_dataset(config, dataset)
-    meta = _describe_run(config, dataset)
-    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
-    writes = cluster.world.is_machine_leader
-    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
-    fits = functools.partial(state.resumable, config, meta)
-    # Creates the folder and excludes other jobs from here on.
-    checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
-    job = open_job(config, cluster, meta)
-    batches = build_batches(job)
-    step = build_step(job, batches)
-    passes, run = build_passes(job, batches, LiveEvaluator(job).gather), _describe_run(job.config, dataset)
-    trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
-    # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
-    if job.world.rank == 0:
-        with checkpoints.records.writing():
-            save_config(job.config, output / RUN_CONFIG_FILE)
-    return trainer
+        checks.check_config(config, cluster.world)
+        dataset, output = opened_dataset(config), Path(config.output)
+        checks.check_dataset(config, dataset)
+        meta = _describe_run(config, dataset)
+        # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+        writes = cluster.world.is_machine_leader
+        names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+        fits = functools.partial(state.resumable, config, meta)
+        # Creates the folder and excludes other jobs from here on.
+        more = (fits, names, dataset.num_parts)
+        checkpoints = state.open_checkpoints(output, config.checkpoint, cluster, *more)
+        job = open_job(config, cluster, meta)
+        batches = build_batches(job)
+        step, passes = build_step(job, batches), build_passes(job, batches, LiveEvaluator(job).gather)
+        run = _describe_run(job.config, dataset)
+        trainer = Trainer(job, step, LiveEvaluator(job.averaged), checkpoints, run, JOB, passes)
+        # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
+        if job.world.rank == 0:
+            with checkpoints.records.writing():
+                save_config(job.config, output / RUN_CONFIG_FILE)
+        return trainer
 
 
 def _describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:

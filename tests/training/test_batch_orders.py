@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import UserDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,7 +158,7 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     taken = [len(rows[call.args[0]]) for call in triples.__getitem__.call_args_list]
     assert max(taken) <= 7 and sum(taken) == sum(map(len, sets))
     queries: Any = SimpleNamespace(order=order)  # every row is trained
-    assert batch_building.touched_rows(job, queries) is None
+    assert batch_building.touched_rows(job, queries) == {}
 
 
 @pytest.mark.parametrize("fits", [False, True])
@@ -174,11 +173,10 @@ def test_triples_are_dropped_from_memory_where_tables_do_not_fit(fits, tmp_path,
     machine = replace(machine, table=EdgeTable(*(np.load(path, mmap_mode="r") for path in files)))
     (batches,) = toy_trainers(1, 1, 4, batch_size=20, machines=[machine])
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
-    tables = UserDict(dict.fromkeys(["person", "place"], SimpleNamespace(local_rows=rows, embedding=None)))
-    tables.entity_types = ["person", "place"]
+    parts = [SimpleNamespace(table=name, rows=rows, state={}) for name in ("person", "place")]
     closing, world = contextlib.ExitStack(), SimpleNamespace(is_machine_leader=True)
     cluster = SimpleNamespace(world=world, sum=lambda numbers: numbers, on_exit=closing.callback)
-    job: Any = SimpleNamespace(tables=tables, cluster=cluster, optimizer_state=lambda name: {})
+    job: Any = SimpleNamespace(cluster=cluster, parts=lambda: parts)
     monkeypatch.setattr(batch_building, "available_memory", lambda: 1 << 40 if fits else 0)
     dropped, drop = set(), MappedRows.drop
 

@@ -215,7 +215,7 @@ def test_the_best_version_is_restored_and_committed(tmp_path: Path) -> None:
     assert (progress["finished_epochs"], progress["ended_after"]) == (2, 4)
     open_checkpoint(tmp_path).verify()
     again = life(tmp_path, []).finish(9)
-    assert (again.epochs.finished(), again.num_trained) == (2, 2 * NUM_TRIPLES)
+    assert (again.epochs.finished, again.num_trained) == (2, 2 * NUM_TRIPLES)
     assert again.trained == [] and again.evaluator.ranked == []
 
 

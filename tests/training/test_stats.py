@@ -45,7 +45,7 @@ def statistics_of(cluster: Cluster, folder: Path, epoch: int, num_batches: int) 
     position: Any = SimpleNamespace(batches_done=0, now=(epoch, 0), steps_done=epoch * num_batches)
     job: Any = SimpleNamespace(
         config=config, cluster=cluster, world=cluster.world, output=folder, dense=None, optimizer=None,
-        clock=Computation().clock,
+        clock=Computation().clock, is_lagged=False,
     )  # fmt: skip
     batches: Any = ToyBatches(range(num_batches))
     records = LeasedFolder(folder)

@@ -50,7 +50,7 @@ def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(tmp_pa
     assert first.committed() == (1, index + 1)
     first.cluster.leave()
     second = ToyRun(tmp_path)
-    assert (second.epochs.finished(), second.epochs.current()) == (1, None)
+    assert (second.epochs.finished, second.epochs.current) == (1, None)
     assert second.num_trained == first.num_trained == sum(len(ids) for _, ids in first.trained)
     second.train(3)
     assert len(first.trained) + len(second.trained) == 3 * NUM_BATCHES
@@ -75,7 +75,7 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
         signal.raise_signal(signal.SIGTERM)
         reached.append("done")
 
-    monkeypatch.setattr(trainer, "_build", long_work)
+    monkeypatch.setattr(trainer.checks, "check_config", long_work)
     with cluster.stop.listening():
         for _ in range(2):
             with pytest.raises(Preempted) as caught:
@@ -112,10 +112,10 @@ def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint
 
     with pytest.raises(error):
         first.train(2, {(1, 3): fail})
-    assert (first.epochs.finished(), first.epochs.current()) == (2, None)
+    assert (first.epochs.finished, first.epochs.current) == (2, None)
     assert first.committed() == (1, 2)
     second = ToyRun(tmp_path)
-    assert (second.epochs.finished(), second.epochs.current()) == (1, None)
+    assert (second.epochs.finished, second.epochs.current) == (1, None)
     assert second.num_trained == NUM_TRIPLES + 2 * BATCH_SIZE
     assert list(second.epochs.remaining_until(1)) == []
     second.train(2)
@@ -192,7 +192,7 @@ def test_the_last_epoch_is_committed_when_the_script_leaves_it_by_break(tmp_path
     life.leave_by_break(1, 2)
     assert life.committed() is None
     life.cluster.leave()
-    assert life.committed() == (2, 0) and ToyRun(tmp_path).epochs.finished() == 2
+    assert life.committed() == (2, 0) and ToyRun(tmp_path).epochs.finished == 2
 
 
 def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_finished_run_is_not_another_and_may_be_continued(tmp_path: Path) -> N
     ):
         with pytest.raises(CheckpointError, match=f"{words}; take another output"):
             ToyRun(tmp_path, once, setting, own_config=True)
-    assert ToyRun(tmp_path, once, *free, own_config=True).epochs.finished() == 1
+    assert ToyRun(tmp_path, once, *free, own_config=True).epochs.finished == 1
     ToyRun(tmp_path, "training.num_epochs=2", *free, "training.batch_size=1", own_config=True).finish(2)
     saved = open_checkpoint(tmp_path)
     assert saved.progress["finished_epochs"] == saved.config["training"]["num_epochs"] == 2
@@ -315,15 +315,15 @@ def test_the_state_of_the_epochs_is_one_integer(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.INFO)
     epochs = ElasticEpochs()
     loop = epochs.remaining_until(3)
-    assert epochs.current() is None and epochs.finished() == 0
+    assert epochs.current is None and epochs.finished == 0
     for epoch in loop:
-        assert epochs.current() == epochs.finished() == epoch
+        assert epochs.current == epochs.finished == epoch
         with pytest.raises(RuntimeError, match="overlapping epoch loops detected"):
             next(epochs.remaining_until(9))
-        assert epochs.current() == epochs.finished() == epoch
-    assert epochs.current() is None and epochs.finished() == 3
+        assert epochs.current == epochs.finished == epoch
+    assert epochs.current is None and epochs.finished == 3
     restarted = ElasticEpochs(4)
-    assert restarted.current() is None
+    assert restarted.current is None
     assert list(epochs.remaining_until(6)) == [3, 4, 5] and list(restarted.remaining_until(6)) == [4, 5]
     for until in (6, -3):
         assert list(restarted.remaining_until(until)) == []
@@ -336,13 +336,13 @@ def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
     loop = epochs.remaining_until(5)
     for epoch in range(2):
         next(loop)
-        assert epochs.current() == epochs.finished() == epoch
+        assert epochs.current == epochs.finished == epoch
     loop.close()  # type: ignore[attr-defined]
-    assert epochs.current() is None and epochs.finished() == 2
+    assert epochs.current is None and epochs.finished == 2
     held = epochs.remaining_until(5)
     next(held)
     del held
-    assert epochs.current() is None and epochs.finished() == 3
+    assert epochs.current is None and epochs.finished == 3
 
 
 def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> None:
@@ -353,12 +353,12 @@ def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> N
     left_open = epochs.remaining_until(5)
     next(left_open)
     epochs.forget()
-    assert epochs.current() is None and epochs.finished() == 0
+    assert epochs.current is None and epochs.finished == 0
     epochs.when_finished(lambda: called.append("second"))
     for epoch in epochs.remaining_until(2):
         left_open.close()
-        assert epochs.current() == epoch
-    assert epochs.finished() == 2 and called == ["second", "second"]
+        assert epochs.current == epoch
+    assert epochs.finished == 2 and called == ["second", "second"]
 
 
 def test_units_of_the_cadence() -> None:

@@ -199,14 +199,11 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     One trainer of each machine does it for all. The others map what comes, and unmap what is pushed out: the
     kernel drops no page that a process has mapped. For tables in memory nobody does anything.
     """
-    tables, cluster, num_ranges = job.tables, job.cluster, batches.walk.num_ranges
+    cluster, num_ranges = job.cluster, batches.walk.num_ranges
     is_leader = cluster.world.is_machine_leader
-    rows_of: dict[str, list[Tensor]] = {}
-    for name in tables.entity_types:
-        state = [tensor.local_partition for tensor in job.optimizer_state(name).values()]
-        rows_of[name] = [tables[name].local_rows, *state]
+    rows_of = {part.table: [part.rows, *part.state.values()] for part in job.parts()}
     # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
-    num_bytes = sum(rows.numel() * rows.element_size() for tensors in rows_of.values() for rows in tensors)
+    num_bytes = sum(rows.nbytes for tensors in rows_of.values() for rows in tensors)
     # All trainers of a machine must agree: a page that one of them keeps mapped stays in memory.
     drops = bool(cluster.sum(np.array([num_bytes > available_memory()], dtype=np.int64))[0])
     mapped: dict[str, list[MappedRows]] = {}
@@ -232,10 +229,9 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     config, size = job.config, job.config.training.batch_size
     order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
-        raise InputError(
-            f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
-            "to train; expected a smaller share, or larger edge sets"
-        )
+        problem = f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}"
+        expected = "expected a smaller share, or larger edge sets"
+        raise InputError(f"{problem}, and no triple is left to train; {expected}")
     sets = list(map(order.range_of, range(len(order.sets))))
     if not isinstance(batches, EdgeBatches):
         sets = [(0, len(batches) * size)]  # of queries
@@ -247,14 +243,14 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     return Passes(passes, buckets=BucketStatistics(job, batches, held_out_buckets))
 
 
-def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | None:
-    """Return whether a row is trained, by table and node id; None where all rows are.
+def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray]:
+    """Return whether a row is trained, by table and node id; empty where all rows are.
 
     With ``training.rows: touched`` those of the trained triples are. It takes a byte for each row in each
     trainer.
     """
     if job.config.training.rows == "all" or not isinstance(batches, EdgeBatches):
-        return None
+        return {}
     train, relations, layout = job.dataset.split(TRAIN), job.dataset.relations.relations, job.layout
     # One array for all tables by original id: where an entity's mark stands follows from the relation.
     starts = dict(zip(layout.ntypes, np.cumsum([0, *map(layout.num_nodes, layout.ntypes)]).tolist()))
@@ -334,8 +330,7 @@ def build_known(job: Job) -> negatives.KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
     if not job.config.negatives.mask_known:
         return None
-    names = [*job.dataset.entity_types, RELATION]
-    original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
+    original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in job.tables}
     return negatives.KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)
 
 

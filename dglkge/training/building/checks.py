@@ -10,6 +10,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from dglkge.checkpoint.bigraph import find_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
@@ -26,7 +27,7 @@ from dglkge.planning.host import host_memory
 from dglkge.planning.memory import describe_hosts, misfits, plan_memory
 from dglkge.sampling.negatives import split_count
 from dglkge.training.building import components
-from dglkge.training.callbacks import CALLBACKS, LOGGERS
+from dglkge.training.callbacks import CALLBACKS, LOGGERS, Tracker
 from dglkge.training.learning_rates import try_schedule
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
@@ -46,10 +47,10 @@ def check_config(config: Config, world: World | None = None) -> None:
     lrs = [rows.lr, rows.relations.lr or rows.lr]
     _raise(
         problems_of(config, num_machines),
-        _raised(lambda: components.configured_regularizer(config, model)),
-        _raised(lambda: split_count(max(config.negatives.per_side.values()), config.negatives.shares)),
-        _raised(lambda: try_schedule("optimizer.schedule", rows.schedule, lrs, num_epochs)),
-        _raised(lambda: try_schedule("dense.schedule", dense.schedule, [dense.lr], num_epochs)),
+        _raised(components.configured_regularizer, config, model),
+        _raised(split_count, max(config.negatives.per_side.values()), config.negatives.shares),
+        _raised(try_schedule, "optimizer.schedule", rows.schedule, lrs, num_epochs),
+        _raised(try_schedule, "dense.schedule", dense.schedule, [dense.lr], num_epochs),
         components.dense_problems(config, model),
         _loggers(config),
         _storage(config),
@@ -67,10 +68,10 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
     """
     _raise(
         _empty_splits(config, dataset),
-        _raised(lambda: components.relation_weights(config, dataset)),
-        _raised(lambda: components.relation_operators(config, dataset)),
-        _raised(lambda: components.entity_dimensions(config, dataset)),
-        _raised(lambda: components.with_num_times(config, dataset)),
+        _raised(components.relation_weights, config, dataset),
+        _raised(components.relation_operators, config, dataset),
+        _raised(components.entity_dimensions, config, dataset),
+        _raised(components.with_num_times, config, dataset),
         _confidences(config, dataset) if config.loss.has_confidences else (),
         () if world is None else _memory(config, dataset, world),
     )
@@ -81,10 +82,10 @@ def _raise(*problems: Iterator[str] | tuple[str, ...]) -> None:
         raise InputErrors(lines)
 
 
-def _raised(check: Callable[[], object]) -> Iterator[str]:
+def _raised(check: Callable[..., object], *arguments: Any) -> Iterator[str]:
     """Yield the text of the error that a function raises."""
     try:
-        check()
+        check(*arguments)
     except InputError as error:
         yield str(error)
 
@@ -92,17 +93,16 @@ def _raised(check: Callable[[], object]) -> Iterator[str]:
 def _loggers(config: Config) -> Iterator[str]:
     """Yield unknown callbacks, metrics and trackers, and trackers without their package."""
     for name in config.training.callbacks:
-        yield from _raised(lambda name=name: CALLBACKS.get(name))  # type: ignore[misc]
+        yield from _raised(CALLBACKS.get, name)
     # A callback may bring the metric.
     if not config.training.callbacks and config.evaluation.metric not in FOLLOWED:
         yield str(unknown_name("evaluation.metric", config.evaluation.metric, FOLLOWED, len(FOLLOWED)))
     for name in config.training.loggers:
-        yield from _raised(lambda name=name: LOGGERS.get(name))  # type: ignore[misc]
-        package = LOGGERS.get(name).package if name in LOGGERS else ""
-        if package and not is_installed(package):
-            extra = LOGGERS.get(name).extra
-            source = f"'dglkge[{extra}]'" if extra else package
-            yield f"training.loggers has {name}, and {package} is not installed: pip install {source}"
+        yield from _raised(LOGGERS.get, name)
+        tracker = LOGGERS.get(name) if name in LOGGERS else Tracker
+        if tracker.package and not is_installed(tracker.package):
+            source = f"'dglkge[{tracker.extra}]'" if tracker.extra else tracker.package
+            yield f"training.loggers has {name}, and {tracker.package} is not installed: pip install {source}"
 
 
 def is_installed(package: str) -> bool:
@@ -126,7 +126,7 @@ def _storage(config: Config) -> Iterator[str]:
             problem = f"{folder} was written by PyTorch-BigGraph, with ids of its own"
             yield f"{problem}; to go on from it: {convert} --output {resumed}, then output={resumed}"
     if url:
-        yield from (f"checkpoint.storage: {text}" for text in _raised(lambda: open_store(url)))
+        yield from (f"checkpoint.storage: {text}" for text in _raised(open_store, url))
     if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == output.resolve():
         yield f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
 
@@ -135,7 +135,7 @@ def _this_process(config: Config) -> Iterator[str]:
     """Yield a device, a type or a compiler that is configured and that this process does not have."""
     device, cuda_problem = config.training.device, problem_of(CUDA_DEVICE)
     if problem_of(device):
-        yield from _raised(lambda: open_device(device, "training.device"))
+        yield from _raised(open_device, device, "training.device")
     is_cuda = device in (AUTO_DEVICE, CUDA_DEVICE) and cuda_problem is None
     yield from autocast_problems(config.dense.autocast, CUDA_DEVICE if is_cuda else CPU_DEVICE)
     compiles_module, compiles_loss = config.dense.compile, config.training.compile
@@ -162,12 +162,12 @@ def autocast_problems(name: str, device_type: str) -> Iterator[str]:
 
 def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
     """Yield splits that are to be ranked and have no triples."""
-    split: str = config.evaluation.split
-    interval = config.evaluation.valid_every_epochs
-    ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
-    ranked += [("evaluation.valid_every_epochs", str(interval), VALID, "0")] if interval else []
-    for setting, value, name, allowed in ranked:
-        if not len(dataset.split(name)):
+    split, interval = config.evaluation.split, config.evaluation.valid_every_epochs
+    for setting, value, name, allowed in (
+        ("evaluation.split", split, split, "none"),
+        ("evaluation.valid_every_epochs", interval, VALID, 0),
+    ):
+        if value != allowed and not len(dataset.split(name)):
             problem = f"{setting} is {value}, and {dataset.path} has no {name} triples to rank"
             yield f"{problem}; allowed is {allowed}, or a data set with that split"
 

@@ -83,29 +83,28 @@ class Matches:
     """Entities of one shard by their names, changed by :meth:`VectorFile.key`, and the vectors of those."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._place: dict[str, int] = {}
-        # Entities whose names the format makes equal are a chain: each has the place of the one before it.
-        self._before = np.full(len(names), -1, dtype=np.int64)
-        self._numbers = np.full(len(names), -1, dtype=np.int64)
-        for place, name in enumerate(names):
-            self._before[place] = self._place.get(name, -1)
-            self._place[name] = place
+        # Entities whose names the format makes equal have one key.
+        self._keys: dict[str, int] = {}
+        keys = (self._keys.setdefault(name, len(self._keys)) for name in names)
+        self._key_of = np.fromiter(keys, np.int64, len(names))
+        self._numbers = np.full(len(self._keys), -1, np.int64)
 
     def add(self, number: int, name: str, file: VectorFile) -> None:
         """Note the number of a vector with a name."""
-        place = self._place.get(name, -1)
-        if place >= 0 and self._numbers[place] >= 0:
-            here, known = file.place(number), file.place(int(self._numbers[place]))
+        key = self._keys.get(name)
+        if key is None:
+            return
+        if self._numbers[key] >= 0:
+            here, known = file.place(number), file.place(int(self._numbers[key]))
             raise InputError(f"{here}: the name {name!r} stands at {known} already; allowed is once")
-        while place >= 0:
-            self._numbers[place] = number
-            place = int(self._before[place])
+        self._numbers[key] = number
 
     def matched(self) -> tuple[Ids, Ids]:
         """Return the numbers of the vectors, ascending, and the place in the shard of each."""
-        places = np.flatnonzero(self._numbers >= 0)
-        order = np.argsort(self._numbers[places], kind="stable")
-        return self._numbers[places[order]], places[order]
+        numbers = self._numbers[self._key_of]
+        places = np.flatnonzero(numbers >= 0)
+        order = places[np.argsort(numbers[places], kind="stable")]
+        return numbers[order], order
 
 
 def match_names(
@@ -222,15 +221,13 @@ def _shared_change(config: Config, cluster: Cluster, file: VectorFile, used: Ids
     computed: Change | None = together(
         cluster, file.path, lambda: _change(config, file, used, has_bar) if is_first else None
     )
-    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
-    facts = np.zeros(3)
-    if computed is not None:
-        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
-        facts[:] = computed.factor, num_axes, computed.explained or 0.0
-    factor, num_axes, explained = cluster.sum(facts).tolist()
-    if not num_axes:
+    # JSON has every float exactly.
+    facts = computed and (computed.factor, computed.explained, np.shape(computed.matrix))  # type: ignore[arg-type]
+    factor, explained, shape = json.loads(cluster.gather_texts(json.dumps(facts))[0])
+    if explained is None:
         return Change(factor, None, _random_matrix(config, file.width))
-    axes = np.zeros((int(num_axes) + 1, file.width))
+    # A sum in which the other trainers have zeros: the exact numbers of rank 0.
+    axes = np.zeros((shape[1] + 1, file.width))
     if computed is not None:
         axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
     axes = cluster.sum(axes)
@@ -331,7 +328,7 @@ class RunFeatures(ProjectedFeatures):
 
     Attributes
     ----------
-    records : dict of str to (3,) int64 tensor
+    records : dict of str to list of int
         By entity type: rows, numbers in each, and CRC-32 of the file.
     untrained_types : list of str
         Entity types without trained rows.
@@ -341,20 +338,21 @@ class RunFeatures(ProjectedFeatures):
 
     def __init__(self, projections: FeatureProjections, vectors: Any, records: Any, are_alone: bool) -> None:
         super().__init__(projections, vectors)
-        self.records: dict[str, Tensor] = records
+        self.records: dict[str, list[int]] = records
         self.untrained_types = self.entity_types if are_alone else []
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the records by dataset of a model file."""
-        return {record_path(name): record.clone() for name, record in self.records.items()}
+        return {record_path(name): torch.tensor(record) for name, record in self.records.items()}
 
     def load_state_dict(self, state: h5py.File) -> None:
         """Compare the records with those of a model file."""
-        for path, record in self.state_dict().items():
+        for name, record in self.records.items():
+            path = record_path(name)
             saved = state[path][...].tolist() if path in state else None
-            if saved != record.tolist():
+            if saved != record:
                 problem = f"{state.filename} was trained with other features: rows, numbers and checksum"
-                raise CheckpointError(f"{problem} {saved}, this run's folder has {record.tolist()}")
+                raise CheckpointError(f"{problem} {saved}, this run's folder has {record}")
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
@@ -377,10 +375,9 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
 
     together(cluster, largest, copy)
     records, vectors = together(cluster, largest, lambda: _open(folder, note))
-    described = {name: record.tolist() for name, record in records.items()}
-    if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
+    if len(set(cluster.gather_texts(json.dumps(records, sort_keys=True)))) > 1:
         raise InputError(f"{largest}: features.files are different files on the machines of the job")
-    widths = {name: int(record[1]) for name, record in records.items()}
+    widths = {name: width for name, (_, width, _) in records.items()}
     dim, mlp = config.model.dimension, settings.mlp
     layers = ((), "relu") if mlp is None else (mlp.hidden or (dim,), mlp.activation)
     made = FeatureProjections(widths, dim, *layers, config.seed)
@@ -393,9 +390,7 @@ def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], no
     That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
     nothing may be of other files, and is taken only where these are not there (any more).
     """
-    if not note.is_file():
-        return False
-    if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+    if note.is_file() and (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(settings.files)
@@ -403,14 +398,13 @@ def _is_kept(output: str, settings: FeaturesConfig, files: list[FeatureFile], no
     return False
 
 
-def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
+def _open(folder: Path, note: Path) -> tuple[dict[str, list[int]], dict[str, np.ndarray]]:
     """Open the run's copy."""
     try:
         records = parse_note(note.read_bytes(), note)
-        vectors = open_features(folder, records)
+        return records, open_features(folder, records)
     except (OSError, CheckpointError) as error:
         raise InputError(f"{error}; remove {note} to copy the files anew") from None
-    return {name: torch.tensor(record) for name, record in records.items()}, vectors
 
 
 def _opened(settings: VectorsConfig, path: Path) -> VectorFile:

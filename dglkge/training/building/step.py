@@ -51,7 +51,7 @@ def build_step(job: Job, batches: TrainingBatches) -> TrainStep:
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(job.clock.enter)
     touched = batch_building.touched_rows(job, batches)
-    updates = RowUpdates(job.tables, optimizer, job.untrained_types, touched or {})
+    updates = RowUpdates(job.tables, optimizer, job.untrained_types, touched)
     parameters = [item for item in (job.dense, job.global_vectors) if item is not None]
     ahead = LookAhead(batches, objective, store, job.clock)
     return TrainStep(objective, store, transforms, parameters, updates, ahead, job.clock)

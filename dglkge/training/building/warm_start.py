@@ -30,8 +30,7 @@ ROWS_A_BLOCK = 65536
 
 def limit_rows(rows: torch.Tensor, max_norm: float) -> None:
     """Scale rows that are longer than ``max_norm`` to that length; 16 bits are rounded to the nearest."""
-    for start in range(0, len(rows), ROWS_A_BLOCK):
-        block = rows[start : start + ROWS_A_BLOCK]
+    for block in rows.split(ROWS_A_BLOCK):
         wide = block.float()  # the same memory where it is float32
         limit_norms(wide.numpy(), max_norm)
         if wide.dtype != block.dtype:

@@ -5,7 +5,7 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +29,6 @@ VIOLATORS = {Side.HEAD: "violators_lhs", Side.TAIL: "violators_rhs"}
 """Mean number of negatives of a side that score above the true answer."""
 SUMMED = (*METRICS, *VIOLATORS.values())
 """All of them: a vector of sums over triples has their number, and then these."""
-
-Uniform = Callable[[str, Side, tuple[int, ...]], Tensor]
-"""Draws the original ids (``uniform_negatives``,) of a type for a side, by a key."""
 
 BLOCK_NUMBERS = 1 << 22
 """Queries times candidates times dimension that are compared at a time; ``planning/memory.py`` plans it."""
@@ -77,13 +74,11 @@ class HeldOutEvaluator:
         triples = np.asarray(job.dataset.split(TRAIN)[ids])
         turn = (world.rank, world.world_size)
         with job.ranking():
-            sums = self.sums(triples, (edge_set, chunk), turn, self.uniform)
+            sums = self.sums(triples, (edge_set, chunk), turn)
         return described(job.cluster.sum(sums))
 
     @torch.no_grad()
-    def sums(
-        self, triples: np.ndarray, key: tuple[int, ...], turn: tuple[int, int], uniform: Uniform
-    ) -> np.ndarray:
+    def sums(self, triples: np.ndarray, key: tuple[int, ...], turn: tuple[int, int]) -> np.ndarray:
         """Return this trainer's part of the sums over some triples: their number, and :data:`SUMMED`.
 
         Parameters
@@ -94,8 +89,6 @@ class HeldOutEvaluator:
             Of the uniform negatives.
         turn : (int, int)
             (i, k): this trainer is number i of the k that take turns.
-        uniform : callable
-            Draws negatives.
         """
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
         size, batches = self._settings.batch_negatives, []
@@ -108,12 +101,10 @@ class HeldOutEvaluator:
         for place in range(turn[0], len(batches), turn[1]):
             number, batch = batches[place]
             sums[0] += len(batch)
-            sums[1:] += self._sums(model, self._pairs[number], batch, (*key, place), uniform)
+            sums[1:] += self._sums(model, self._pairs[number], batch, (*key, place))
         return sums
 
-    def _sums(
-        self, model: KgeModel, pair: tuple[str, str], batch: Ids, key: tuple[int, ...], uniform: Uniform
-    ) -> Doubles:
+    def _sums(self, model: KgeModel, pair: tuple[str, str], batch: Ids, key: tuple[int, ...]) -> Doubles:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {Side.HEAD: self.gather(pair[0], heads), Side.TAIL: self.gather(pair[1], tails)}
@@ -121,7 +112,7 @@ class HeldOutEvaluator:
         sums = dict.fromkeys(SUMMED, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
             entity_type = pair[side is Side.TAIL]
-            drawn = uniform(entity_type, side, key)
+            drawn = self.uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self.gather(entity_type, drawn)])
             query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
@@ -149,7 +140,7 @@ class HeldOutEvaluator:
         return np.array([sums[name] for name in SUMMED])
 
     def uniform(self, entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
-        """Draw original ids of a type, uniformly with replacement."""
+        """Draw original ids (``uniform_negatives``,) of a type for a side, uniformly with replacement."""
         return torch.from_numpy(self.draw(self.job.dataset.num_entities(entity_type), entity_type, side, key))
 
     def draw(self, count: int, entity_type: str, side: Side, key: tuple[int, ...]) -> np.ndarray:
@@ -164,7 +155,7 @@ def described(sums: np.ndarray) -> dict[str, Any]:
     return {"count": count, "metrics": dict(zip(SUMMED, (sums[1:] / max(count, 1)).tolist()))}
 
 
-class HeldOutBuckets:
+class HeldOutBuckets(HeldOutEvaluator):
     """The held-out triples of this machine by bucket, ranked against each other and rows of its ranges.
 
     A triple is of the machine that has its tail. Buckets have shares of them as of the trained triples, so
@@ -177,15 +168,14 @@ class HeldOutBuckets:
     """
 
     def __init__(self, evaluator: HeldOutEvaluator, walk: BucketOrder) -> None:
-        job, num_ranges = evaluator.job, walk.num_ranges
-        self._evaluator, self._walk = evaluator, walk
-        self._world, self._layout = job.world, job.layout
+        super().__init__(evaluator.job, evaluator.order, evaluator.gather)
+        self._walk, job, num_ranges = walk, self.job, walk.num_ranges
         starts = {name: job.layout.range_starts(name) for name in job.dataset.entity_types}
         self._bounds = {name: range_bounds(first, num_ranges) for name, first in starts.items()}
-        sets = evaluator.order.sets
+        sets = self.order.sets
         kept, cells = [], []
         for number in range(len(sets)):
-            triples = np.asarray(job.dataset.split(TRAIN)[np.sort(evaluator.order.held_out(number))])
+            triples = np.asarray(job.dataset.split(TRAIN)[np.sort(self.order.held_out(number))])
             is_here, buckets = self._places(triples)
             kept.append(triples[is_here])
             cells.append(number * num_ranges**2 + buckets[is_here])
@@ -198,15 +188,13 @@ class HeldOutBuckets:
     def _places(self, triples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return whether each triple is of this machine, and its bucket."""
         is_here, buckets = np.zeros(len(triples), bool), np.zeros(len(triples), np.int64)
-        num_ranges, relations = self._walk.num_ranges, self._evaluator.job.dataset.relations.relations
-        for side, column, weight in ((Side.HEAD, 0, num_ranges), (Side.TAIL, 2, 1)):
-            types = np.array([relation.candidate_type(side) for relation in relations])[triples[:, 1]]
-            for name in np.unique(types).tolist():
-                here = np.flatnonzero(types == name)
-                nodes = np.asarray(self._layout.node_ids(name))[triples[here, column]]
-                buckets[here] += weight * ranges_of(nodes, self._bounds[name], num_ranges)
-                first, end = self._layout.node_range(name, self._world.machine)
-                is_here[here] = (first <= nodes) & (nodes < end)  # the tail's, which comes last
+        num_ranges, layout = self._walk.num_ranges, self.job.layout
+        for side, name, here in self.job.entities_by_type(triples):
+            nodes = np.asarray(layout.node_ids(name))[triples[here, side.column]]
+            ranges = ranges_of(nodes, self._bounds[name], num_ranges)
+            buckets[here] += ranges * num_ranges if side is Side.HEAD else ranges
+            first, end = layout.node_range(name, self.job.world.machine)
+            is_here[here] = (first <= nodes) & (nodes < end)  # the tail's, which comes last
         return is_here, buckets
 
     def triples(self, epoch: int, turn: int) -> np.ndarray:
@@ -216,26 +204,26 @@ class HeldOutBuckets:
         runs = [self._starts[segment.cell] + np.arange(segment.first, segment.end) for segment in segments]
         return self._triples[np.concatenate(runs)]
 
-    def sums(self, epoch: int, turn: int) -> np.ndarray:
+    def bucket_sums(self, epoch: int, turn: int) -> np.ndarray:
         """Return this trainer's part of the sums over a bucket; the machine's trainers take turns."""
-        edge_set, ranges = self._walk.bucket(epoch, turn)
+        (edge_set, ranges), world = self._walk.bucket(epoch, turn), self.job.world
+        share = (world.local_rank, world.trainers_per_machine)
+        return self.sums(self.triples(epoch, turn), (edge_set, *ranges), share)
 
-        def uniform(entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
-            side_ranges = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
-            return self._uniform(side_ranges, entity_type, side, key)
+    def uniform(self, entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
+        """Draw original ids from this machine's ranges of the bucket; of the whole type if these are empty.
 
-        share = (self._world.local_rank, self._world.trainers_per_machine)
-        return self._evaluator.sums(self.triples(epoch, turn), (edge_set, *ranges), share, uniform)
-
-    def _uniform(self, ranges: Sequence[int], entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
-        """Draw original ids from ranges of this machine; of the whole type where these are empty."""
-        bounds = self._bounds[entity_type]
-        numbers = self._world.machine * self._walk.num_ranges + np.array(ranges, np.int64)
+        The key is (edge set, range of heads, range of tails, batch).
+        """
+        _, *ranges, _ = key
+        side_ranges = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
+        bounds, layout = self._bounds[entity_type], self.job.layout
+        numbers = self.job.world.machine * self._walk.num_ranges + np.array(side_ranges, np.int64)
         firsts, ends = bounds[numbers], bounds[numbers + 1]
         starts = np.append(0, np.cumsum(ends - firsts))
         if not starts[-1]:
-            return self._evaluator.uniform(entity_type, side, key)
-        drawn = self._evaluator.draw(int(starts[-1]), entity_type, side, key)
+            return super().uniform(entity_type, side, key)
+        drawn = self.draw(int(starts[-1]), entity_type, side, key)
         run = np.searchsorted(starts, drawn, side="right") - 1
         places = firsts[run] + drawn - starts[run]
-        return torch.from_numpy(np.asarray(self._layout.original_ids(entity_type))[places].astype(np.int64))
+        return torch.from_numpy(np.asarray(layout.original_ids(entity_type))[places].astype(np.int64))

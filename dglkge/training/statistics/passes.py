@@ -135,7 +135,7 @@ class BucketStatistics:
         self.pause()
         with self._job.ranking():
             for turn in turns:
-                self._recent[turn, columns] += self._held_out.sums(self._epoch, turn)
+                self._recent[turn, columns] += self._held_out.bucket_sums(self._epoch, turn)
 
     def _usage(self) -> Doubles:
         usage = process_usage()
@@ -256,9 +256,6 @@ class Passes:
         self._recorded = np.zeros(NUM_SUMS)
         self._before: dict[str, Any] | None = None
 
-    def __len__(self) -> int:
-        return len(self.passes)
-
     def resume(self, folder: Path, epoch: int, batches_done: int) -> None:
         """Read the records of earlier starts of the job from a version's folder; on rank 0.
 
@@ -273,8 +270,8 @@ class Passes:
             if pass_of(record)[0] == epoch and "stats" in record:
                 self._recorded += _sums_of(record["stats"])
 
-    def begin(self, batches_done: int) -> None:
-        """Rank the held-out triples of the pass that begins; a collective where triples are held out.
+    def before(self, batches_done: int) -> None:
+        """Rank the held-out triples of a pass that begins after so many batches; a collective then.
 
         A pass that a former start of the job began is not ranked: its record has no ``eval_stats_before``.
         """

@@ -29,7 +29,7 @@ from dglkge.distributed.world import World, timestamp
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.contracts import MEASURES, PHASES, StepResult
-from dglkge.training.cadence import is_lagged, reports_apart
+from dglkge.training.cadence import reports_apart
 from dglkge.training.callbacks import Trackers
 from dglkge.training.job import Job
 from dglkge.training.state import Position
@@ -78,33 +78,30 @@ class ProcessUsage:
 
     def describe(self, total: Doubles) -> dict[str, dict[str, Any]]:
         """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
-        world = self.world
-        described: dict[str, dict[str, Any]] = {}
-        for row, values in enumerate(total.tolist()):
-            server = row - world.world_size
-            numbers = dict(zip(COLUMNS, map(int, values)))
-            name, machine = f"trainer {row}", row // world.trainers_per_machine
-            if server >= 0:
-                # Servers answer inside of DGL, which does not count bytes.
-                del numbers["bytes_sent"]
-                name, machine = f"server {server}", server // self.num_servers
-            described[name] = {"machine": machine, **numbers}
+        trainers, servers = np.split(total.astype(np.int64), [self.world.world_size])
+        described = {}
+        for role, rows, num_a_machine, columns in (
+            ("trainer", trainers, self.world.trainers_per_machine, COLUMNS),
+            # Servers answer inside of DGL, which does not count bytes.
+            ("server", servers, self.num_servers, COLUMNS[:-1]),
+        ):
+            for number, values in enumerate(rows.tolist()):
+                numbers = {"machine": number // num_a_machine, **dict(zip(columns, values))}
+                described[f"{role} {number}"] = numbers
         return described
 
 
-def memory_bytes() -> int:
-    """Return this process's share of its memory: pages shared by n processes count 1/n; 0 if unknown."""
+@functools.lru_cache(maxsize=1)
+def memory_bytes(second: int) -> int:
+    """Return this process's share of its memory: pages shared by n processes count 1/n; 0 if unknown.
+
+    Once for many short epochs of a second: the kernel walks all pages.
+    """
     try:
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0  # a kernel before 4.14, or a container that hides it
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-@functools.lru_cache(maxsize=1)
-def memory_bytes_in(second: int) -> int:
-    """Return :func:`memory_bytes` once for many short epochs of a second: the kernel walks all pages."""
-    return memory_bytes()
 
 
 def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
@@ -138,7 +135,6 @@ class Statistics:
         self._records, self.trackers = records, trackers
         self._path = job.output / layout.RUN_STATS_FILE
         self._is_leader = job.world.rank == 0
-        self._is_lagged = is_lagged(job.config, job.world.num_machines)
         self.has_bar = job.world.wants_bar(job.config.training.progress)
         self._usage = ProcessUsage(job.world, num_servers() if job.world.launched else 0)
         # Of all trainers up to the last report, and of this trainer since then.
@@ -181,7 +177,7 @@ class Statistics:
         self._open = (batches_done, sums)
         self._recent += sums
         self._own_bytes += result.sent_bytes
-        apart = reports_apart(len(self._batches), self._is_lagged)
+        apart = reports_apart(len(self._batches), self._job.is_lagged)
         is_due = batches_done % apart == 0 or batches_done == len(self._batches)
         return self._report(batches_done, flags) if is_due else None
 
@@ -260,7 +256,7 @@ class Statistics:
         cluster, clock, phases = self._job.cluster, self._job.clock, {}
         if clock.is_on:
             phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(clock.take()).tolist()))}
-        memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
+        memory = cluster.sum(np.array([memory_bytes(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
     def _show(self, record: Mapping[str, Any]) -> None:
