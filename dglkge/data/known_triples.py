@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dglkge.data.dataset_files import known_index_path, partial_files, replacing
+from dglkge.data.sorted_arrays import is_first, place_by_group, sorted_distinct, spans
 from dglkge.errors import JobError
 from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Side
@@ -67,6 +68,11 @@ class Direction:
         low, high = np.tile(self.starts[relations], 2), np.tile(self.starts[relations + 1], 2)
         first, end = np.split(_lower_bound(self.keys, low, high, bounds), 2)
         return first, end - first
+
+    def gather(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the query (M,) and the id (M,) of every answer, as int64."""
+        query_index, places = spans(*self.runs(entity_ids, relation_ids))
+        return query_index, self.answers[places].astype(np.int64)
 
     def first_answers(self) -> np.ndarray:
         """Return the place of the first answer of every query, (Q,) int64."""
@@ -149,22 +155,17 @@ def _count(triples: Sequence[np.ndarray], num_relations: int) -> np.ndarray:
 
 def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Write the sorted distinct keys of a direction to the start of the room; returns ``starts``."""
-    places = np.cumsum(counts) - counts
+    free = np.cumsum(counts) - counts
     for chunk in _chunks(triples):
         anchors, relations, answers = (chunk[:, column] for column in (side.anchor_column, 1, side.column))
-        order = np.argsort(relations, kind="stable")
-        chunk_counts = np.bincount(relations, minlength=len(counts))
-        # Place of a row: the next free one of its relation, plus its number within the chunk's run.
-        first = places - (np.cumsum(chunk_counts) - chunk_counts)
-        room[np.arange(len(chunk)) + np.repeat(first, chunk_counts)] = anchors[order] << 32 | answers[order]
-        places += chunk_counts
+        order, places = place_by_group(relations, free)
+        room[places] = anchors[order] << 32 | answers[order]
     starts = np.zeros(len(counts) + 1, np.int64)
     end = 0
-    for relation, (stop, count) in enumerate(zip(places.tolist(), counts.tolist())):
+    for relation, (stop, count) in enumerate(zip(free.tolist(), counts.tolist())):
         keys = room[stop - count : stop]
         keys.sort()
-        is_new = np.ones(count, bool)
-        is_new[1:] = keys[1:] != keys[:-1]
+        is_new = is_first(keys)
         if end < stop - count or not is_new.all():
             # Towards the front, over what duplicates left free. Never over keys that are still to be read.
             keys = keys[is_new]
@@ -325,17 +326,14 @@ class KnownTriples:
         answer_ids : (M,) int64
             The answers, ascending within a query.
         """
-        parts = [_gather(direction, entity_ids, relation_ids) for direction in self.directions(side)]
+        parts = [direction.gather(entity_ids, relation_ids) for direction in self.directions(side)]
         parts = [(queries, answers) for queries, answers in parts if len(queries)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
         queries, answers = (np.concatenate(columns) for columns in zip(*parts))
-        # Few runs that ascend: the stable sort merges them, without sorting them again.
-        keys = np.sort(queries << 32 | answers, kind="stable")
-        # A triple may stand in several splits.
-        is_new = np.ones(len(keys), bool)
-        is_new[1:] = keys[1:] != keys[:-1]
-        return keys[is_new] >> 32, keys[is_new] & 0xFFFF_FFFF
+        # Few runs that ascend; a triple may stand in several splits.
+        keys = sorted_distinct(queries << 32 | answers, kind="stable")
+        return keys >> 32, keys & 0xFFFF_FFFF
 
     def runs(
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
@@ -378,14 +376,3 @@ class KnownTriples:
                 directions.append(index_in_memory(self.triples, self.num_relations, [side])[side])
             self._directions[side] = directions
         return self._directions[side]
-
-
-def _gather(
-    direction: Direction, entity_ids: np.ndarray, relation_ids: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the query (M,) and the id (M,) of every answer, as int64."""
-    first, count = direction.runs(entity_ids, relation_ids)
-    query_index = np.repeat(np.arange(len(first), dtype=np.int64), count)
-    # Place within the range of a query's answers, plus the start of that range.
-    place = np.arange(len(query_index)) + np.repeat(first - (np.cumsum(count) - count), count)
-    return query_index, direction.answers[place].astype(np.int64)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.sorted_arrays import contains, find_sorted, sorted_distinct
 from dglkge.kernels.hashing import split_mix
 from dglkge.kernels.triple_rows import count_and_join, count_pairs, find_roots, occurs_again
 
@@ -206,28 +207,6 @@ def _sum_by_key(first: Counted, second: Counted) -> Counted:
     return keys, np.bincount(inverse, np.concatenate([first[1], second[1]])).astype(np.int64)
 
 
-def sorted_distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct numbers of an array in ascending order."""
-    # numpy.unique without its further results hashes since numpy 2.3: 20 times as slow on random 64-bit keys.
-    values = np.sort(values)
-    new = np.ones(len(values), dtype=bool)
-    new[1:] = values[1:] != values[:-1]
-    return values[new]
-
-
-def find_sorted(values: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the place (n,) of each number in an ascending array, and whether it is there."""
-    if len(values) == 0:
-        return np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
-    places = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-    return places, values[places] == numbers
-
-
-def contains(values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return whether each number is in an ascending array, (n,) bool."""
-    return find_sorted(values, numbers)[1]
-
-
 def _combinations(
     rows: np.ndarray, first: np.ndarray, num: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -281,14 +260,11 @@ def measure_quality(
     num_triples = {split: len(heads) for split, (heads, _, _) in splits.items()}
     in_valid = np.zeros(num_triples[TEST], bool)
     with ThreadPoolExecutor(num_workers) as threads:
-        unseen = threads.submit(_count_unseen, triples)
-        degrees = threads.submit(_degrees_and_components, triples)
-        buckets: Callable[[], Iterator[_Bucket]]
+        connected = threads.submit(_degrees_and_components, triples)
         buckets = partial(_buckets, triples, again, num_rounds, per_round, threads)
-        if num_rounds == 1:
-            # Kept, and not indexed again.
-            buckets = partial(iter, list(buckets()))
-        for rows, index, (*counted, sizes_of_bucket) in buckets():
+        # Those of a single round are kept, and not indexed again.
+        kept = list(buckets()) if num_rounds == 1 else None
+        for rows, index, (*counted, sizes_of_bucket) in kept or buckets():
             overlaps = [_sum_by_key(*both) for both in zip(overlaps, counted)]
             sizes += sizes_of_bucket
             for split, codes in index.codes.items():
@@ -299,7 +275,7 @@ def measure_quality(
         nums = {split: num_triples[split] for split in (VALID, TEST)}
         leaks = {split: {name: np.zeros(num, bool) for name in LEAKS} for split, num in nums.items()}
         # Which relations are near is known after the first pass only.
-        for rows, index, _ in buckets():
+        for rows, index, _ in kept or buckets():
             for split, masks in leaks.items():
                 for name, mask in index.leaks(split, pairs).items():
                     masks[name][rows[split]] = mask
@@ -307,6 +283,7 @@ def measure_quality(
     shares[TEST]["in_valid"] = _share(in_valid)
     # Relations with one distinct triple in train.
     single = np.flatnonzero(uses == 1)
+    degrees, figures = connected.result()
     report = {
         "triples": num_triples,
         "duplicates": duplicates,
@@ -316,12 +293,12 @@ def measure_quality(
             "count": len(pairs),
             "largest": [_named_pair(pair, triples.relation_name) for pair in pairs[:MAX_PAIRS]],
         },
-        "unseen": unseen.result(),
+        "unseen": _count_unseen(triples, degrees == 0, uses == 0),
         "single_triple_relations": {
             "count": len(single),
             "examples": [triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
         },
-        **degrees.result(),
+        **figures,
     }
     return Quality(report, leaks)
 
@@ -341,13 +318,10 @@ def _named_pair(pair: np.void, name: Callable[[int], str]) -> dict[str, Any]:
     }
 
 
-def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
+def _count_unseen(
+    triples: NumberedTriples, new_entity: np.ndarray, new_relation: np.ndarray
+) -> dict[str, dict[str, int]]:
     """Count entities and relations of valid, test and both that train lacks, and triples that have one."""
-    new_entity = np.ones(triples.num_entities, dtype=bool)
-    new_relation = np.ones(triples.num_relations, dtype=bool)
-    for _, (heads, relations, tails) in _pieces(triples.splits[TRAIN]):
-        new_entity[heads] = new_entity[tails] = False
-        new_relation[relations] = False
 
     def count(*splits: str) -> dict[str, int]:
         heads, relations, tails = map(np.concatenate, zip(*(triples.splits[split] for split in splits)))
@@ -453,8 +427,8 @@ def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:
         yield start, (heads[rows], relations[rows], tails[rows])
 
 
-def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
-    """Return figures of the training triples of each entity, and of the components of those that have one."""
+def _degrees_and_components(triples: NumberedTriples) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the number of training triples of each entity, and figures of these and of the components."""
     degrees = np.zeros(triples.num_entities, np.int64)
     parents = np.arange(triples.num_entities, dtype=np.int32)
     for _, (heads, _, tails) in _pieces(triples.splits[TRAIN]):
@@ -464,7 +438,7 @@ def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
     sizes = sizes[sizes > 0]
     most, num_joined = int(sizes.max(initial=0)), int(sizes.sum())
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
-    return {
+    return degrees, {
         "degrees": {
             "min": int(degrees.min()),
             "median": float(np.median(degrees)),

@@ -32,7 +32,7 @@ import torch
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.data.quality import sorted_distinct
+from dglkge.data.sorted_arrays import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order, open_npy
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dglkge.data.quality import contains
+from dglkge.data.sorted_arrays import contains, spans
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.data.vocabulary import granularity_of, limit_pairs, time_spans
@@ -264,11 +264,9 @@ def _at_times(
     splits, weights = {}, {}
     for split, rows in triples.splits.items():
         stamp_ids = places[times_of[split]]
-        counts = last[stamp_ids] - first[stamp_ids] + 1
-        sources = np.repeat(np.arange(len(rows)), counts)
+        sources, turns = spans(np.zeros_like(stamp_ids), last[stamp_ids] - first[stamp_ids] + 1)
         splits[split] = rows[sources]
-        starts = np.cumsum(counts) - counts
-        splits[split][:, 1] += (np.arange(len(sources)) - starts[sources]).astype(np.int32)
+        splits[split][:, 1] += turns.astype(np.int32)
         if split in triples.weights:
             weights[split] = triples.weights[split][sources]
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
