@@ -20,7 +20,7 @@ from dglkge.data.dataset_files import known_index_path, partial_files, replacing
 from dglkge.data.sorted_arrays import is_first, place_by_group, sorted_distinct, spans
 from dglkge.errors import JobError
 from dglkge.file_lock import wait_for_lock
-from dglkge.typing import Side
+from dglkge.typing import Ids, Mask, Side
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Direction:
         """The answers (n,) uint32, ascending within a query: a view of the keys."""
         return self.keys.view(np.uint32)[0 if np.little_endian else 1 :: 2]
 
-    def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def runs(self, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
         """Return the first answer of each query and the number of its answers: two (Q,) int64."""
         entities, relations = np.asarray(entity_ids, np.int64), np.asarray(relation_ids, np.int64)
         bounds = np.concatenate([entities, entities + 1]).astype(np.uint64) << _LOW_BITS
@@ -69,7 +69,7 @@ class Direction:
         first, end = np.split(_lower_bound(self.keys, low, high, bounds), 2)
         return first, end - first
 
-    def gather(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def gather(self, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
         """Return the query (M,) and the id (M,) of every answer, as int64."""
         query_index, places = spans(*self.runs(entity_ids, relation_ids))
         return query_index, self.answers[places].astype(np.int64)
@@ -99,7 +99,7 @@ class Direction:
         keys = self.keys[self.starts[relation_id] : self.starts[relation_id + 1]]
         return np.unique(keys >> _LOW_BITS).astype(np.int64)
 
-    def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
+    def contain(self, entity_ids: Ids, relation_ids: Ids, answer_ids: Ids) -> Mask:
         """Return whether each query (Q,) has an answer (Q,): bool."""
         first, count = self.runs(entity_ids, relation_ids)
         answers = np.asarray(answer_ids, np.int64)
@@ -219,10 +219,8 @@ def _locked(folder: Path, path: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not wait_for_lock(handle, LOCK_SECONDS):
-            raise JobError(
-                f"another process has been building {path} for {LOCK_SECONDS:.0f} s (the limit): "
-                "end it, or wait and start again"
-            )
+            limit = f"{LOCK_SECONDS:.0f} s (the limit): end it, or wait and start again"
+            raise JobError(f"another process has been building {path} for {limit}")
         yield
     finally:
         os.close(handle)
@@ -302,7 +300,7 @@ class KnownTriples:
         Head, relation and tail as original ids, to be indexed in memory. Duplicates count once.
     num_relations : int
     splits : sequence of callable
-        Each opens the index of more triples; called at the first query.
+        Each returns the index of more triples; called at the first query of each side.
     """
 
     triples: Sequence[np.ndarray]
@@ -310,13 +308,7 @@ class KnownTriples:
     splits: Sequence[Callable[[], Index]] = ()
     _directions: dict[Side, list[Direction]] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def _indexes(self) -> list[Index]:
-        return [open_index() for open_index in self.splits]
-
-    def answers(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def answers(self, side: Side, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids]:
         """Return every known answer to queries of entities (Q,) and relations (Q,), for one wanted side.
 
         Returns
@@ -335,9 +327,7 @@ class KnownTriples:
         keys = sorted_distinct(queries << 32 | answers, kind="stable")
         return keys >> 32, keys & 0xFFFF_FFFF
 
-    def runs(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def runs(self, side: Side, entity_ids: Ids, relation_ids: Ids) -> tuple[Ids, Ids, np.ndarray]:
         """Return where the known answers to each query of :meth:`answers` are; of one split uncopied.
 
         Returns
@@ -354,9 +344,7 @@ class KnownTriples:
         count = np.bincount(queries, minlength=len(entity_ids))
         return np.cumsum(count) - count, count, answers
 
-    def contain(
-        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray
-    ) -> np.ndarray:
+    def contain(self, side: Side, entity_ids: Ids, relation_ids: Ids, answer_ids: Ids) -> Mask:
         """Return whether each answer (Q,) is a known one of its query (Q,): bool."""
         directions = self.directions(side)
         return np.any([some.contain(entity_ids, relation_ids, answer_ids) for some in directions], axis=0)
@@ -370,7 +358,7 @@ class KnownTriples:
     def directions(self, side: Side) -> list[Direction]:
         """Return the sorted triples of each split, for one wanted side; opened or built at the first call."""
         if side not in self._directions:
-            directions = [index[side] for index in self._indexes]
+            directions = [open_index()[side] for open_index in self.splits]
             if self.triples or not directions:
                 # In memory: only the side that is asked for.
                 directions.append(index_in_memory(self.triples, self.num_relations, [side])[side])

@@ -22,6 +22,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.sorted_arrays import contains, find_sorted, sorted_distinct
 from dglkge.kernels.hashing import split_mix
 from dglkge.kernels.triple_rows import count_and_join, count_pairs, find_roots, occurs_again
+from dglkge.typing import Ids, Mask
 
 NEAR_SHARE = 0.8
 """Two relations are near-inverses or near-duplicates from this share of their triples on."""
@@ -163,9 +164,7 @@ class TripleIndex:
         opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
         return dict(zip(LEAKS, (in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))))
 
-    def _implied(
-        self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: np.ndarray
-    ) -> np.ndarray:
+    def _implied(self, codes: Ids, ranks: Ids, reverse: Ids, pairs: np.ndarray) -> Mask:
         """Return whether train has the counterpart of each triple by one of the pairs of relations."""
         turned = pairs[pairs["first"] != pairs["second"]]
         relation = np.concatenate([pairs["first"], turned["second"]])
@@ -207,9 +206,7 @@ def _sum_by_key(first: Counted, second: Counted) -> Counted:
     return keys, np.bincount(inverse, np.concatenate([first[1], second[1]])).astype(np.int64)
 
 
-def _combinations(
-    rows: np.ndarray, first: np.ndarray, num: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _combinations(rows: Ids, first: Ids, num: Ids) -> Iterator[tuple[Ids, Ids]]:
     """Yield each row with each of its places first, first + 1, ..., first + num - 1, in bounded pieces."""
     ends = np.cumsum(num)
     begin = 0
@@ -223,9 +220,7 @@ def _combinations(
         begin = end
 
 
-def _count_combinations(
-    relations: np.ndarray, rows: np.ndarray, first: np.ndarray, num: np.ndarray, num_relations: int
-) -> Counted:
+def _count_combinations(relations: Ids, rows: Ids, first: Ids, num: Ids, num_relations: int) -> Counted:
     """Count pairs of relations over the combinations of rows and places.
 
     A key is the smaller relation times the number of relations, plus the larger one.
@@ -319,7 +314,7 @@ def _named_pair(pair: np.void, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def _count_unseen(
-    triples: NumberedTriples, new_entity: np.ndarray, new_relation: np.ndarray
+    triples: NumberedTriples, new_entity: Mask, new_relation: Mask
 ) -> dict[str, dict[str, int]]:
     """Count entities and relations of valid, test and both that train lacks, and triples that have one."""
 
@@ -359,9 +354,7 @@ def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[s
         return {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
 
 
-def _sizes_of_alone(
-    triples: NumberedTriples, again: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _sizes_of_alone(triples: NumberedTriples, again: Mapping[str, Mask]) -> tuple[Ids, Ids]:
     """Count by relation the triples that share their pair with none: (2, R) as overlaps(), (R,) of train."""
     num_relations = triples.num_relations
     sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)

@@ -107,24 +107,21 @@ def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
 
 def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Follow the most shared ranges; ties by one keyed word for each step."""
-    is_left = np.ones((num_ranges, num_ranges), bool)
-    draws = words(key, np.arange(num_ranges**2, dtype=np.int64))
+    left = dict.fromkeys(divmod(place, num_ranges) for place in range(num_ranges**2))
     walk: list[tuple[int, int]] = []
-    for step in range(num_ranges**2):
+    for draw in words(key, np.arange(num_ranges**2, dtype=np.int64)).tolist():
         near: list[tuple[int, int]] = []
         if walk:
             i, j = walk[-1]
             # Both ranges are there for these: nothing is loaded.
-            near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if is_left[pair]]
+            near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if pair in left]
             if not near:
                 lines = [(row, column) for row in (i, j) for column in range(num_ranges)]
                 both = dict.fromkeys([*lines, *((tail, head) for head, tail in lines)])
-                near = [pair for pair in both if is_left[pair]]
-        if not near:
-            near = [(int(i), int(j)) for i, j in np.argwhere(is_left)]
-        pair = near[int(draws[step] % np.uint64(len(near)))]
-        is_left[pair] = False
-        walk.append(pair)
+                near = [pair for pair in both if pair in left]
+        near = near or list(left)
+        walk.append(near[draw % len(near)])
+        del left[walk[-1]]
     return walk
 
 

@@ -15,7 +15,7 @@ def is_first(values: np.ndarray) -> np.ndarray:
 
 
 def sorted_distinct(values: np.ndarray, kind: Literal["stable"] | None = None) -> np.ndarray:
-    """Return the distinct numbers of an array in ascending order; ``"stable"`` merges a few ascending runs."""
+    """Return the distinct numbers of an array in ascending order; ``"stable"`` merges ascending runs."""
     # numpy.unique without its further results hashes since numpy 2.3: 20 times as slow on random 64-bit keys.
     values = np.sort(values, kind=kind)
     return values[is_first(values)]
