@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -244,13 +245,12 @@ def measure_quality(
 ) -> Quality:
     """Measure the quality of a data set, with so much memory for the triples that are sorted at a time."""
     splits, num_relations = triples.splits, triples.num_relations
-    again = _again(triples, bucket_bytes, num_workers)
+    again, sizes, uses = _again(triples, bucket_bytes, num_workers)
     num_again = int(sum(mask.sum() for mask in again.values()))
     # The buckets of a round are measured side by side, in the memory of one.
     num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
     overlaps = [_NOTHING] * 2
-    sizes, uses = _sizes_of_alone(triples, again)
     duplicates = dict.fromkeys(SPLITS, 0)
     num_triples = {split: len(heads) for split, (heads, _, _) in splits.items()}
     in_valid = np.zeros(num_triples[TEST], bool)
@@ -330,43 +330,40 @@ def _count_unseen(
     return {VALID: count(VALID), TEST: count(TEST), "valid_and_test": count(VALID, TEST)}
 
 
-def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[str, np.ndarray]:
-    """Return for each triple of each split whether its pair of entities may occur again, (n,) bool."""
+def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> tuple[dict[str, Mask], Ids, Ids]:
+    """Return for each triple of each split whether its pair of entities may occur again, (n,) bool.
+
+    And, by relation, the number of the others: (2, R) as :meth:`TripleIndex.overlaps`, and (R,) of train.
+    """
     num_triples = sum(len(heads) for heads, _, _ in triples.splits.values())
     # Two to four bytes of four counters each: 6 to 12 % of the triples alone meet another's counter.
     num_bytes = 1 << max(6, min((2 * num_triples).bit_length(), max_bytes.bit_length() - 1))
     counters = np.zeros(num_bytes, np.uint8)
     bounds = np.linspace(0, num_bytes, num_workers + 1).astype(np.int64).tolist()
+    num_relations, lock = triples.num_relations, Lock()
+    sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)
 
     def count(first: int, end: int) -> None:
         for split in SPLITS:
             for _, (heads, _, tails) in _pieces(triples.splits[split]):
                 count_pairs(heads.astype(np.int64), tails.astype(np.int64), first, end, counters)
 
-    def look(piece: tuple[int, Triples]) -> np.ndarray:
-        heads, _, tails = piece[1]
-        return occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
+    def look(split: str, piece: tuple[int, Triples]) -> Mask:
+        heads, relations, tails = piece[1]
+        again = occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
+        counts = np.bincount(relations[~again], minlength=num_relations)
+        loops = np.bincount(relations[~again & (heads == tails)], minlength=num_relations)
+        with lock:
+            sizes[:] += [counts - loops, counts]
+            uses[:] += counts * (split == TRAIN)
+        return again
 
     with ThreadPoolExecutor(num_workers) as threads:
         # Each thread counts in a range of its own: two could not change one byte at a time.
         list(threads.map(count, bounds[:-1], bounds[1:]))
-        masks = {split: threads.map(look, _pieces(triples.splits[split])) for split in SPLITS}
-        return {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
-
-
-def _sizes_of_alone(triples: NumberedTriples, again: Mapping[str, Mask]) -> tuple[Ids, Ids]:
-    """Count by relation the triples that share their pair with none: (2, R) as overlaps(), (R,) of train."""
-    num_relations = triples.num_relations
-    sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)
-    for split in SPLITS:
-        for start, (heads, relations, tails) in _pieces(triples.splits[split]):
-            alone = ~again[split][start : start + len(heads)]
-            counts = np.bincount(relations[alone], minlength=num_relations)
-            loops = np.bincount(relations[alone & (heads == tails)], minlength=num_relations)
-            sizes += [counts - loops, counts]
-            if split == TRAIN:
-                uses += counts
-    return sizes, uses
+        masks = {split: threads.map(partial(look, split), _pieces(triples.splits[split])) for split in SPLITS}
+        again = {split: np.concatenate([np.zeros(0, bool), *parts]) for split, parts in masks.items()}
+    return again, sizes, uses
 
 
 _Bucket = tuple[dict[str, np.ndarray], TripleIndex, tuple[Counted, Counted, np.ndarray]]
