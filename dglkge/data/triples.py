@@ -110,10 +110,7 @@ class TripleFile:
             ``file:line``.
         """
         for block in self.blocks():
-            arrays = self.arrays(block)
-            for role, array in arrays.items():
-                arrays[role] = array.dictionary_encode() if pa.types.is_string(array.type) else array
-            yield pd.DataFrame({role: array.to_pandas() for role, array in arrays.items()})
+            yield pa.table(self.arrays(block)).to_pandas(strings_to_categorical=True)
 
     def blocks(self) -> Iterator[Block]:
         """Read the file; raises InputError if it is missing, empty or damaged."""

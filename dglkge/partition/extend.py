@@ -90,7 +90,7 @@ def extend_dataset(
         raise InputError(f"the data set has an edge set {name!r} already ({known}); give another --name")
     files = {TRAIN: [TripleFile(path, columns or Columns(), delimiter) for path in inputs]}
     known_times = dataset.relations.times
-    triples = ingest(table_chunks(files, lambda path: lambda position: None), known_times=known_times)
+    triples = ingest(table_chunks(files, lambda path, position: None), known_times=known_times)
     if bool(triples.times) != bool(known_times):
         having, lacking = ("data set", "input") if known_times else ("input", "data set")
         fault = f"the triples of the {having} have times, and those of the {lacking} have none"

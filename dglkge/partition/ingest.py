@@ -48,8 +48,8 @@ Chunks = Mapping[str, Iterable[Chunk | Callable[[], Chunk]]]
 Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
-Watch = Callable[[Path], Callable[[int], None]]
-"""Returns, for a file, the function to call with the number of its bytes read so far."""
+Watch = Callable[[Path, int], None]
+"""Called with a file and the number of its bytes read so far."""
 
 MIN_RELATIONS = 10
 """With fewer distinct values in the column of relations, nothing is suspicious."""
@@ -165,12 +165,11 @@ def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chu
 
     def chunks(split_files: Sequence[TripleFile]) -> Iterator[Callable[[], Chunk]]:
         for file in split_files:
-            report = watch(file.path)
             for block in file.blocks():
                 yield partial(file.arrays, block)
-                report(block.position)
+                watch(file.path, block.position)
             # Empty lines at the end are in no block.
-            report(file.path.stat().st_size)
+            watch(file.path, file.path.stat().st_size)
 
     return {split: chunks(split_files) for split, split_files in files.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,16 @@ def show_line(progress: bool | None, message: str) -> None:
 def reading_progress(files: Sequence[Path], progress: bool | None) -> Iterator[Watch]:
     """Show one bar over the bytes of all files; None: where stderr is a terminal.
 
-    Yields a function that returns, for a file, the function to call with the number of its bytes read so far.
+    Yields the function to call with a file and the number of its bytes read so far.
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
     with tqdm(total=total, unit="B", unit_scale=True, desc="reading", disable=not shows(progress)) as bar:
 
-        def watch(path: Path) -> Callable[[int], None]:
-            def on_bytes(position: int) -> None:
-                done[path] = position
-                # tqdm counts increments, while readers report positions.
-                bar.update(sum(done.values()) - bar.n)
-
-            return on_bytes
+        def watch(path: Path, position: int) -> None:
+            done[path] = position
+            # tqdm counts increments, while readers report positions.
+            bar.update(sum(done.values()) - bar.n)
 
         yield watch
 

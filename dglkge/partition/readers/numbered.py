@@ -135,7 +135,7 @@ def _read_ogb(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     splits, candidates = {}, {}
     for split, path in files.items():
         content = _load_arrays(path)
-        watch(path)(path.stat().st_size)
+        watch(path, path.stat().st_size)
         columns = [np.asarray(content[role], np.int64) for role in ("head", "relation", "tail")]
         for place, role in ((0, "head"), (2, "tail")):
             if f"{role}_type" in content:
