@@ -183,6 +183,11 @@ def is_number(text: str) -> bool:
     return True
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text is an integer from 0 on that fits into 64 bits."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS
+
+
 def parse_delimiter(text: str) -> str:
     """Parse the ``--delimiter`` option: one character, or its name; else InputError."""
     delimiter = _DELIMITER_NAMES.get(text, text)
