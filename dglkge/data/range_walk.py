@@ -132,27 +132,18 @@ def _random(num_ranges: int, key: int) -> list[tuple[int, int]]:
 
 def _hilbert(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Walk along the curve of the smallest power of two."""
-    size = 1 << (num_ranges - 1).bit_length()
-    points = (_on_hilbert_curve(size, place) for place in range(size * size))
-    return [(x, y) for x, y in points if x < num_ranges and y < num_ranges]
+    curve = _hilbert_curve(1 << (num_ranges - 1).bit_length())
+    return [(x, y) for x, y in curve if x < num_ranges and y < num_ranges]
 
 
-def _on_hilbert_curve(size: int, place: int) -> tuple[int, int]:
-    """Return the cell at a place of the curve: from each pair of bits of the place, smallest square first."""
-    x = y = 0
-    side = 1
-    while side < size:
-        right = (place // 2) & 1
-        up = (place ^ right) & 1
-        if not up:
-            # The lower squares hold the curve mirrored at a diagonal.
-            if right:
-                x, y = side - 1 - x, side - 1 - y
-            x, y = y, x
-        x, y = x + side * right, y + side * up
-        place //= 4
-        side *= 2
-    return x, y
+def _hilbert_curve(size: int) -> list[tuple[int, int]]:
+    """Return the cells of a square in the curve's order: four smaller curves, the lower ones mirrored."""
+    if size == 1:
+        return [(0, 0)]
+    half = size // 2
+    quarter = _hilbert_curve(half)
+    upper = [(x + right, y + half) for right in (0, half) for x, y in quarter]
+    return [(y, x) for x, y in quarter] + upper + [(size - 1 - y, half - 1 - x) for x, y in quarter]
 
 
 WALKS: Mapping[str, Callable[[int, int], list[tuple[int, int]]]] = {
