@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array, load_edges
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.data.sorted_arrays import place_by_group
@@ -138,7 +137,7 @@ class BucketFiles:
         for parent in (layout.part_path(self.part), self.spare):
             folder = self._folder(parent)
             try:
-                recorded = load_json(folder / dataset_files.BUCKETS_OF)
+                recorded = dataset_files.load_json(folder / dataset_files.BUCKETS_OF)
                 if recorded != made_of:
                     raise InputError(f"{folder} was made of other files: {recorded}, expected {made_of}")
                 shape = (self.sets.num_sets, len(self.pairs), self.num_ranges, self.num_ranges)

@@ -80,14 +80,13 @@ class Direction:
         # The first key of each relation begins a query, also where the entity is that of the key before.
         begins = self.starts[:-1][np.diff(self.starts) > 0]
         for start in range(0, len(self.keys), _CHUNK_ROWS):
-            # One key of the chunk before, to compare with.
-            before = max(start - 1, 0)
-            entities = self.keys[before : start + _CHUNK_ROWS] >> _LOW_BITS
-            is_new = np.concatenate([[start == 0], entities[1:] != entities[:-1]])
+            entities = self.keys[start : start + _CHUNK_ROWS] >> _LOW_BITS
+            is_new = is_first(entities)
+            # The first key may go on with the query of the chunk before.
+            is_new[0] = start == 0 or entities[0] != self.keys[start - 1] >> _LOW_BITS
             inside = slice(*np.searchsorted(begins, [start, start + _CHUNK_ROWS]))
-            is_new[begins[inside] - before] = True
-            is_new[: start - before] = False
-            first.append(np.flatnonzero(is_new) + before)
+            is_new[begins[inside] - start] = True
+            first.append(np.flatnonzero(is_new) + start)
         return np.concatenate(first)
 
     def given(self, places: np.ndarray) -> np.ndarray:
