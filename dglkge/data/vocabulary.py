@@ -283,7 +283,7 @@ class RelationVocabulary:
         for id_, relation in enumerate(self.relations):
             ids.setdefault(relation.name, []).append(id_)
         # A label identifies a relation alone, while names repeat where one joins several pairs of types.
-        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if ids[r.name][1:] else r.name for r in self.relations]
+        labels = [f"{r.name} ({r.lhs} → {r.rhs})" if len(ids[r.name]) > 1 else r.name for r in self.relations]
         self._ids_of_name, self.labels = ids, Vocabulary(labels, "relation")
 
     def __len__(self) -> int:
