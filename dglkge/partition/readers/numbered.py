@@ -104,10 +104,8 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
     splits = {split: source.triples.astype(np.int32) for split, source in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
-    columns_read = Columns() if first.entities is None else None
-    reading = Reading(IdTriples(names[0], names[1], splits), first.types, columns_read, row_place)
-    reading.integer_ids = first.entities is None
-    return reading
+    triples, is_of_ids = IdTriples(names[0], names[1], splits), first.entities is None
+    return Reading(triples, first.types, Columns() if is_of_ids else None, row_place, is_of_ids)
 
 
 _ENTITIES = "nodeidx2entityid.csv.gz"
